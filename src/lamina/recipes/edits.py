@@ -1,4 +1,4 @@
-"""What a recipe says of its model: a config in place of the hub's, and edits, checked before there is a model."""
+"""The model of a recipe: a config in place of the hub's, and edits, both checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MORE_KEYS = {  # what a family's model reads of its config, though the config's
 
 
 def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
-    """Build a model's config from the settings that a recipe carries, "model_type" among them."""
+    """Return a model's config from a recipe's `architecture`; its key "model_type" names the family."""
     from transformers import AutoConfig
 
     settings = dict(architecture)
@@ -54,7 +54,7 @@ def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def check_selector(value: object) -> None:
-    """Raise ConfigError if a layer selector has none of the forms of one; the model's depth is not known yet."""
+    """Raise ConfigError unless a value is written as a layer selector; the model's depth is not known yet."""
     with suppress(LayerIndexError):
         select(value, _MANY, op="layers")
 
@@ -70,7 +70,7 @@ def _parameters(edit: str) -> dict[str, inspect.Parameter]:
 
 @cache
 def arguments_of(edit: str) -> type[BaseModel]:
-    """The arguments of an edit as a pydantic model, none of them required."""
+    """Return a pydantic model of an edit's arguments, all of them optional."""
     types: Any = {name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()}
     arguments = create_model(edit, __base__=Strict, **types)
     checks = {name: Annotated[Any, checked(check)] for name, check in _CHECKED.items()}
@@ -79,12 +79,16 @@ def arguments_of(edit: str) -> type[BaseModel]:
 
 
 def check_edit(edit: str, arguments: Mapping[str, Any]) -> None:
-    """Raise a ValidationError if an edit has an argument that does not fit, as far as that shows without a model."""
+    """Raise a ValidationError if an argument of an edit is unknown or its value is wrong in itself."""
     arguments_of(edit).model_validate(dict(arguments), strict=True)
 
 
 def is_made(edit: str, arguments: Mapping[str, Any]) -> bool:
-    """Whether an edit, which must have all it needs, is made: it is left out where its layers are None."""
+    """Return whether an edit is applied: not if its layers are None.
+
+    Raises:
+        ConfigError: If a required argument is missing.
+    """
     for name, parameter in _parameters(edit).items():
         if parameter.default is parameter.empty and name not in arguments:
             raise ConfigError(f"recipe: {edit} was given no '{name}'; it is required.")
@@ -94,7 +98,7 @@ def is_made(edit: str, arguments: Mapping[str, Any]) -> bool:
 def apply_edits(
     model: PreTrainedModel, edits: Sequence[tuple[str, Mapping[str, Any]]], *, seed: int, where: str
 ) -> None:
-    """Edit a model in place, in this order, with random numbers of the seed; `where` is named in errors."""
+    """Apply edits to a model in place and in order; random weights depend on `seed`, and errors name `where`."""
     for number, (name, arguments) in enumerate(edits):
         random = {}
         if "generator" in inspect.signature(EDITS[name]).parameters:

@@ -1,4 +1,4 @@
-"""What a recipe would train and cost: everything is built without weights, and only data that is named is read."""
+"""Estimate what a recipe would train and cost, with models that have no weights and only local data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a recipe would do, at most: early stops are not known beforehand.
+    """The estimate of a recipe: upper limits, since early stopping cannot be foreseen.
 
     Operations are 2 x parameters x tokens for a forward, and three times that where there are gradients. Embeddings,
     with which nothing is multiplied, and attention's products of tokens with tokens are left out.
@@ -61,7 +61,7 @@ class Estimate:
 def estimate(
     recipe: Recipe, *, data: str | Path | None = None, output: str | Path | None = None, **options: Any
 ) -> Estimate:
-    """Build everything that a recipe names on the meta device, and count; arguments as of `run_recipe`.
+    """Estimate the runs, steps, operations and memory of a recipe; the arguments are those of `run_recipe`.
 
     What a run would refuse at once is refused here too. Without `data`, published numbers stand for those of presets.
     """
@@ -72,7 +72,7 @@ def estimate(
     if source != OWN:
         notes.append(f"the config of {recipe.model} is {source}")
     sizes = Sizes(config)
-    planned = [_Planned(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
+    planned = [_SizedRun(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
     folder = None if output is None else Path(output)
     check_output(recipe, specs, folder)
     if source == OWN:  # else it will run where the model is
@@ -96,7 +96,7 @@ def estimate(
 
 
 def _config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
-    """The model's config, or what the recipe has in its place; and which of the two it is."""
+    """Return the model's config, or without the hub the recipe's `architecture`; and where it came from."""
     try:
         return load_config(recipe.model, revision=recipe.revision), OWN
     except ModelNotFoundError as error:
@@ -106,8 +106,8 @@ def _config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
         return config_of(recipe.architecture), GIVEN
 
 
-class _Planned:
-    """One run of a recipe, built on the meta device."""
+class _SizedRun:
+    """A `RunSpec` with the sizes of its model and data; the model is on the meta device."""
 
     reader: ReaderSize | None = None
     edits = EditSize(added=0, frozen=0, deep=True)
@@ -146,13 +146,13 @@ class _Planned:
 
     @property
     def learnt(self) -> int:
-        """Rows that are learnt from, repetitions included."""
+        """Number of training rows over all epochs."""
         whole, rest = divmod(self.steps, self.steps_per_epoch)
         return whole * self.rows["train"] + rest * self.options.step_size
 
     @cached_property
     def flops(self) -> int:
-        """Operations of the run, without those of a base that readers share; texts are written beam by beam."""
+        """Operations of the run, without the base model that readers share; generated texts count once per beam."""
         scored = self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
         if self.reader is not None:
             return self.parameters * self.tokens * (TRAINING * self.learnt + FORWARD * scored)
@@ -162,33 +162,37 @@ class _Planned:
 
 
 class _Pass(NamedTuple):
-    """Rows that some readers go through together."""
+    """Passes of the base model over the same rows that several readers share."""
 
     part: str
     task: str  # of the first of them
     steps: int
     flops: int  # of the base
     cache_bytes: int
-    runs: Sequence[_Planned]
+    runs: Sequence[_SizedRun]
 
 
 class _Kept(NamedTuple):
-    """What readers keep for the gradients of a batch of rows."""
+    """Memory that readers keep for the gradients of one batch."""
 
     bytes: int
     rows: int
 
 
-def _kept(runs: Sequence[_Planned]) -> _Kept:
-    """Of readers that go through the same rows together."""
+def _kept(runs: Sequence[_SizedRun]) -> _Kept:
+    """Return the memory for the gradients of one batch of runs that share their passes."""
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
     kept = first.model.kept(readers, first.options.max_length or first.tokens)
     return _Kept(kept.of(rows), rows)
 
 
-def _pass(part: str, runs: list[_Planned]) -> _Pass:
-    """The base runs up to the highest layer that is read, as often as for the longest run; test parts run once."""
+def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
+    """Return the shared passes of some runs over one split.
+
+    The base model runs up to the highest layer that is read, for as many epochs as the longest run. The test split is
+    read once.
+    """
     first, longest = runs[0], max(runs, key=lambda run: run.epochs)
     readers = [run.reader for run in runs if run.reader is not None]
     deepest: dict[str, int] = {}
@@ -202,9 +206,9 @@ def _pass(part: str, runs: list[_Planned]) -> _Pass:
     return _Pass(part, first.spec.task, longest.steps, flops, cache_bytes, runs)
 
 
-def _passes(planned: Iterable[_Planned]) -> list[_Pass]:
-    """Every set of rows with its readers: those of one repeat learn together, and all validate together."""
-    passes: dict[tuple[str, ...], list[_Planned]] = {}
+def _passes(planned: Iterable[_SizedRun]) -> list[_Pass]:
+    """Group the runs that share passes: runs of one repeat train together, and all runs of a task validate together."""
+    passes: dict[tuple[str, ...], list[_SizedRun]] = {}
     for run in planned:
         recipe, spec = run.recipe, run.spec
         task = recipe.tasks[spec.task]
@@ -217,8 +221,8 @@ def _passes(planned: Iterable[_Planned]) -> list[_Pass]:
     return [_pass(part, runs) for (part, *_), runs in passes.items()]
 
 
-def _rows(planned: Iterable[_Planned]) -> list[dict[str, Any]]:
-    """One row per task, method and setting."""
+def _rows(planned: Iterable[_SizedRun]) -> list[dict[str, Any]]:
+    """Return a row per task, method and setting, with the number of its runs and their sizes."""
     rows: dict[str, dict[str, Any]] = {}
     for run in planned:
         shared = {"task": run.spec.task, "method": run.spec.settings["method"], "settings": grid_of(run.spec)}
@@ -229,8 +233,8 @@ def _rows(planned: Iterable[_Planned]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _task_row(name: str, runs: list[_Planned], passes: Iterable[_Pass]) -> dict[str, Any]:
-    """Rows to learn from and to validate on, as the model reads them; tokens of each, and tokens to write."""
+def _task_row(name: str, runs: list[_SizedRun], passes: Iterable[_Pass]) -> dict[str, Any]:
+    """Return a row about one task: training and validation rows, tokens per row and per generated text, steps."""
     first, together = runs[0], [shared.steps for shared in passes if (shared.part, shared.task) == ("train", name)]
     return {
         "task": name,
@@ -246,8 +250,8 @@ def _task_row(name: str, runs: list[_Planned], passes: Iterable[_Pass]) -> dict[
     }
 
 
-def _memory(recipe: Recipe, planned: list[_Planned]) -> int:
-    """Bytes of weights, gradients and moments of all that is trained at once."""
+def _memory(recipe: Recipe, planned: list[_SizedRun]) -> int:
+    """Return the bytes of weights, gradients and optimizer moments of everything that is trained at the same time."""
     moments = planned[0].options.moments
     if recipe.methods:
         return STATE_BYTES * max(run.parameters + (1 + moments) * run.trained for run in planned)
@@ -257,7 +261,7 @@ def _memory(recipe: Recipe, planned: list[_Planned]) -> int:
 
 
 def readable(count: float) -> str:
-    """A number with three digits and the letter of its thousands: 1.23 G."""
+    """Return a number with three digits and a unit prefix, such as "1.23 G"."""
     power = 0 if count < 1000 else min(int(math.log10(count) / 3 + 1e-9), 8)
     power += power < 8 and count / 1000**power >= 999.5  # which three digits round to the next thousand
     return f"{count / 1000**power:.3g} {' kMGTPEZY'[power]}".strip()
@@ -267,7 +271,10 @@ _MEASURED = 2000  # texts whose length is measured
 
 
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
-    """What is known of a recipe's tasks, sizes too, and those with data; without a folder presets are as published."""
+    """Return the outlines of a recipe's tasks with their sizes, and the tasks whose data was read.
+
+    Without a data folder the published sizes of presets are used, and their data is not read.
+    """
     local = {name: body for name, body in recipe.tasks.items() if data is not None or body.preset is None}
     tasks = load_tasks(recipe.model_copy(update={"tasks": local}), data)
     outlines: dict[str, TaskOutline] = {}
@@ -304,7 +311,7 @@ def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: i
 
 
 def _measured(task: Task) -> TaskOutline:
-    """Of a task that was read; words stand for tokens, of which there are about a third more."""
+    """Return the outline of a task from its data; a text has about 4/3 as many tokens as words."""
     train = task.split("train")
     words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))
     for row in texts if kind_of(task.kind).processor == "tokenizer" else ():

@@ -1,4 +1,4 @@
-"""From a recipe to every single run: each task, reader or method, setting, seed and repeat."""
+"""Expand a recipe into its runs: one `RunSpec` per task, reader or method, setting, seed and repeat."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def expand_recipe(
     recipe: Recipe, options: Mapping[str, Any], tasks: Mapping[str, ReadTask] | None = None
 ) -> dict[str, RunSpec]:
-    """Every single run of a recipe, in its order, with `options` of `lamina.fit` in place of its `fit`.
+    """Return every run of a recipe by name, in its order; `options` of `lamina.fit` replace those of its `fit`.
 
     Its name is "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several; its settings
     are "method", the values of the grid, "seed", and with a subsample "repeat". Heads get the labels of `tasks`; None:
@@ -68,7 +68,7 @@ def expand_recipe(
 
 
 def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:
-    """A run per setting, seed and repeat; every repeat has a seed of its own."""
+    """Yield a run per setting, seed and repeat; every repeat has a different seed."""
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample
         count = 1 if subsample is None else subsample.repeats
@@ -109,12 +109,18 @@ def _of_method(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
 
 
 def grid_of(spec: RunSpec) -> dict[str, Any]:
-    """The settings of a run that come from a grid."""
+    """Return the settings of a run that come from a grid."""
     return {key: value for key, value in spec.settings.items() if key not in ("method", "seed", "repeat")}
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
-    """Add values by key, in full or short, to the grid of every reader or method that has it, in place of its own."""
+    """Return a recipe with the values of a sweep in the grid of every reader or method that has the key.
+
+    Keys may be short ("alpha" for "fusion.alpha"). Values replace those that a grid has for the key.
+
+    Raises:
+        UnknownNameError: If no reader or method has a key.
+    """
     given = recipe.model_dump(exclude_unset=True)
     places: list[Any] = [(method, given["methods"][name], method.keys()) for name, method in recipe.methods.items()]
     for name, task in recipe.tasks.items():
@@ -130,7 +136,7 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
 
 
 def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
-    """Values of `key=value,value` texts: numbers where they are numbers, lists in brackets."""
+    """Return the values of texts such as "fusion.dim=32,64", by key; lists are in brackets."""
     sweeps: dict[str, list[Any]] = {}
     for text in given:
         key, _, values = text.partition("=")
@@ -148,7 +154,7 @@ def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def _number(value: Any) -> Any:
-    """A number that YAML reads as a text, as it does 1e-3."""
+    """Return a text that is a number as a float, since YAML reads 1e-3 as text; all other values unchanged."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value

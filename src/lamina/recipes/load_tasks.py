@@ -1,4 +1,4 @@
-"""The tasks of a recipe, with their data."""
+"""Load the tasks of a recipe with their data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task
 
 
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
-    """The tasks of a recipe with their data, as `repeats` gives them; what several have in common is read once."""
+    """Return the tasks of a recipe with their data, a list per task as `repeats` makes it.
+
+    Data that several tasks share is read once. `data` is the folder of the files; None: presets come from the hub.
+    """
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
     for name, body in recipe.tasks.items():
@@ -41,7 +44,7 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
 
 
 def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
-    """Raise ConfigError if a task does not have the part that the recipe scores."""
+    """Raise ConfigError if a task does not have the split on which the recipe evaluates."""
     if recipe.evaluate is not None and recipe.evaluate not in parts:
         raise ConfigError(
             f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "
@@ -50,7 +53,7 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
-    """Read the data of one task of a recipe, without its subsamples."""
+    """Return one task of a recipe with its data, before subsampling."""
     own = {"limit", "limit_validation", "label_all_tokens", "image_size"}
     given: dict[str, Any] = recipe.model_dump(include=own)
     limit = given.pop("limit_validation") if recipe.hold_out else None  # of what is held out
@@ -79,13 +82,13 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
 
 
 def _set_aside(recipe: TaskRecipe) -> bool:
-    """Whether the data have no validation part, so that a tenth of the training rows is one already."""
+    """Return whether the data have no validation split, so that a tenth of the training rows is already used as one."""
     own = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
     return "validation" not in own
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
-    """The task itself, or a copy per repeat with the rows of its subsample; repeat r has the seed r."""
+    """Return a list with the task, or with a copy per repeat of its subsample; repeat r is drawn with seed r."""
     sample = recipe.subsample
     if sample is None:
         return [task]

@@ -1,4 +1,4 @@
-"""How large models, their edits and their readers are, counted on the meta device: no weights, no memory."""
+"""Sizes of models, of their edits and of their readers, counted on the meta device, which needs no memory."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IN_PLACE = ("insert", "reinit", "freeze")  # edits after which the blocks are w
 
 
 class EditSize(NamedTuple):
-    """What edits do to a model, whatever the number of its classes."""
+    """The effect of edits on a model's size."""
 
     added: int  # parameters that it has more
     frozen: int  # parameters that are not trained
@@ -42,7 +42,7 @@ class EditSize(NamedTuple):
 
 
 class ReaderSize(NamedTuple):
-    """What a reader has and reads."""
+    """The size of a reader and the layers that it reads."""
 
     parameters: int  # all of them are trained
     stack: str
@@ -53,7 +53,7 @@ class ReaderSize(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModelSize:
-    """A model on the meta device, and where its parameters are; embeddings count only in `parameters`.
+    """A model on the meta device with the sizes of its parts; embeddings count only in `parameters`.
 
     Its edits and readers, of which a recipe has few shapes for its many runs, are each built once.
     """
@@ -66,12 +66,12 @@ class ModelSize:
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
-        """Stack -> parameters of each block, as often as it is run; none of such as a convolutional network."""
+        """Parameters of each block, by stack; a block that runs twice counts twice. {} for convolutional networks."""
         return {name: [_active([block]) for block in stack.blocks] for name, stack in self._stacks.items()}
 
     @cached_property
     def rest(self) -> int:
-        """Parameters outside the blocks."""
+        """Number of parameters outside the blocks."""
         return _active([self.model]) - _active(block for stack in self._stacks.values() for block in stack.blocks)
 
     @cached_property
@@ -82,19 +82,19 @@ class ModelSize:
             return {}
 
     def row(self, tokens: int, target: int) -> int:
-        """Parameters times tokens of a pass over one row; what follows the encoder reads the target, if any."""
+        """Return parameters times tokens of a pass over one row; parts after the encoder read the target, if any."""
         first, *others = [sum(blocks) for blocks in self.blocks.values()] or [0]
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
 
     def up_to(self, deepest: Mapping[str, int]) -> int:
-        """Parameters that a token meets in a pass that ends after the highest layer of each stack that is read."""
+        """Return the parameters that a token passes up to the highest layer that is read in each stack."""
         names = list(self.blocks)
         last = max(deepest, key=names.index)
         before = names[: names.index(last)]
         return sum(sum(self.blocks[name]) for name in before) + sum(self.blocks[last][: deepest[last]])
 
     def edited(self, edits: Sequence[tuple[str, Any]], *, where: str) -> EditSize:
-        """What edits do to the model, which stays as it is; `where` is named in errors."""
+        """Return the effect of edits, tried on a copy of the model; `where` is named in errors."""
         of_head = any(isinstance(given.get("train"), list) for _, given in edits)  # which may be frozen, or in part
         key = json.dumps([edits, self.parameters if of_head else None])
         if key not in self._edits:
@@ -111,13 +111,13 @@ class ModelSize:
 
     @cached_property
     def _layered(self) -> list[str]:
-        """Paths of what belongs to layers, each with a dot behind."""
+        """Paths of the modules that belong to layers, each ending with a dot."""
         paths = {module: path for path, module in by_path(self.model).items()}
         modules = [module for stack in self._stacks.values() for module in (*stack.run, *stack.blocks)]
         return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
 
     def reader(self, reader: Reader) -> ReaderSize:
-        """What a reader of the model has and reads."""
+        """Return the size of a reader of this model."""
         key = replace(reader, seed=0)
         if key not in self._readers:
             name = reader.stack or tower_for(stacks(self.model), reader.head.inputs)
@@ -128,7 +128,7 @@ class ModelSize:
         return self._readers[key]
 
     def kept(self, readers: Sequence[ReaderSize], tokens: int) -> KeptBytes:
-        """What readers of one pass keep for the gradients of rows of so many tokens, without their losses."""
+        """Return the memory that readers of one pass keep for the gradients of rows with `tokens` tokens each."""
         key = (tuple(id(reader.module) for reader in readers), tokens)
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
@@ -141,13 +141,13 @@ _models: dict[tuple[str, str], dict[int, ModelSize]] = {}
 
 
 class Sizes:
-    """The models that a config gives, which stays as it is."""
+    """Builds models from one config and caches their sizes; the config is not changed."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config, self._key = config, config.to_json_string(use_diff=False)
 
     def model(self, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
-        """A model with the head of an auto class of transformers; without labels it has the config's classes."""
+        """Return a model with the head of an auto class of transformers and these labels; none: those of the config."""
         built = _models.setdefault((self._key, auto_class), {})
         if len(labels) not in built:
             config = copy.deepcopy(self.config)
@@ -164,7 +164,7 @@ class Sizes:
 
 
 def _active(modules: Iterable[nn.Module]) -> int:
-    """Parameters of modules, each once, that are more than looked up."""
+    """Return the number of parameters of modules, each counted once, without embeddings."""
     parts = [part for module in modules for part in module.modules() if not isinstance(part, nn.Embedding)]
     unique = {id(parameter): parameter.numel() for part in parts for parameter in part.parameters(recurse=False)}
     return sum(unique.values())

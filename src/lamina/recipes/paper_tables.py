@@ -29,7 +29,7 @@ _MANY = 10_000  # layers: a selector that names so many goes up to the top, wher
 
 
 def _axis(given: Any) -> Any:
-    """From "insert.layers", {"count": "insert.layers"} or {"task": {"sst2-10": "10 %"}}."""
+    """Return an axis from "insert.layers", {"count": "insert.layers"} or {"task": {"sst2-10": "10 %"}}."""
     if isinstance(given, str):
         return {"key": given}
     if isinstance(given, dict) and len(given) == 1 and "key" not in given:
@@ -51,7 +51,7 @@ class _Axis(Strict):
     names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> what is shown; null: left out
 
     def find(self, place: Coordinates) -> Any:
-        """The value at a place, as it is shown; or ABSENT or LEFT_OUT."""
+        """Return the value of this axis for a run, as it is shown; ABSENT or LEFT_OUT if it is not shown."""
         value = place.get(self.key, ABSENT)
         if value is ABSENT:
             return ABSENT
@@ -76,7 +76,7 @@ def _count(selector: Any) -> int:
 
 
 def text(value: Any) -> str:
-    """A value of an axis, as it stands in rows and columns."""
+    """Return a value of an axis as the text of a row or column."""
     return "none" if value is None else str(value)
 
 
@@ -150,7 +150,7 @@ def place_of_x(axis: _Axis, place: Coordinates) -> Any:
 
 
 def label(axes: Sequence[_Axis], place: Coordinates) -> str | None:
-    """The name of a row or a column; None if it is left out."""
+    """Return the name of a row or column; None if it is left out."""
     parts = [axis.find(place) for axis in axes]
     return None if LEFT_OUT in parts else ", ".join(text(part) for part in parts if part is not ABSENT)
 
@@ -185,7 +185,7 @@ def places(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
 
 
 def cells_of(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
-    """The names of a table's rows and columns, as its runs will fill them."""
+    """Return the names of a table's rows and columns that the recipe's runs will fill."""
     found = list(places(recipe, {axis.key for axis in (*table.rows, *table.columns)}))
     names = ([label(axes, place) for place in found] for axes in (table.rows, table.columns))
     rows, columns = ([name for name in dict.fromkeys(side) if name is not None] for side in names)
@@ -193,7 +193,7 @@ def cells_of(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
 
 
 def column_of(column: str, metric: str, table: TableRecipe) -> str:
-    """The name of a column, with the metric where there are several."""
+    """Return the name of a column, with the metric if there are several."""
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
 
 
@@ -277,7 +277,7 @@ Rows = list[dict[str, Any]]
 
 
 def pivot(recipe: Recipe, table: Rows, history: Rows, order: Sequence[str]) -> Report:
-    """What the recipe's `table` and `figure` show of its runs.
+    """Return the tables and figures of a recipe, filled from its runs.
 
     Args:
         recipe: The recipe.
@@ -356,7 +356,7 @@ def _best(recipe: Recipe, rows: Rows, axes: Sequence[Axis]) -> tuple[Rows, dict[
 
 
 def _values(row: Mapping[str, Any], metric: str, part: str) -> list[float]:
-    """The scores of a row's runs."""
+    """Return the scores of a row's runs."""
     if metric == PARAMETERS:
         return [float(row[PARAMETERS])]
     key = "score" if part == "validation" else "test"

@@ -1,4 +1,4 @@
-"""What a run would refuse in its first seconds, found by a dry run without weights."""
+"""Checks before a run: output folder, device, edits and model, all without weights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ROWS = 8  # of a task that are encoded
 
 
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Raise an error unless runs could save to the folder, which is left as it is, and to the cache."""
+    """Raise an error unless the runs could write to the output folder and to the cache; nothing is written."""
     alone = recipe.separately or recipe.methods
     with nullcontext() if folder is None else claimed(folder) if alone else claimed_output(dict(specs), folder):
         for spec in specs.values():
@@ -47,13 +47,13 @@ def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | No
 
 
 def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Raise an error unless this machine has what the options of each run ask for."""
+    """Raise an error unless this machine has the device that each run's options name."""
     for spec in specs.values():
         check_device(FitOptions.of(spec.options), folder)
 
 
 def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[TaskLike]]) -> None:
-    """Raise an error unless the edits of every run can be made, tried without weights.
+    """Raise an error unless the edits of every run can be applied, by trying them on models without weights.
 
     A model that was edited before is not built from its config alone, and is left out.
     """
@@ -69,7 +69,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
 
 
 class _Subject(NamedTuple):
-    """As much of what is trained as encoding needs."""
+    """The model and processor of a run, which is all that encoding needs."""
 
     base: PreTrainedModel
     processor: Any
@@ -81,7 +81,7 @@ def check_model(
     models: Mapping[str, PreTrainedModel],
     tasks: Mapping[str, list[Task]],
 ) -> None:
-    """Raise an error unless the model's files are whole and it can take the options and the first rows of each run.
+    """Raise an error unless the model's files are complete and fit the options and the first rows of each run.
 
     `models` are those of the runs, without weights; of `tasks` there are those whose data is read.
     """

@@ -1,4 +1,4 @@
-"""The file `report.json` of a run: its tables and figures, ready to be printed and drawn without the recipe."""
+"""The file `report.json` of a run: its tables and figures, which can be printed and drawn without the recipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Printed = dict[str, dict[str, _Number]]
 
 @dataclass(frozen=True)
 class Cell:
-    """What a method came to, in units of the scale: the mean over all runs of the best setting."""
+    """A cell of a table: the mean score of a method over all runs of its best setting, times the table's scale."""
 
     row: str
     column: str
@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve, as a cell of a table; `x` is None where a method has none and is a line across."""
+    """A point of a curve, with the same fields as a cell of a table. `x` is None for a method that is a line across."""
 
     facet: str
     series: str
@@ -55,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PivotTable:
-    """A table in the rows and columns of a paper; a cell that no run filled is not in `cells`."""
+    """A table with the rows and columns of a paper. Cells without a run are missing from `cells`."""
 
     title: str
     part: str
@@ -72,7 +72,7 @@ class PivotTable:
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure: points of several series, perhaps in several panels."""
+    """A figure: points of several series, in one or several panels."""
 
     title: str
     part: str
@@ -86,7 +86,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Report:
-    """All tables and figures of a run; `files` are those that were drawn and written from them."""
+    """All tables and figures of a run; `files` are the files that `lamina report` wrote from them."""
 
     tables: list[PivotTable]
     figures: list[Curves]
@@ -95,12 +95,12 @@ class Report:
 
 
 def write_report_file(path: Path, report: Report) -> None:
-    """Write `report.json`, whole or not at all."""
+    """Write a report as JSON; an older file is replaced whole or not at all."""
     write_text(path, json.dumps(asdict(report), indent=1))
 
 
 def read_report_file(folder: Path) -> Report:
-    """Read the `report.json` of a folder; StoreError if it is missing, damaged or of another version."""
+    """Return the report of a folder; raise StoreError if its file is missing, damaged or of another version."""
     if not is_file(path := folder / REPORT):
         what = "lamina train writes one beside its tables"
         raise StoreError(f"report: {folder} holds no {REPORT}; {what}. Give the output folder of a recipe.")

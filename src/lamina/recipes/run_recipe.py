@@ -61,7 +61,7 @@ _OF_EACH = ("rows", "importances", "history", "steps", "seconds", "truncated")  
 
 @dataclass(frozen=True)
 class Run:
-    """What a recipe gave.
+    """The results of a recipe.
 
     Rows have their settings, every validation score at the best epoch, and with `evaluate: test` every test score
     ("test" by the task's metric, "test_f1" and so on).
@@ -87,7 +87,7 @@ def run_recipe(
     ray: str | None = None,
     **options: Any,
 ) -> Run:
-    """Train what a recipe says.
+    """Train the readers or fine-tune the models of a recipe.
 
     Args:
         recipe: From `load_recipe`.
@@ -174,7 +174,7 @@ def _files(run: Run, folder: Path | None) -> Files:
 
 @dataclass(frozen=True)
 class _Session:
-    """What all runs of a recipe share: their data, read and encoded once, and their folder."""
+    """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder."""
 
     recipe: Recipe
     tasks: dict[str, list[Task]]
@@ -182,7 +182,7 @@ class _Session:
     encodings: Encodings = field(default_factory=dict)
 
     def expand(self, options: dict[str, Any]) -> dict[str, RunSpec]:
-        """Every single run of the recipe, by name."""
+        """Return every run of the recipe, by name."""
         return expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
 
     def train(self, specs: dict[str, RunSpec], *, output: Path | None = None, own: Separate | None = None) -> Run:
@@ -218,7 +218,7 @@ class _Session:
         return run
 
     def _run(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> Run:
-        """What a training run gave, in the words of the recipe."""
+        """Return the results of a training run with the tasks, methods and settings of the recipe."""
         rows = []
         for row in result.table:
             name, metric = row["reader"], row["metric"]
@@ -236,7 +236,7 @@ class _Session:
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
     def separate(self, specs: dict[str, RunSpec]) -> Separate | None:
-        """The files of runs that are trained each by itself."""
+        """Return the folder of runs that are trained separately; None without an output folder."""
         return None if self.folder is None else Separate(self.recipe, self.folder, specs, self.tasks)
 
     def apart(self, specs: dict[str, RunSpec], given: bytes | None, **how: Any) -> Run:
@@ -257,13 +257,13 @@ class _Session:
         return self._joined(specs, states, failures)
 
     def alone(self, specs: dict[str, RunSpec], own: Separate | None, name: str) -> dict[str, Any]:
-        """Train one by itself, from its own checkpoint if there is one."""
+        """Train one run separately, from its checkpoint if there is one, and return its results as JSON."""
         logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
         run = self.train({name: specs[name]}, own=own)
         return {key: getattr(run, key) for key in _OF_EACH}
 
     def _joined(self, specs: dict[str, RunSpec], states: list[dict[str, Any]], failures: list[Failure]) -> Run:
-        """What runs by themselves gave, as one; of those that failed nothing is in the tables."""
+        """Return the results of separate runs as one; runs that failed are not in the tables."""
         joined = Run(failures=failures)
         for state in states:
             for row in state["rows"]:
@@ -277,7 +277,7 @@ class _Session:
         return replace(joined, table=table, report=pivot(self.recipe, table, joined.history, list(ended)), **sums)
 
     def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
-        """A fresh bank with the readers, or a fresh model, edited; and its processor."""
+        """Return a new bank with the readers, or a new model with its edits, and the processor."""
         (first, *_), recipe = specs.values(), self.recipe
         kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
         if first.reader is None:
@@ -299,7 +299,7 @@ class _Session:
 
 
 def _in_worker(given: bytes, name: str) -> dict[str, Any]:
-    """A run of a recipe in another process, which reads the data itself, once for all runs that come to it."""
+    """Train one run in a worker process, which reads the data once for all of its runs."""
     session, specs, own = _opened(given)
     return session.alone(specs, own, name)
 
@@ -331,7 +331,7 @@ class Separate:
 
     @property
     def place(self) -> Path:
-        """Where the files of runs are."""
+        """The folder of the files of separate runs."""
         return self.folder / "separate"
 
     @cached_property
@@ -375,11 +375,11 @@ class Separate:
         self._clear(cell.name)
 
     def checkpoints(self, name: str) -> Path:
-        """Where the checkpoints of a run are."""
+        """Return the folder of a run's checkpoints."""
         return self.place / f"{name}.checkpoints"
 
     def _clear(self, name: str) -> None:
-        """Remove the checkpoints of a run, and a model that is not kept."""
+        """Remove the checkpoints of a run, and its model unless it is kept."""
         if rank() == 0:
             Checkpoints(self.checkpoints(name), "recipe").clear()
             discard(self._own_model(name))
@@ -412,7 +412,7 @@ class Separate:
         return self.place / f"{name}.model"
 
     def _model(self, name: str) -> Path:
-        """Where a run writes its model."""
+        """Return the folder that a run writes its model to."""
         return self.folder / "models" / name if self.recipe.keep == "all" else self._own_model(name)
 
     def offer(self, name: str, model: PreTrainedModel, processor: Any, row: Mapping[str, Any]) -> None:

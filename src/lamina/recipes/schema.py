@@ -1,4 +1,4 @@
-"""Recipes: YAML files that say what to train, checked down to the options before data or a model is loaded."""
+"""The keys of a recipe, a YAML file that says what to train; all are checked before data or a model is loaded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OF_FILES = {  # a preset has its own
 
 
 def check_options(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless these are options of `lamina.fit`, one number each for all readers."""
+    """Raise ConfigError unless all keys are options of `lamina.fit` with valid values; a dict per reader is refused."""
     for key in ("epochs", "learning_rate"):
         if isinstance(given.get(key), dict):
             raise ConfigError(f"{key} is {given[key]}; give one number here, and tasks and readers their own")
@@ -76,7 +76,7 @@ class ReaderRecipe(Strict):
     grid: Grid = Field(default_factory=dict)  # of "fusion.alpha", "head.dropout", "seed", "epochs" ...
 
     def template(self, task: ReadTask) -> Reader:
-        """The reader before its grid, for a task."""
+        """Return the reader for a task, without the values of its grid."""
         if (fusion := self._fusion()) is None:
             if self.head or len(self.fusion) > 1:
                 raise ConfigError("reader: the default reader has settings of its own; give none, or name a fusion.")
@@ -89,16 +89,16 @@ class ReaderRecipe(Strict):
         return Reader(fusion, _build(HEADS, head), self.stack)
 
     def _fusion(self) -> FusionConfig | None:
-        """None: that of the default reader."""
+        """Return the fusion's config; None for the default reader."""
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: ReadTask) -> list[str]:
-        """Every key that the grid may have."""
+        """Return every key that the grid may have."""
         reader = self.template(task)
         return keys_of(reader.fusion, reader.head)
 
     def check(self, task: ReadTask) -> None:
-        """Build everything that the reader and its grid name; a ValidationError says where something does not fit."""
+        """Build the reader with every value of its grid; raise a ValidationError that names the key that is wrong."""
         with at("fusion", blame=self.fusion):
             self._fusion()
         with at("head", blame=self.head):
@@ -110,7 +110,7 @@ class ReaderRecipe(Strict):
 
 
 def _build(registry: Registry, given: dict[str, Any]) -> Any:
-    """Build a config from a recipe's fields."""
+    """Return a fusion or head config from a recipe's fields; raise ConfigError if a value has a wrong type."""
     try:
         return registry.from_dict(given)
     except TypeError as error:
@@ -138,7 +138,7 @@ class SubsampleRecipe(Strict):
         return self
 
     def size(self) -> SampleSize:
-        """How many rows."""
+        """Return the number of rows as a `SampleSize`."""
         return SampleSize(self.per_class, self.fraction, self.rows)
 
 
@@ -168,20 +168,20 @@ class MethodRecipe(Strict):
         return self
 
     def keys(self) -> list[str]:
-        """Every key that the grid may have."""
+        """Return every key that the grid may have."""
         names = dict.fromkeys(name for edit in self.edits for name in edit)
         places = [f"{name}.{argument}" for name in names for argument in arguments_of(name).model_fields]
         return [*places, *FitOptions.model_fields]
 
 
 class MaskedLMRecipe(Strict):
-    """How hidden tokens are predicted."""
+    """Options of masked language modelling."""
 
     rows: bool = False  # of each row by itself, a pair as one text; else of blocks of joined rows
 
 
 def _masked_lm(given: Any) -> Any:
-    """What `masked_lm: true` and `false` stand for."""
+    """Return the options for the value of `masked_lm`: true is the default options, false is None."""
     if isinstance(given, bool):
         return {} if given else None
     if given is None or isinstance(given, dict):
@@ -254,7 +254,7 @@ class TaskRecipe(Strict):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics that the task may have, as far as that shows without its data."""
+        """The metrics that the task may have, as far as they are known without its data."""
         if (preset := self._preset) is not None and self.masked_lm is None:
             return tuple(preset.metrics)
         types = kind_of(self.outline().kind).problem_types
@@ -265,7 +265,7 @@ class TaskRecipe(Strict):
         return tuple(dict.fromkeys(metric for metrics in (*usual, *further) for metric in metrics))
 
     def outline(self) -> TaskOutline:
-        """What is known of the task before its data is read; of files that say no labels, two stand for them."""
+        """Return what is known of the task without its data; two placeholders stand for labels that are not named."""
         second = self.text_pair if self._preset is None else self._preset.columns[1]
         how: dict[str, Any] = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}
         how |= {"image_size": self.image_size, "pairs": second is not None and self.pair_separator is None}
@@ -319,7 +319,7 @@ class Recipe(Strict):
 
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe; what is wrong with it is raised as one of Lamina's errors, with the line."""
+    """Return the recipe of a YAML file; what is wrong in it is raised as an error of Lamina that names the line."""
     file = read_yaml(Path(path))
     return parse_recipe(with_published(file, Path(path)), op=f"recipe {path}", file=file)
 
@@ -338,5 +338,5 @@ def parse_recipe(
 
 
 def slug(name: str) -> str:
-    """A run's name from a free text: "last layer + linear" -> "last-layer-linear"."""
+    """Return a text as part of a run's name: "last layer + linear" becomes "last-layer-linear"."""
     return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")

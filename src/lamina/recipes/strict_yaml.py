@@ -1,4 +1,4 @@
-"""Errors that know their place in a recipe: raised inside pydantic's checks, told in one sentence with the line."""
+"""Read YAML strictly, and turn errors of pydantic into one sentence with the key and the line."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DEPTH, _MOST_NODES, _MOST_BYTES = 50, 100_000, 1 << 20  # of a recipe
 
 
 class YamlFile(NamedTuple):
-    """The keys and values of a YAML file, and where they stand."""
+    """The contents of a YAML file, and the nodes that know the lines."""
 
     fields: dict[str, Any]
     root: yaml.Node
@@ -123,14 +123,14 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def parse_yaml(text: str, name: str) -> tuple[yaml.Node | None, Any]:
-    """The nodes of a YAML text, and what they say; a YAMLError or DataError if it cannot be read."""
+    """Return the node tree and the value of a YAML text; raise a YAMLError or DataError if it cannot be read."""
     loader = _Loader(text, name)
     node = loader.get_single_node()
     return node, node and loader.construct_document(node)
 
 
 class Strict(BaseModel):
-    """Fields by name; any other key is an error that names the nearest."""
+    """Base of all recipe models: an unknown key is an error that suggests the nearest known one."""
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
@@ -178,7 +178,7 @@ def checked(check: Callable[[Any], Any]) -> AfterValidator:
 
 
 def reason_of(details: Mapping[str, Any]) -> LaminaError:
-    """What one error of pydantic says."""
+    """Return one error of pydantic as an error of Lamina."""
     error, given = details.get("ctx", {}).get("error"), details["input"]
     if isinstance(error, LaminaError):
         return error
@@ -191,7 +191,7 @@ def reason_of(details: Mapping[str, Any]) -> LaminaError:
 
 
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:
-    """Raise the first thing that is wrong as an error of Lamina's, with its line and place."""
+    """Raise the first error of pydantic as an error of Lamina, with its line and key."""
     first = error.errors()[0]
     reason, place = reason_of(first), [part for part in first["loc"] if part != "[key]"]
     if file is not None:

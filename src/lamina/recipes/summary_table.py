@@ -1,4 +1,4 @@
-"""The table of a recipe: means over seeds and repeats, with how far they can be trusted."""
+"""The table of a run: means over seeds and repeats, with their spread and 95 % interval."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Rows = list[dict[str, Any]]
 
 
 def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Sequence[str]]) -> Rows:
-    """One row per task, method and setting, from one per run, in the recipe's order; settings of a grid best first.
+    """Return a row per task, method and setting from a row per run, in the recipe's order; of a grid the best first.
 
     A row has "task", "method", "settings", "metric", "parameters"; "mean", "spread" (sample standard deviation) and
     "interval" (half the width of the 95 % t interval, None for a single run) of the best validation scores; the same
@@ -64,7 +64,7 @@ def _figures(rows: Rows, key: str) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> dict[str, str]:
-    """Column -> cell of a printed table; means with half the width of their 95 % interval."""
+    """Return a row as the texts of a printed table, by column; means have half the width of their 95 % interval."""
     given = {"task": row["task"], "method": row["method"], **{key: str(v) for key, v in row["settings"].items()}}
     given |= {"metric": row["metric"], "mean": plus_minus(row)}
     given["spread"] = "" if row["interval"] is None else f"{row['spread']:.3f}"
@@ -76,7 +76,7 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
 
 
 def printed(table: Rows) -> tuple[list[str], list[list[str]]]:
-    """Columns and cells of a table; columns of settings, metrics and tests only where there are any."""
+    """Return the columns and the cells of a printed table; columns that no row needs are left out."""
     rows, last = [_cells(row) for row in table], ("runs", "parameters")
     settings = [key for row in table for key in row["settings"]]
     others = [name for row in rows for name in row if name not in last]
@@ -86,13 +86,13 @@ def printed(table: Rows) -> tuple[list[str], list[list[str]]]:
 
 
 def plus_minus(figures: Mapping[str, Any]) -> str:
-    """A mean with half the width of its interval, where there is one."""
+    """Return a mean as text, with half the width of its interval if it has one."""
     mean, interval = figures["mean"], figures["interval"]
     return f"{mean:.3f}" if interval is None else f"{mean:.3f} ± {interval:.3f}"
 
 
 def markdown(table: Rows) -> str:
-    """The table as Markdown."""
+    """Return the table as Markdown."""
     columns, rows = printed(table)
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (columns, *rows)]
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
