@@ -31,7 +31,7 @@ _OP = "inserted weights"
 
 @dataclass(frozen=True, eq=False)
 class InsertedWeight:
-    """The weight of an inserted layer, on the CPU; of a convolution the middle of its kernel."""
+    """The weight of an inserted layer before and after training, on the CPU; of a convolution its middle."""
 
     stack: str
     layer: int  # the block, from 1
@@ -40,12 +40,12 @@ class InsertedWeight:
     trained: Float[Tensor, "heads width width"]
 
     def states(self) -> dict[str, Float[Tensor, "heads width width"]]:
-        """By their names: "start", "trained", and the difference of the two, "change"."""
+        """Return the weights by name: "start", "trained" and their difference "change"."""
         return dict(zip(STATES, (self.start, self.trained, self.trained - self.start), strict=True))
 
 
 def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = None) -> list[InsertedWeight]:
-    """The weights of a model's inserted layers, before and after training, in the order of the model.
+    """Return the weights of a model's inserted layers before and after training, in the order of the model.
 
     Args:
         model: A model with inserted layers, trained since.
@@ -76,7 +76,7 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
 
 
 def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
-    """Path of a block, or of what has a convolution -> its stack and its number, from 1."""
+    """Return the stack and the number (from 1) of each block or convolution, by the path of its module."""
     blocks: dict[torch.nn.Module, tuple[str, int]] = {}
     with suppress(UnsupportedModelError):
         for name, stack in stacks(model).items():
@@ -96,7 +96,7 @@ def _matrices(weight: Tensor, layer: Any) -> Float[Tensor, "heads width width"]:
 
 
 def diagonals(weights: Sequence[InsertedWeight], *, by_layer: bool = False) -> list[dict[str, Any]]:
-    """The means of the diagonal and of all other entries, over the layers after each projection or layer by layer.
+    """Return the mean weight on and off the diagonal, over the layers after each projection or layer by layer.
 
     Rows have "stack", "layer" (with `by_layer`), "projection", "layers" (how many), "start_diagonal", "start_rest",
     "trained_diagonal" and "trained_rest"; and, of the absolute change, "change_diagonal" and "change_rest".
@@ -126,7 +126,7 @@ def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
 def chosen_weight(
     weights: Sequence[InsertedWeight], layer: int | None = None, projection: str | None = None, stack: str | None = None
 ) -> InsertedWeight:
-    """The first inserted weight of a stack, layer and projection; None is any.
+    """Return the first inserted weight of a stack, layer and projection; None stands for any.
 
     Raises:
         UnknownNameError: If there is none; it names those that there are.
@@ -156,7 +156,7 @@ def weight_maps(
     most: int = SHOWN,
     title: str = "Weights of an inserted layer",
 ) -> Path:
-    """Draw inserted weights as heat maps: a row per model; its start, what training made of it, and the change.
+    """Draw inserted weights as heat maps and return the path: a row per model with start, trained and change.
 
     Start and trained share a scale in each row; the changes of all rows share one, to be compared.
 
@@ -199,7 +199,7 @@ def weight_maps(
 
 
 def _cells(name: str, weight: InsertedWeight, head: int, most: int) -> list[dict[str, Any]]:
-    """The entries of a weight that are drawn."""
+    """Return the entries of a weight that are drawn, a row each."""
     if not 0 <= head < len(weight.trained):
         came = f"head is {head}; the layer after {weight.projection} has {len(weight.trained)}"
         raise ConfigError(f"weight figure: {came}. Use 0..{len(weight.trained) - 1}.")
@@ -212,7 +212,7 @@ def _cells(name: str, weight: InsertedWeight, head: int, most: int) -> list[dict
 
 
 def _panel(altair: Any, cells: list[dict[str, Any]], limit: float) -> Any:
-    """One heat map, from -limit to limit, with its numbers where there are few."""
+    """Return one heat map with colours from -limit to limit, and its numbers if there are few."""
     side = 34 if len(cells) <= SHOWN**2 else max(4, 34 * SHOWN // max(cell["row"] for cell in cells))
     limit = limit or 1.0
     base = altair.Chart(altair.Data(values=cells)).encode(

@@ -31,13 +31,13 @@ _MARKDOWN = re.compile(r"([\\|*_<>\[\]`])")
 
 
 def heads(table: PivotTable) -> list[tuple[str, bool]]:
-    """The columns beside the first, each with whether it is of the paper's numbers."""
+    """Return the names of all columns but the first, each with whether it holds the paper's numbers."""
     printed = {name for values in (*table.published.values(), *table.others.values()) for name in values}
     return [(name, of_paper) for name in table.columns for of_paper in (False, *([True] if name in printed else []))]
 
 
 def grid(table: PivotTable) -> list[list[str]]:
-    """The rows of a table as texts: its name, then a cell for each of `heads`; empty where there is no number."""
+    """Return the rows of a table as texts: the name, then a cell per column of `heads`, "" where there is no number."""
     found = {(cell.row, cell.column): cell for cell in table.cells}
     rows = []
     for name, printed in [*((row, table.published.get(row, {})) for row in table.rows), *table.others.items()]:
@@ -57,14 +57,14 @@ def _cell(cell: Cell | None, table: PivotTable) -> str:
 
 
 def _of_paper(number: float | None, table: PivotTable) -> str:
-    """A printed number, which YAML has robbed of the zeros at its end."""
+    """Return a published number with its digits restored, since YAML drops zeros at the end."""
     if number is None or isinstance(number, int):
         return "" if number is None else str(number)
     return max(f"{number:.{table.digits}f}", str(number), key=len)
 
 
 def remarks(table: PivotTable) -> list[str]:
-    """What stands below a table: which part, what ± is, where the paper's numbers are from, which settings won."""
+    """Return the remarks below a table: the split, what ± means, and the source of the paper's numbers."""
     part = "Test" if table.part == "test" else "Validation"
     counts = sorted({cell.runs for cell in table.cells})
     means = f"; ± is half a 95 % interval over {' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} runs"
@@ -77,7 +77,7 @@ def remarks(table: PivotTable) -> list[str]:
 
 
 def chosen(table: PivotTable) -> list[str]:
-    """The settings that were searched and won, a line for each row and its columns that share them."""
+    """Return the best settings of a search, a line per row and its columns that share them."""
     columns: dict[tuple[str, str], list[str]] = {}
     for cell in table.cells:
         settings = ", ".join(f"{key}={value}" for key, value in cell.settings.items())
@@ -87,7 +87,7 @@ def chosen(table: PivotTable) -> list[str]:
 
 
 def markdown(table: PivotTable) -> str:
-    """A table as Markdown, with its remarks and the chosen settings."""
+    """Return a table as Markdown, with its remarks and the best settings."""
     names = ["", *(f"{name} ({PAPER})" if paper else name for name, paper in heads(table))]
     head, *body = (f"| {' | '.join(map(markdown_text, line))} |" for line in (names, *grid(table)))
     lines = [
@@ -105,12 +105,12 @@ def markdown(table: PivotTable) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """A text that Markdown shows as it is."""
+    """Return a text with Markdown's special characters escaped."""
     return _MARKDOWN.sub(r"\\\1", text)
 
 
 def latex(table: PivotTable) -> str:
-    """A table as LaTeX, for the package booktabs."""
+    """Return a table as LaTeX for the package booktabs."""
     columns = heads(table)
     names = ["", *(f"{name} ({PAPER})" if paper else name for name, paper in columns)]
     head, *lines = (" & ".join(map(escaped, row)) + r" \\" for row in (names, *grid(table)))
@@ -122,7 +122,7 @@ def latex(table: PivotTable) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text as LaTeX prints it."""
+    """Return a text with LaTeX's special characters escaped."""
     return "".join(_SPECIAL.get(sign, sign) for sign in text)
 
 
@@ -130,7 +130,7 @@ FORMATS = ("png", "svg", "html")
 
 
 def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, beside: Sequence[str | Path] = ()) -> Report:
-    """Write what the recipe of a run named: `report.md`, `report.tex`, and each figure as `figure-1.png` and so on.
+    """Write the tables (`report.md`, `report.tex`) and figures (`figure-1.png` and so on) of a run's recipe.
 
     A figure that no run has given a point is left out. Where readers mix layers, `importance.png` has a bar per layer,
     and `importance-over-training.png` a line.
@@ -178,7 +178,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 
 
 def labelled(folders: Sequence[Path]) -> dict[str, Path]:
-    """Folders by name: as much of the end of each path as it takes to tell them apart; ConfigError if one is twice."""
+    """Return folders by name: the shortest ends of their paths that differ; ConfigError if a folder is there twice."""
     whole = [folder.resolve() for folder in folders]
     if not whole or len(set(whole)) < len(whole):
         twice = next((str(path) for path in folders if whole.count(path.resolve()) > 1), "")
@@ -191,7 +191,7 @@ def labelled(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The rows of a run's `importances.parquet` and `table.json`; none where a run wrote none."""
+    """Return the rows of a run's `importances.parquet` and `table.json`; two empty lists if it wrote none."""
     from pyarrow import parquet
 
     rows, table = folder / "importances.parquet", folder / "table.json"
@@ -204,7 +204,16 @@ def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
-    """A figure with the points of others; if they share a series, all bear the names of their folders."""
+    """Return a figure joined with the same figure of other runs.
+
+    If runs have a series of the same name, every series is given the name of its folder.
+
+    Args:
+        number: Number of the figure, from 0.
+        figure: The figure.
+        name: Name of its folder.
+        others: The figures of the other runs, by folder.
+    """
     parts = {name: figure.points, **{key: own[number].points for key, own in others.items() if number < len(own)}}
     series = [{point.series for point in points} for points in parts.values()]
     shared = len(set().union(*series)) < sum(map(len, series))
