@@ -374,19 +374,19 @@ BREAKS = (
         "predict: a resumed bulk run reads skipped rows again",
         "self.read + read, self.skipped",
         "self.read + len(rows), self.skipped",
-        "unit/train/test_bulk.py",
+        "unit/prediction/test_bulk.py",
     ),
     _break(
         "predict: a bulk run goes on whatever model wrote its first rows",
         'if (before := state["same"].get(name)) != now:',
         'if (before := state["same"].get(name)) is None:',
-        "unit/train/test_bulk.py",
+        "unit/prediction/test_bulk.py",
     ),
     _break(
         "predict: special tokens count in a calibration",
         'mask &= ~torch.isin(batch["input_ids"], special)',
         "mask &= mask",
-        "unit/train/test_calibrate.py",
+        "unit/prediction/test_calibrate.py",
     ),
     # cells
     _break(
@@ -458,7 +458,7 @@ BREAKS = (
         "report: a table can close the script that holds the page's data",
         'text.replace("<", "\\\\u003c")',
         "text",
-        "unit/report/test_page.py",
+        "unit/report/test_html_page.py",
     ),
     _break(
         "report: the diagonal and the rest of an inserted weight are swapped",
@@ -523,7 +523,7 @@ BREAKS = (
         "cli: bad input ends with the status of a fault of ours",
         "sys.exit(2 if isinstance(error, LaminaError) else 1)",
         "sys.exit(1)",
-        "unit/cli/test_app.py",
+        "unit/cli/test_application.py",
     ),
     _break(
         "cli: NaN is printed into JSON",
