@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -130,7 +130,7 @@ def _highest(
     """The highest score of each text, and the share of the tokens for which a cascade's second reader ran."""
     inputs: Any = group.inputs
     highest = np.full(inputs.encoded.texts, -np.inf)
-    tokenizer = tokenizer_of(runner.processor)
+    tokenizer: Any = tokenizer_of(cast("Any", runner.processor))
     special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
     second = (
         task.split(group.part).pairs and kind_of(task.kind).judges_second

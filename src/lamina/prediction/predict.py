@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -31,19 +32,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.data.batches import Budget
+    from lamina.layers.types import Processor
     from lamina.tasks.base import Results
     from lamina.tasks.split import Split
+    from lamina.train.base import Runner
 
 logger = logging.getLogger(__name__)
+
+_TRAINED = ("max_length", "stride", "add_prefix_space")  # options of training that decide how examples are read
 
 
 def predict(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel | str | Path,
-    examples: Iterable[Any],
+    examples: Iterable[object],
     *,
     readers: Sequence[str] | None = None,
     kind: str | None = None,
-    processor: Any = None,
+    processor: Processor | None = None,
     batch_size: int = 32,
     add_prefix_space: bool = False,
     prefix: str = "",
@@ -53,45 +58,47 @@ def predict(  # noqa: PLR0913
     num_workers: int = 0,
     progress: bool = False,
 ) -> list[dict[str, Any]]:
-    """Predict: every reader's answer, off one pass per batch; or a whole model's.
+    """Predict with the readers of a bank, which share every pass, or with a whole model.
 
-    Texts longer than the model reads are cut for readers of whole texts, and read in overlapping windows by readers of
-    tokens. Of a pair, readers of tokens answer for the second text. Masked language modelling fills in the mask tokens
-    that stand in a text, such as "[MASK]". Causal language modelling goes on with a text or a chat, of which the start
-    is left out where it is too long.
+    Readers of whole texts read the start of a text that is longer than the model allows; readers of tokens read it in
+    overlapping windows. In a pair of texts, readers of tokens answer for the second text. Masked language modelling
+    fills in the mask tokens of a text, such as "[MASK]". Causal language modelling continues a text or a chat, and
+    leaves out the start of one that is too long.
 
     Args:
-        bank_or_model: The readers and their model; or a whole model. Or the folder or hub id of what was saved: it is
-            opened, on a GPU if there is one, and kept for the next call.
-        examples: Texts, pairs of texts or (of causal language models) chats, the same kind throughout. Images: paths,
-            bytes of files, images of Pillow, or arrays (uint8 `[height, width]` or `[height, width, 3]`). Clips of
-            sound: paths, bytes, `{"array": ..., "sampling_rate": ...}`, or arrays at the rate of the feature extractor.
-            A list, an array, a column of a data frame, or any other iterable of them.
-        readers: Which readers; None: all.
-        kind: What a whole model is asked for, as the kind of a task; None: what its head is for.
-        processor: Tokenizer, image processor or feature extractor; None: the bank's, or the one that belongs to
+        bank_or_model: A bank, or a whole model. Or the folder or hub id of a saved bank or model, which is loaded, on a
+            GPU if there is one, and kept in memory for the next call.
+        examples: Texts, pairs of texts or (causal language models) chats; all examples are of one type. Images: paths,
+            bytes of files, Pillow images, or arrays (uint8 `[height, width]` or `[height, width, 3]`). Audio clips:
+            paths, bytes, `{"array": ..., "sampling_rate": ...}`, or arrays at the rate of the feature extractor. The
+            examples may come as a list, an array, a column of a data frame, or any other iterable.
+        readers: Names of the readers that answer. None: all readers of the bank.
+        kind: Kind of task that a whole model is used for. None: what its head is for.
+        processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
-        batch_size: Rows per pass.
-        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
-        prefix: Stands before every text that is to be summarised or translated.
-        max_target_length: Tokens of a text to write.
-        num_beams: Of the search for it.
-        length_penalty: Of a search with beams.
-        num_workers: Processes that make batches ahead.
-        progress: Show a progress bar.
+        batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip.
+        add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
+            any other word. False: only for readers that were trained with it.
+        prefix: Text that is put before every text to summarise or translate. "": none.
+        max_target_length: Maximum number of tokens to generate per example.
+        num_beams: Number of beams for generating. 1: greedy decoding.
+        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
+        num_workers: Number of processes that prepare batches. 0: this process prepares them.
+        progress: Show a progress bar on standard error.
 
     Returns:
-        Per example, reader name (of a whole model the kind) -> answer. Classification: "label", "score" and
-        "probabilities". Regression: "value". Multi-label: "labels" and "probabilities". Tokens: a list of spans with
-        "start" and "end" (characters), "label", "text" and "score". Masked language modelling: per mask token its
-        "start" and "end", and "candidates", the five likeliest with "token" and "score", best first. Summaries and
-        translations: "text". Causal language modelling: of a model "text", what it writes after the example, of a
-        reader "candidates" for the next token.
+        For each example reader name (for a whole model: the kind) -> prediction. Classification: "label", "score" and
+        "probabilities". Regression: "value". Multi-label: "labels" and "probabilities". Token classification: a list
+        of spans with "start" and "end" (characters), "label", "text" and "score". Masked language modelling: for each
+        mask token its "start" and "end", and "candidates", the five likeliest tokens with "token" and "score", best
+        first. Summarisation and translation: "text". Causal language modelling: "text", the continuation that a model
+        generates; for a reader "candidates" for the next token.
 
     Raises:
-        ConfigError: If there is no processor or reader, an example is not what the reader reads, or there is no mask
+        ConfigError: If there is no processor or reader, an example is not what a reader reads, or there is no mask
             token to fill in.
         UnknownNameError: If a reader does not exist.
+        NotFiniteError: If a reader gives NaN or infinity for an example.
     """
     options = PassOptions.checked(
         "predict",
@@ -111,32 +118,54 @@ def predict(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples that a `Predictor` has read."""
+    """Examples that `Predictor.prepare` has encoded, ready for the passes of the model."""
 
     count: int
-    splits: Mapping[str, Split]  # kind -> the examples as it reads them
-    groups: Sequence[Group]
+    splits: Mapping[str, Split]  # kind of task -> the examples as that kind reads them
+    groups: Sequence[Group]  # the same examples as inputs; each group is run by itself
 
     @property
     def cut(self) -> int:
-        """Examples that are longer than what is read of them."""
+        """How many examples are longer than what is read of them."""
         return max((group.truncated(name) for group in self.groups for name in group.tasks), default=0)
 
     def warn(self, op: str) -> None:
-        """Log how many examples lost their end, if any did."""
-        if self.cut:
+        """Log a warning, in the name of the operation `op`, if the end of an example was cut off."""
+        if cut := self.cut:
             logger.warning(
-                "%s: %d examples are longer than what is read of them; the rest was left out or cut off", op, self.cut
+                "%s: %d examples are longer than what is read of them; the rest was left out or cut off", op, cut
             )
 
     @property
     def tokens(self) -> int:
-        """Tokens in all, without padding."""
+        """Number of tokens of all examples together, without padding."""
         return sum(int(sum(group.inputs.lengths)) for group in self.groups)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How readers (or a whole model) that share inputs encode examples. Derived once for a bank, not for every call."""
+
+    names: tuple[str, ...]
+    kind: str  # the kind of task that encodes the examples
+    options: EncodeOptions
+    apart: tuple[Reading, ...] = ()  # the same readers by what each reads of a long example; empty if all read alike
+
+
+# Bank or model -> what its plan depends on, and the plan. Plans hold no module, so the weak keys can be collected.
+_plans: WeakKeyDictionary[nn.Module, tuple[object, tuple[Reading, ...]]] = WeakKeyDictionary()
+
+
 class Predictor:
-    """Answers of a bank's readers, or of a whole model; made once for any number of calls. See `predict`."""
+    """Predicts with some readers of a bank, or with a whole model, for any number of calls; see `predict`.
+
+    Args:
+        target: The bank or model.
+        options: Options of each pass.
+        readers: Names of readers. None: all readers of the bank.
+        kind: Kind of task of a whole model. None: what its head is for.
+        processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
+    """
 
     def __init__(
         self,
@@ -145,140 +174,171 @@ class Predictor:
         *,
         readers: Sequence[str] | None = None,
         kind: str | None = None,
-        processor: Any = None,
+        processor: Processor | None = None,
     ) -> None:
-        self._options, target, self._told = options, unwrapped(target), set[str]()  # who was told about
-        readers = (readers,) if isinstance(readers, str) else readers
-        self._tasks: dict[str, Any]  # name -> what is asked, a `TaskLike`
-        self._lengths: dict[tuple[str, ...], int] = {}
+        target = unwrapped(target)
+        self._options = options
+        self._warned: set[str] = set()  # readers about which `warn_about_pairs` has logged what there was to log
+        self._tasks: dict[str, Any]  # reader name -> its head's config, a `TaskLike`
         if kind is not None and isinstance(target, ReaderBank):
             raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
         if readers is not None and not isinstance(target, ReaderBank):
             raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
+        self._runner: Runner
         if isinstance(target, ReaderBank):
-            self._tasks = {name: target[name].config.head for name in (target if readers is None else readers)}
-            self._subject = BankRunner(target, "predict", processor)
+            names = (readers,) if isinstance(readers, str) else target if readers is None else readers
+            self._tasks = {name: target[name].config.head for name in names}
+            self._runner = BankRunner(target, "predict", processor)
         else:
             task = task_of(target, kind)
             self._tasks = {task.kind: task}
-            self._subject = ModelRunner(target, task, "predict", processor, options)
+            self._runner = ModelRunner(target, task, "predict", processor, options)
         if not self._tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
         self.names = tuple(self._tasks)
 
     def digest(self) -> str:
-        """Differs between models and readers of other weights."""
+        """Return a digest of the weights of the model and its readers: other weights have another digest."""
         digest = hashlib.blake2b(digest_size=16)
-        for module in dict.fromkeys((*self._subject.modules, self._subject.base)):
+        for module in dict.fromkeys((*self._runner.modules, self._runner.base)):
             digest.update(fingerprint_of_modules(module.modules()).encode())
         return digest.hexdigest()
 
     def processor_digest(self) -> str:
-        """Differs between processors that read otherwise."""
-        return hash_processor(self._subject.processor)
+        """Return a digest of the processor: processors that make other inputs have another digest."""
+        return hash_processor(self._runner.processor)
 
     @property
     def reads_files(self) -> bool:
-        """Whether the examples are images or sound."""
+        """Whether examples are images or audio clips, which may be given as paths."""
         return any(kind_of(task.kind).file is not None for task in self._tasks.values())
 
     def to(self, device: str) -> None:
-        """Answer on another device."""
-        for module in (*self._subject.modules, self._subject.base):
+        """Move the model and its readers to a device, in place."""
+        for module in (*self._runner.modules, self._runner.base):
             nn.Module.to(module, device)
 
-    def __call__(self, examples: Iterable[Any]) -> list[dict[str, Any]]:
-        """Per example, name -> answer."""
+    def __call__(self, examples: Iterable[object]) -> list[dict[str, Any]]:
+        """Return for each example reader name -> prediction; log a warning if an example had to be cut."""
         prepared = self.prepare(examples)
         prepared.warn("predict")
-        self._subject.warn_about_pairs(
-            {name: prepared.splits[task.kind].pairs for name, task in self._tasks.items() if name not in self._told}
-        )
-        self._told.update(self._tasks if prepared.count else ())
+        if prepared.count and not self._warned.issuperset(self.names):
+            self._runner.warn_about_pairs({name: prepared.splits[t.kind].pairs for name, t in self._tasks.items()})
+            self._warned.update(self.names)
         return self.answer(prepared)
 
-    def prepare(self, examples: Iterable[Any]) -> Prepared:
-        """Read examples, say as tokens, without a pass of the model."""
-        return self.prepared(self._splits(as_examples(examples)))
+    def prepare(self, examples: Iterable[object]) -> Prepared:
+        """Encode examples, for instance as tokens, without running the model.
 
-    def prepared(self, splits: Mapping[str, Split]) -> Prepared:
-        """The same of examples that are read already: kind -> a split, all of the same length."""
-        count = min(map(len, splits.values()))
-        if not count:
-            return Prepared(0, splits, [])
-        together: dict[tuple[str, bool], list[str]] = defaultdict(list)
-        for name, task in self._tasks.items():
-            space = self._options.add_prefix_space or bool(self._subject.trained_with([name], "add_prefix_space"))
-            together[kind_of(task.kind).predict_inputs, space].append(name)
-        parts = (self._groups(names, splits, add_prefix_space=space) for (_, space), names in together.items())
-        return Prepared(count, splits, [group for part in parts for group in part])
-
-    def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
-        """Per example, name -> answer; `raw` ones have logits where there are any; `budget` is as of `results`."""
-        results = self.results(prepared, budget=budget)
-        answers = {name: own.raw_predictions() if raw else own.predictions() for name, own in results.items()}
-        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
-
-    def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
-        """Name -> all that its reader says of the examples.
-
-        A `budget` says how many tokens a pass takes, else it is a number of rows.
+        Raises:
+            ConfigError: If an example is not what a reader reads. The message names the reader.
         """
-        collected: dict[str, Results] = {}
-        for group in prepared.groups:
-            results = {
-                name: kind_of(task.kind).answers(
-                    task, prepared.splits[task.kind], group.inputs, self._subject.processor
-                )
-                for name, task in group.tasks.items()
-            }
-            shown = self._options.progress
-            collect(self._subject, group, results, self._options, progress=shown, budget=budget)
-            collected |= results
-        return collected
-
-    def _splits(self, examples: Sequence[Any]) -> dict[str, Split]:
-        """Kind -> examples as it reads them."""
+        listed = as_examples(examples)
         splits: dict[str, Split] = {}
         for name, task in self._tasks.items():
             if task.kind not in splits:
                 with error_context(f"asked of '{name}'"):
-                    splits[task.kind] = kind_of(task.kind).examples(examples, self._subject.processor)
-        return splits
+                    splits[task.kind] = kind_of(task.kind).examples(listed, self._runner.processor)
+        return self.prepared(splits)
+
+    def prepared(self, splits: Mapping[str, Split]) -> Prepared:
+        """Encode examples that are splits already: kind of task -> a split; all splits have the same length."""
+        count = min(map(len, splits.values()))
+        groups: list[Group] = []
+        for reading in self._readings() if count else ():
+            group = self._encode(reading, splits)
+            # Long examples are encoded again where a reader is shown more or less of them than the others are.
+            if reading.apart and max(group.inputs.lengths) >= min(part.options.max_length for part in reading.apart):
+                groups += [self._encode(part, splits) for part in reading.apart]
+            else:
+                groups.append(group)
+        return Prepared(count, splits, groups)
+
+    def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
+        """Return the group of the readers in `reading`, with the examples as their inputs."""
+        inputs = kind_of(reading.kind).encode(splits[reading.kind], self._runner.processor, reading.options)
+        return Group("predict", {name: self._tasks[name] for name in reading.names}, inputs, {})
+
+    def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
+        """Run the model and return for each example reader name -> prediction.
+
+        Args:
+            prepared: The examples, from `prepare`.
+            raw: Return logits in place of probabilities, where a kind of task has logits.
+            budget: Limits passes by their number of tokens. None: `batch_size` rows per pass.
+
+        Raises:
+            NotFiniteError: If a reader gives NaN or infinity for an example.
+        """
+        results = self.results(prepared, budget=budget)
+        answers = {name: result.raw_predictions() if raw else result.predictions() for name, result in results.items()}
+        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
+
+    def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
+        """Run the model and return reader name -> the outputs for all examples; see `answer` for `budget`."""
+        collected: dict[str, Results] = {}
+        for group in prepared.groups:
+            results = {
+                name: kind_of(task.kind).answers(task, prepared.splits[task.kind], group.inputs, self._runner.processor)
+                for name, task in group.tasks.items()
+            }
+            collect(self._runner, group, results, self._options, progress=self._options.progress, budget=budget)
+            collected |= results
+        return collected
 
     def max_length(self, names: Sequence[str]) -> int:
-        """Tokens of an example, or of a window of it, that some readers read."""
-        if (asked := tuple(names)) not in self._lengths:  # all modules of the model are looked at
-            tasks = {name: self._tasks[name] for name in names}
-            self._lengths[asked] = max_length(self._subject, tasks, self._subject.trained_with(names, "max_length"))
-        return self._lengths[asked]
-
-    def _groups(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> list[Group]:
-        """The inputs of some tasks: common ones, unless one of them would be shown more or less than alone."""
-        group = self._group(names, splits, add_prefix_space=add_prefix_space)
-        per_token = [name for name in names if kind_of(self._tasks[name].kind).per_token]
-        strides = {name: self._subject.trained_with([name], "stride") for name in per_token}
-        apart: dict[tuple[int, int | None], list[str]] = defaultdict(list)
-        for name in names:
-            stride = strides.get(name, next(iter(strides.values()), None))
-            apart[self.max_length([name]), stride].append(name)
-        if len(apart) == 1 or max(group.inputs.lengths) < min(length for length, _ in apart):
-            return [group]
-        return [self._group(part, splits, add_prefix_space=add_prefix_space) for part in apart.values()]
-
-    def _group(self, names: Sequence[str], splits: Mapping[str, Split], *, add_prefix_space: bool) -> Group:
-        """Some tasks' common inputs."""
-        runner, options = self._subject, self._options
+        """Return how many tokens of an example, or per window of it, some readers read."""
         tasks = {name: self._tasks[name] for name in names}
-        first, per_token = encoder_of(tasks, names), [name for name in names if kind_of(tasks[name].kind).per_token]
-        kind = kind_of(tasks[first].kind)
-        how = EncodeOptions(
+        return max_length(self._runner, tasks, self._runner.trained_with(names, "max_length"))
+
+    def _readings(self) -> tuple[Reading, ...]:
+        """Return how the examples are encoded, from the last call on this bank or model if nothing has changed."""
+        runner, target = self._runner, self._runner.modules[0]
+        limit = getattr(getattr(runner.processor, "tokenizer", runner.processor), "model_max_length", None)
+        trained = [runner.trained_with([name], option) for name in self.names for option in _TRAINED]
+        depends = (
+            self._tasks,
+            trained,
+            (self._options.add_prefix_space, self._options.prefix),
+            (id(runner.processor), limit),
+        )
+        before, readings = _plans.get(target, (None, ()))
+        if before != depends:
+            readings = self._derive_readings()
+            _plans[target] = depends, readings
+        return readings
+
+    def _derive_readings(self) -> tuple[Reading, ...]:
+        """Put readers together that share inputs: the same kind of input, and a space before texts for all or none."""
+        together: dict[tuple[str, bool], list[str]] = defaultdict(list)
+        for name, task in self._tasks.items():
+            space = self._options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
+            together[kind_of(task.kind).predict_inputs, space].append(name)
+        readings: list[Reading] = []
+        for (_, space), names in together.items():
+            strides = {
+                name: self._runner.trained_with([name], "stride")
+                for name in names
+                if kind_of(self._tasks[name].kind).per_token
+            }
+            apart: dict[tuple[int, int | None], list[str]] = defaultdict(list)
+            for name in names:
+                stride = strides.get(name, next(iter(strides.values()), None))
+                apart[self.max_length([name]), stride].append(name)
+            parts = [self._reading(part, space) for part in apart.values()] if len(apart) > 1 else []
+            readings.append(replace(self._reading(names, space), apart=tuple(parts)))
+        return tuple(readings)
+
+    def _reading(self, names: Sequence[str], add_prefix_space: bool) -> Reading:
+        """Return how these readers encode examples together."""
+        encoder = self._tasks[encoder_of(self._tasks, names)].kind
+        per_token = [name for name in names if kind_of(self._tasks[name].kind).per_token]
+        options = EncodeOptions(
             part="predict",
             max_length=self.max_length(names),
-            stride=runner.trained_with(per_token or names, "stride"),
-            windows=kind.per_token,
+            stride=self._runner.trained_with(per_token or names, "stride"),
+            windows=kind_of(encoder).per_token,
             add_prefix_space=add_prefix_space,
-            prefix=options.prefix if kind.takes_prefix else "",
+            prefix=self._options.prefix if kind_of(encoder).takes_prefix else "",
         )
-        inputs = kind.encode(splits[tasks[first].kind], runner.processor, how)
-        return Group("predict", tasks, inputs, {})
+        return Reading(tuple(names), encoder, options)

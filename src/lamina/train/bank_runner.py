@@ -1,10 +1,10 @@
-"""The readers of a bank as what is trained and scored, and its base where that is trained along."""
+"""Train and score the readers of a bank, and its base model if `train_base` is set."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import psutil
@@ -15,10 +15,10 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
 from lamina.tasks import kind_of
-from lamina.train.base import Runner, placed
+from lamina.train import memory
+from lamina.train.base import Runner, to_device
 from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner
-from lamina.train.memory import reader_memory, scoring_memory
 from lamina.train.parameter_groups import parameter_groups, reader_groups
 from lamina.train.scoring import autocast, scoring_rows
 from lamina.utils import world_size
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
+    from lamina.bank.reader import BankOutput
+    from lamina.bank.stack_pass import States
+    from lamina.layers.types import Batch, Processor
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
     from lamina.train.memory import KeptBytes, Readers
@@ -39,10 +42,10 @@ GIB = 1 << 30
 
 
 class BankRunner(Runner):
-    """The readers of a bank, and its base where that is trained along."""
+    """Runs batches through the readers of a bank, and trains its base model too if the bank has `train_base`."""
 
-    def __init__(self, bank: ReaderBank, op: str, processor: Any = None) -> None:
-        self.bank, self.base, self.op, self.draws = bank, bank.model, op, bank.train_base
+    def __init__(self, bank: ReaderBank, op: str, processor: Processor | None = None) -> None:
+        self.bank, self.base, self.op, self.uses_global_rng = bank, bank.model, op, bank.train_base
         self.modules = (bank, bank.model) if bank.train_base else (bank,)
         self.processor = bank.processor if processor is None else processor
         if self.processor is None:
@@ -51,7 +54,12 @@ class BankRunner(Runner):
             )
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise an error unless every task has these parts, and fits its reader's head."""
+        """Raise an error unless every task has rows in these parts and fits the head of its reader.
+
+        Raises:
+            UnknownNameError: If the bank has no reader of a task's name.
+            ConfigError: If a part is empty, or task and head differ in kind, problem type or labels.
+        """
         if not tasks:
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
         super().check(tasks, parts)
@@ -70,18 +78,23 @@ class BankRunner(Runner):
                     )
 
     def settings(self, name: str) -> dict[str, Any]:
-        """The reader's config."""
+        """Return the config of the reader `name`, JSON-ready."""
         return {**reader_settings(self.bank[name].config), "stack": self.bank[name].stack}
 
-    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
-        """All that the readers read; of a model that is trained too, all that did not start at random."""
+    def starting_weights(self, trained: Sequence[Tensor]) -> str:
+        """Return a fingerprint of the stacks that readers use, or with `train_base` of all weights but random ones."""
         if self.bank.train_base:
-            return starting_weights(self.base, learnt)
+            return starting_weights(self.base, trained)
         used = sorted({self.bank[name].stack for name in self.bank})
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """See that batches to train on and to score fit in memory, and open the cache where it is asked for."""
+        """Check that batches fit in memory, and attach cached states to the groups if `cache` is set.
+
+        Raises:
+            ConfigError: If a batch does not fit in memory; says which batch size does.
+            CacheError: If the states must be cached and cannot be.
+        """
         for group in groups:
             (self._check_training if group.part == "train" else self._check_scoring)(group, options)
         if options.cache == "off":
@@ -101,22 +114,22 @@ class BankRunner(Runner):
         for group in groups:
             group.states = open_states(self.bank, group.inputs, group.names, fingerprints=marks, settings=settings)
 
-    def kept(self, group: Group, options: FitOptions) -> KeptBytes:
-        """What the group's readers keep for the gradients of rows as long as the longest."""
+    def training_memory(self, group: Group, options: FitOptions) -> KeptBytes:
+        """Return how many bytes the group's readers keep for the gradients of rows as long as the longest row."""
         tokens = self._tokens(group)
         with autocast(self, options):
-            kept = reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
+            kept = memory.reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
         return kept._replace(row=max(kept.row, tokens * self._buffered_bytes(group.names)))
 
-    def held(self, group: Group, options: PassOptions) -> KeptBytes:
-        """What they hold at most to score such rows."""
-        made = group.inputs.batch([0]).get("labels")  # heads that know them read labelled positions alone
+    def scoring_memory(self, group: Group, options: PassOptions) -> KeptBytes:
+        """Return how many bytes the group's readers hold at most to score rows as long as the longest row."""
+        made = group.inputs.batch([0]).get("labels")  # heads that know the labels read only labelled positions
         labels = None if made is None else partial(self._labels, group)
         with autocast(self, options):
-            return scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
+            return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
-        """Tokens of the longest row, as the readers see them: of images and sound the model says how many."""
+        """Return the number of states of the longest row; of images and audio, by running the model on that row."""
         lengths = group.inputs.lengths
         batch = group.inputs.batch([int(np.argmax(lengths))])
         if "input_ids" in batch:
@@ -128,26 +141,30 @@ class BankRunner(Runner):
         return max(own[0].shape[1] for own in states.values())
 
     def _readers(self, group: Group) -> Readers:
+        """Return reader name -> its stack and module, for the readers of a group."""
         return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
 
     def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:
-        """The labels of the longest row, so many times."""
+        """Return reader name -> the labels of the longest row, repeated `rows` times."""
         row = int(np.argmax(group.inputs.lengths))
         made = group.inputs.batch([row]).get("labels")
         of_inputs = None if made is None else made.expand(rows, -1)
-        return placed(group.labels([row] * rows, of_inputs, group.names), self.device)
+        return to_device(group.labels([row] * rows, of_inputs, group.names), self.device)
 
     def _buffered_bytes(self, names: Sequence[str]) -> int:
-        """Bytes per token of the states that fusions which need all at once hold, those of several readers once."""
+        """Return bytes per token of the states that are buffered for fusions which need all of their layers at once.
+
+        A layer that several readers buffer counts once.
+        """
         bank = self.bank
         buffered = [bank[name] for name in names if not bank[name].config.fusion.streams]
         layers = {(reader.stack, layer) for reader in buffered for layer in reader.layers}
         return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
 
     def _check_scoring(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if what is held to score a batch is more than is free."""
+        """Raise ConfigError if scoring a batch needs more memory than is free."""
         rows = min(scoring_rows(self, group, group.names, options), len(group.inputs.lengths))
-        held, free, tokens = self.held(group, options), free_bytes(self.device), self._tokens(group)
+        held, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
         if held.of(rows) <= free:
             return
         fit = held.fitting(free)
@@ -158,9 +175,9 @@ class BankRunner(Runner):
         )
 
     def _check_training(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if what must be kept for the gradients of a batch is more than is free."""
+        """Raise ConfigError if the gradients of a batch need more memory than is free; suggest smaller batches."""
         rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
-        kept, free, tokens = self.kept(group, options), free_bytes(self.device), self._tokens(group)
+        kept, free, tokens = self.training_memory(group, options), free_bytes(self.device), self._tokens(group)
         if kept.of(rows) <= free:
             return
         steps = kept.accumulation(options.step_size, free * world_size())
@@ -179,7 +196,7 @@ class BankRunner(Runner):
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """The readers, each with its own rate; then the base, over all steps of the run."""
+        """Return the readers as learners, each with its rate, and with `train_base` the base model, over all steps."""
         learners = []
         for name, task in tasks.items():
             groups, total = reader_groups(self.bank[name], rates[name], options.weight_decay), plan.steps_of(name)
@@ -189,45 +206,50 @@ class BankRunner(Runner):
             learners.append(Learner(BASE, self.bank.model, groups, metric="mean", total=len(plan), options=options))
         return learners
 
-    def _run(self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any) -> Any:
+    def _run(
+        self, batch: Batch, labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
+    ) -> BankOutput:
+        """Return the outputs of the readers `names`, from the model or, if there are any, from cached states."""
         batch = self.arguments(batch)
         if states is not None:
             return self.bank.read_states(states, batch, readers=names, labels=labels)
         return self.bank(**batch, readers=names, labels=labels)
 
     def losses(
-        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
+        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """Each reader's loss and its regularisation."""
-        out = self._run(batch, placed(labels, self.device), names, states)
-        return [out[name].loss for name in names]
+        """Return the loss of each reader in `names`, its regularisation included."""
+        out = self._run(batch, to_device(labels, self.device), names, states)
+        return [cast("Tensor", out[name].loss) for name in names]
 
-    def count(self, name: str, labels: Tensor) -> float:
-        """As its head counts."""
+    def count_labels(self, name: str, labels: Tensor) -> float:
+        """Return how many labels count in the loss of a reader, as its head counts them."""
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(
-        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
+        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, Any]:
-        """The readers' logits; where the inputs make the labels, perhaps of labelled positions alone."""
+        """Return reader name -> logits. With `labels`, some heads return the logits of labelled positions only."""
         given = {} if labels is None else dict.fromkeys(names, labels)
         out = self._run(batch, given, names, states)
         return {name: out[name].logits for name in names}
 
     def outputs_per_position(self, name: str) -> int:
-        """What the head says."""
+        """Return how many numbers the head of the reader `name` outputs per position."""
         return self.bank[name].head.outputs
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
-        """The largest value of an option that readers were trained with; None where one does not say."""
+        """Return the largest value of a training option of the readers, or None if a reader does not record it."""
         values = [self.bank[name].info.get(option) for name in names]
         known = [int(value) for value in values if value is not None]
         return max(known) if len(known) == len(values) else None
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on a device now."""
+    """Return how many bytes of memory are free on a device."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # PyTorch hands it out again
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
+            device
+        )  # PyTorch's cache, which new tensors can use
         return torch.cuda.mem_get_info(device)[0] + kept
     return psutil.virtual_memory().available

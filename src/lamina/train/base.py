@@ -1,4 +1,4 @@
-"""What the engine trains and scores: the contract of the readers of a bank (`readers`) and a whole model (`model`)."""
+"""The contract between the engine and what it trains or scores: a bank's readers, or a whole model."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
+    from lamina.bank.stack_pass import States
+    from lamina.layers.types import Batch, Processor
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
     from lamina.train.learner import Learner
@@ -28,88 +30,120 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def placed(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """A batch on a device."""
+def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
+    """Return a copy of the mapping `batch` with all of its tensors on `device`."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
 class Runner(ABC):
-    """What is trained or scored; one method per thing that the engine asks of it."""
+    """Runs batches for the engine: `BankRunner` through a bank's readers, `ModelRunner` through a whole model.
+
+    A learner is what has an optimizer of its own: one reader, a base model that is trained along, or a whole model.
+    """
 
     base: PreTrainedModel
-    modules: tuple[nn.Module, ...]  # their modes are changed for training and scoring
-    draws: bool  # whether training draws from torch's own random numbers
-    op: str  # named in errors
-    processor: Any  # tokenizer or image processor
+    modules: tuple[nn.Module, ...]  # their train or eval mode is set for training and scoring
+    uses_global_rng: bool  # whether training uses torch's global random state, as dropout in a model does
+    op: str  # the public operation, which errors name: "fit", "predict" ...
+    processor: Processor
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        first = next(self.base.parameters(), None)  # of a model that is in one place, as most are, it tells
+        """Device on which batches must be."""
+        # The first parameter decides for a model on one device; only offloaded and split models need a closer look.
+        first = next(self.base.parameters(), None)
         if first is None or first.is_meta or hasattr(self.base, "hf_device_map"):
             return main_device(self.base)
         return first.device
 
-    def arguments(self, batch: Mapping[str, Tensor]) -> dict[str, Any]:
-        """A batch where the model is, and what else the model takes for it."""
-        tensors = placed(batch, self.device)
+    def arguments(self, batch: Batch) -> dict[str, Any]:
+        """Return the model's keyword arguments for a batch: its tensors on the device, and options for image sizes."""
+        tensors = to_device(batch, self.device)
         return tensors | size_arguments(self.base, tensors)
 
     def title(self, name: str) -> str:
-        """What errors call a learner."""
+        """Return what error messages call the learner `name`."""
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise an error unless every task has these parts, and rows in each."""
+        """Raise ConfigError unless every task has rows in each of these parts, such as "train"."""
         for task in tasks.values():
             for part in parts:
                 if not len(task.split(part)):
                     raise ConfigError(f"task {task.name}: its {part} part is empty; it needs at least one row.")
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
-        """The value of an option that learners were trained with; None where that is not known."""
+        """Return the value of an option that learners were trained with, or None if it is not known."""
 
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
-        """Log which learners are asked about pairs of texts and learnt from single ones, or the other way round."""
-        for name, asked in pairs.items():
-            if (learnt := self.trained_with([name], "pair")) is not None and bool(learnt) != asked:
-                of, by = ("pairs of texts", "single texts") if learnt else ("single texts", "pairs of texts")
-                logger.warning("%s: '%s' learnt from %s and is asked about %s", self.op, name, of, by)
+        """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or the reverse.
+
+        Args:
+            pairs: Learner name -> whether the texts that it reads now are pairs.
+        """
+        for name, paired in pairs.items():
+            if (trained := self.trained_with([name], "pair")) is not None and bool(trained) != paired:
+                before, now = ("pairs of texts", "single texts") if trained else ("single texts", "pairs of texts")
+                logger.warning("%s: '%s' was trained on %s and now reads %s", self.op, name, before, now)
 
     @abstractmethod
     def settings(self, name: str) -> dict[str, Any]:
-        """What a learner is, JSON-ready: a run goes on only from a checkpoint of the same."""
+        """Return the settings of a learner, JSON-ready. A run resumes only from a checkpoint with equal settings."""
 
     @abstractmethod
-    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
-        """A fingerprint of the model that a run begins with; `learnt` is what the checkpoints of the run hold."""
+    def starting_weights(self, trained: Sequence[Tensor]) -> str:
+        """Return a fingerprint of the weights at the start of a run.
+
+        Args:
+            trained: The parameters that the run trains, which its checkpoints hold anyway.
+        """
 
     @abstractmethod
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """See that training can begin on these groups, whose rows will be read in so many passes."""
+        """Prepare for training on `groups`, and raise an error if it cannot begin.
+
+        Args:
+            groups: Examples to train on and to score.
+            options: Options of the run.
+            passes: How many times the model would run over each row.
+        """
 
     @abstractmethod
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """What is trained, each with its own rate; a base that is trained along comes last."""
+        """Return the learners, each with its learning rate from `rates`; a base that is trained along comes last."""
 
     @abstractmethod
     def losses(
-        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
+        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """The loss of each of the learners named; `states` are cached ones, in place of a run of the model."""
+        """Return the losses of a batch, one per name in `names`.
+
+        Args:
+            batch: Inputs of the model, without labels.
+            labels: Learner name -> labels of the batch.
+            names: The learners, in the order of the losses.
+            states: Cached hidden states of the batch. None: the model is run.
+        """
 
     @abstractmethod
-    def count(self, name: str, labels: Tensor) -> float:
-        """Over how many labels a learner's loss is a mean."""
+    def count_labels(self, name: str, labels: Tensor) -> float:
+        """Return over how many labels the loss of the learner `name` is a mean."""
 
     @abstractmethod
     def outputs(
-        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
+        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, Any]:
-        """Learner name -> what its kind collects for scores and answers."""
+        """Return learner name -> the outputs of a batch, as `Results.add` of its kind of task takes them.
+
+        Args:
+            batch: Inputs of the model, without labels.
+            labels: Labels that the inputs made themselves, such as masked tokens; None if they made none.
+            names: The learners that run.
+            states: Cached hidden states of the batch. None: the model is run.
+        """
 
     @abstractmethod
     def outputs_per_position(self, name: str) -> int:
-        """How many scores a learner gives per position."""
+        """Return how many numbers a learner outputs per position: its classes, or the vocabulary."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor, nn
+    from tqdm import tqdm
 
     from lamina.train.base import Runner
     from lamina.train.checkpoint import Checkpoints
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     from lamina.train.options import FitOptions
     from lamina.train.plan import Plan, Step
 
-_SHOWN = 6  # learners in a line of progress
+_SHOWN = 6  # most learners that a progress line names
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """The device, the processes of the run, and its trackers.
+    """Return the Accelerator of a run, which knows its device and processes and writes TensorBoard events to `output`.
 
-    Mixed precision is the engine's own (`autocast`), since accelerate fixes it once for a whole process.
+    Mixed precision is not the Accelerator's but `autocast`'s, since accelerate fixes it once for a whole process.
     """
     check_device(options, output)
     cpu = not torch.cuda.is_available()
@@ -51,7 +52,12 @@ def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
 
 
 def check_device(options: FitOptions, output: Path | None) -> None:
-    """Raise an error unless this machine has what the options ask for."""
+    """Check that this machine has what the options need.
+
+    Raises:
+        ConfigError: If float16 is set without a GPU, or TensorBoard without an output folder.
+        MissingExtraError: If TensorBoard is set and not installed.
+    """
     if options.precision == "float16" and not torch.cuda.is_available():
         raise ConfigError("fit: precision is 'float16' and there is no GPU, which it needs. Use 'bfloat16'.")
     if not options.tensorboard:
@@ -65,9 +71,16 @@ def check_device(options: FitOptions, output: Path | None) -> None:
 
 
 class Engine:
-    """Trains learners; clipping, schedule, best weights and early stop are each learner's own.
+    """Trains any number of learners together; each has its own gradient clipping, schedule, best epoch and early stop.
 
-    The plan orders the rows to learn from; the best epochs are chosen by the scores on `validation`.
+    Args:
+        runner: Runs batches through the bank or model.
+        learners: What is trained. A base model that is trained along comes last.
+        plan: The steps, in order, with the training rows of each.
+        validation: Groups that are scored after each epoch; the scores decide the best epochs.
+        options: Options of the run.
+        accelerator: From `start_accelerator`.
+        checkpoints: Where checkpoints are written. None: there are no checkpoints.
     """
 
     def __init__(
@@ -82,35 +95,42 @@ class Engine:
         checkpoints: Checkpoints | None = None,
     ) -> None:
         self.runner, self.plan, self.validation, self.options = runner, plan, validation, options
-        self.everyone = list(learners)  # a base that is trained along last
+        self.all_learners = list(learners)
         self.learners = {learner.name: learner for learner in learners}
         self.base = self.learners.pop(BASE, None)
-        self.history: list[dict[str, Any]] = []  # a row per learner and epoch, with every score
+        self.history: list[dict[str, Any]] = []  # a row per learner and epoch, with all metrics
         self.importances: list[dict[str, Any]] = []  # see `FitResult.importances`
         self.steps = 0
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
-        self._parts = options.gradient_accumulation_steps * world_size()  # of a step
+        self._parts = options.gradient_accumulation_steps * world_size()  # batches of a step, over all processes
         self._guard = DivergenceGuard(runner)
         self._scaler = torch.amp.GradScaler(runner.device.type, enabled=options.precision == "float16")
 
     def run(self) -> None:
-        """Train to the end, and put the weights that are kept in place."""
+        """Train to the end, resuming from a checkpoint if `resume` is set, and load the final weights of every learner.
+
+        Raises:
+            NotFiniteError: If a loss, gradient, weight or score becomes NaN or infinite.
+            StoreError: If a checkpoint is damaged or cannot be written.
+            ConfigError: If the checkpoint to resume from belongs to another run.
+        """
         self._accelerator.init_trackers("events")
         state = None if self._checkpoints is None else self._checkpoints.begin(resume=self.options.resume)
         if state is not None:
             self._restore(*state)
         elif self.options.importance_steps:
-            for learner in self.everyone:
+            for learner in self.all_learners:
                 learner.restart_importance()
                 self._note_importance(learner)
-        with preserve_randomness(), _put_back(self.everyone, self.runner.modules), self._bar() as bar:
+        with preserve_randomness(), _restored(self.all_learners, self.runner.modules), self._bar() as bar:
             while self._epoch < self.plan.last_epoch():
                 self._run_epoch(bar)
-        for learner in self.everyone:
+        for learner in self.all_learners:
             learner.load(learner.best)
 
-    def _run_epoch(self, bar: Any) -> None:
+    def _run_epoch(self, bar: tqdm) -> None:
+        """Run the steps of the present epoch that are left, then score the learners and save a checkpoint."""
         steps = self.plan.epoch(self._epoch)
         groups = self.plan.groups
         active = [self.plan.active(number, self._epoch) for number in range(len(groups))]
@@ -120,31 +140,41 @@ class Engine:
         for module in self.runner.modules:
             module.train()
             for part in module.modules():
-                if _is_still(part):
+                if _has_frozen_statistics(part):
                     part.eval()
         for step, parts in left:
             self.step(step, active[step.group], [(rows, counts, next(loader)) for rows, counts in parts])
             self.steps, self._at = self.steps + 1, self._at + 1
             bar.update()
             if self.options.save_steps and self.steps % self.options.save_steps == 0 and self._at < len(steps):
-                self._guard.check_weights(self.everyone, self.steps)
+                self._guard.check_weights(self.all_learners, self.steps)
                 self.save()
         if steps:
-            self._guard.check_weights(self.everyone, self.steps)
+            self._guard.check_weights(self.all_learners, self.steps)
             self.score({name for names in active for name in names}, bar)
         self._epoch, self._at = self._epoch + 1, 0
         if steps:
             self.save()
 
     def step(self, step: Step, names: tuple[str, ...], parts: list[tuple[list[int], bool, dict[str, Tensor]]]) -> None:
-        """Take one step of some learners of a group; the parts are this process's rows, whether they count, a batch."""
+        """Take one optimizer step.
+
+        Args:
+            step: The step of the plan.
+            names: The learners that are still training on the step's group.
+            parts: This process's share of the step, split for gradient accumulation: the rows of each part, whether
+                its loss counts, and its batch.
+
+        Raises:
+            NotFiniteError: If a loss or gradient is NaN or infinite.
+        """
         group = self.plan.groups[step.group]
         learners = [self.learners[name] for name in names] + ([] if self.base is None else [self.base])
         every = self.options.importance_steps
-        noted = [learner for learner in learners if every and (learner.progress.done + 1) % every == 0]
-        for learner in noted:
+        observed = [learner for learner in learners if every and (learner.progress.done + 1) % every == 0]
+        for learner in observed:
             learner.restart_importance()
-        if self.runner.draws:  # so that a run that resumes needs no record of torch's random numbers
+        if self.runner.uses_global_rng:  # seeded anew at each step, so a checkpoint need not hold the random state
             _seed(derive_seed(self.options.seed, "step", self.steps, rank()))
         labels = [group.labels(rows, batch.pop("labels", None), names) for rows, _, batch in parts]
         parts_losses: list[Tensor] = []
@@ -162,17 +192,20 @@ class Engine:
         for learner in learners:
             learner.step(self._scaler)
         self._scaler.update()
-        for learner in noted:
+        for learner in observed:
             self._note_importance(learner)
 
     def _note_importance(self, learner: Learner, epoch: int | None = None) -> None:
-        """Take down the share of each layer, after an epoch (from 1) or a step."""
+        """Append a learner's layer importances to `importances`; `epoch` counts from 1, None between epochs."""
         when = {"reader": learner.name, "epoch": epoch, "step": learner.progress.done}
         for layer, share in learner.importance().items():
             self.importances.append({**when, "layer": layer, "importance": share})
 
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
-        """Clip the gradients of each learner; their norms, but for float16, whose scaler skips what is not finite."""
+        """Clip the gradients of each learner, in place, and return the gradient norm of each.
+
+        The list is empty for float16, whose gradient scaler skips steps that are not finite, and without clipping.
+        """
         norms: list[Tensor] = []
         for learner in learners:
             self._scaler.unscale_(learner.optimizer)
@@ -183,42 +216,52 @@ class Engine:
     def _weights(
         self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int
     ) -> Tensor | None:
-        """Share of the step's labels `[parts, learners]` that each part holds; None where one part holds them all."""
+        """Return weights `[parts, learners]` for the losses of the parts, or None if the step has only one part.
+
+        A weight is the fraction of the step's labels, over all processes, that the part holds. The weighted sum of the
+        parts' mean losses is then the mean over the step.
+        """
         if self._parts == 1:
             return None
-        own = torch.zeros(len(counts), len(names))
+        labelled = torch.zeros(len(counts), len(names))
         for number, valid in enumerate(counts):
             if valid:
-                own[number] = torch.tensor([self.runner.count(name, labels[number][name]) for name in names])
-        total = own.sum(0)
+                labelled[number] = torch.tensor(
+                    [self.runner.count_labels(name, labels[number][name]) for name in names]
+                )
+        total = labelled.sum(0)
         if world_size() > 1:
             total = self._accelerator.reduce(total.to(self._accelerator.device), "sum").cpu()  # pyright: ignore
-        even = torch.tensor([[float(valid) / min(self._parts, rows)] for valid in counts])  # of a step without labels
-        return torch.where(total > 0, own / total.clamp(min=1e-30), even)
+        even = torch.tensor(
+            [[float(valid) / min(self._parts, rows)] for valid in counts]
+        )  # for learners without a label in this step
+        return torch.where(total > 0, labelled / total.clamp(min=1e-30), even)
 
     def _add_gradients(self, learners: Sequence[Learner]) -> None:
-        """Sum the gradients of all processes, in place; all of them have the same ones."""
+        """Sum the gradients over all processes, in place. Every process has gradients for the same parameters."""
         if world_size() == 1:
             return
         parameters = [parameter for learner in learners for parameter in learner.parameters]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         flat: Any = self._accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
-        for gradient, total in zip(gradients, flat.split([own.numel() for own in gradients]), strict=True):
+        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 
     # After an epoch
 
-    def score(self, names: set[str], bar: Any) -> None:
-        """Score every learner that learnt in this epoch, and let each draw its own conclusions."""
-        with eval_mode(*self.runner.modules):  # once for all groups: each change of mode starts importances anew
+    def score(self, names: set[str], bar: tqdm) -> None:
+        """Score the learners `names`, then update the best epoch, the schedule and the early stop of each."""
+        with eval_mode(
+            *self.runner.modules
+        ):  # set once for all groups, since each change of mode resets the counts of importances
             scores, epoch = score(self.runner, self.validation, self.options, names=names), self._epoch + 1
         scores |= {name: {} for name in self.learners if name in names and name not in scores}
-        for name, own in scores.items():
-            self.history.append({"reader": name, "epoch": epoch, **own})
+        for name, metrics in scores.items():
+            self.history.append({"reader": name, "epoch": epoch, **metrics})
             self._note_importance(self.learners[name], epoch)
         if self.base is None:
-            for name, own in scores.items():
-                self._conclude(self.learners[name], own)
+            for name, metrics in scores.items():
+                self._conclude(self.learners[name], metrics)
         else:
             self._conclude_together(self.base, scores)
         for name in scores:
@@ -227,97 +270,104 @@ class Engine:
         self._show(scores, bar)
 
     def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
+        """End an epoch of one learner, whose scores decide its best epoch and stop."""
         learner.record(self._epoch, scores)
         if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
             learner.begin_stage()
 
     def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
-        """Where the base is trained too there is one best epoch, and one stop: by the mean of the readers' scores."""
+        """End an epoch of a base that is trained along: the mean score of its readers decides best epoch and stop."""
         readers = [self.learners[name] for name in scores]
-        signed = [scores[own.name][own.metric] * (-1 if own.metric in LOWER else 1) for own in readers]
+        signed = [scores[reader.name][reader.metric] * (-1 if reader.metric in LOWER else 1) for reader in readers]
         if base.record(self._epoch, {"mean": statistics.fmean(signed)}):
             for reader in readers:
                 reader.keep(self._epoch, scores[reader.name])
         stopped = base.progress.stopped is not None
         if advanced := [reader for reader in readers if self._end_epoch(reader, stopped=stopped)]:
-            for learner in self.everyone:
+            for learner in self.all_learners:
                 learner.begin_stage(schedule=learner in advanced)
         for reader in readers:
             reader.progress.scale, reader.progress.stopped = base.progress.scale, base.progress.stopped
 
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
-        """Let a learner whose training has stages go on to the next, which an early stop brings forward."""
+        """Tell a learner that an epoch ended, and return whether it began its next stage of training.
+
+        A learner that stops early is told that its epochs are almost over, so that its next stage begins now.
+        """
         done = (self._epoch + 1) / self.plan.epochs[learner.name]
         return learner.end_epoch(math.nextafter(1, 0) if stopped and done < 1 else done)
 
-    # What is shown and kept
+    # Progress and checkpoints
 
-    def _bar(self) -> Any:
+    def _bar(self) -> tqdm:
+        """Return the progress bar of the run, hidden without `progress` and in all processes but the first."""
         from tqdm.auto import tqdm
 
         hidden = not self.options.progress or rank() > 0
         return tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step")
 
-    def _show(self, scores: Mapping[str, dict[str, float]], bar: Any) -> None:
-        values = {f"{name}/{key}": value for name, own in scores.items() for key, value in own.items()}
+    def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:
+        """Log the scores of an epoch to the trackers, and print a line of them above the progress bar."""
+        values = {f"{name}/{key}": value for name, metrics in scores.items() for key, value in metrics.items()}
         self._accelerator.log(values, step=self.steps)
         if not bar.disable:
-            shown = [f"{name} {own[self.learners[name].metric]:.3f}" for name, own in scores.items() if own]
+            shown = [f"{name} {metrics[self.learners[name].metric]:.3f}" for name, metrics in scores.items() if metrics]
             more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
             bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
 
     def save(self) -> None:
-        """Write a checkpoint, where they are kept."""
+        """Write a checkpoint, if the run has any. Every process must call this; the first one writes."""
         if self._checkpoints is None:
             return
         if rank() == 0:
-            own = {learner.name: learner.to_tensors() for learner in self.everyone}
-            tensors = {f"{name}/{key}": value for name, state in own.items() for key, value in state.items()}
+            states = {learner.name: learner.to_tensors() for learner in self.all_learners}
+            tensors = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
             progress = {
                 "position": [self._epoch, self._at, self.steps],
-                "learners": {learner.name: learner.to_json() for learner in self.everyone},
+                "learners": {learner.name: learner.to_json() for learner in self.all_learners},
                 "stopped": self.plan.stopped,
                 "history": self.history,
                 "importances": self.importances,
-                "scaler": self._scaler.state_dict(),  # empty but for float16
+                "scaler": self._scaler.state_dict(),  # empty unless the precision is float16
             }
             self._checkpoints.save(self.steps, tensors, progress)
         barrier()
 
     def _restore(self, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
+        """Continue where a checkpoint with these tensors and this progress was saved."""
         self._epoch, self._at, self.steps = progress["position"]
         self.history[:], self.importances[:] = progress["history"], progress["importances"]
         self.plan.stopped.update(progress["stopped"])
         if progress["scaler"]:
             self._scaler.load_state_dict(progress["scaler"])
-        for learner in self.everyone:
+        for learner in self.all_learners:
             start = f"{learner.name}/"
-            own = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-            learner.from_tensors(own, progress["learners"][learner.name])
+            state = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+            learner.from_tensors(state, progress["learners"][learner.name])
 
 
-def _is_still(module: nn.Module) -> bool:
-    """Whether it keeps statistics of what it has seen, though nothing of it is learnt."""
-    own = list(module.parameters(recurse=False))
-    kept = getattr(module, "running_mean", None) is not None
-    return kept and bool(own) and not any(parameter.requires_grad for parameter in own)
+def _has_frozen_statistics(module: nn.Module) -> bool:
+    """Whether a module, such as a batch norm, has running statistics and only frozen parameters: it stays in eval."""
+    parameters = list(module.parameters(recurse=False))
+    has_statistics = getattr(module, "running_mean", None) is not None
+    return has_statistics and bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def _seed(seed: int) -> None:
-    """Seed every generator that a model may draw from."""
+    """Seed the random generators of torch, Python and NumPy, which a model's code may use."""
     seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 @contextmanager
-def _put_back(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Give modules back as they were, but for their weights; meanwhile nothing but what is learnt has gradients."""
+def _restored(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Let only the learners' parameters require gradients within the context; then restore all flags and modes."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     flags = [parameter.requires_grad for parameter in parameters]
-    learnt = {id(parameter) for learner in learners for parameter in learner.parameters}
+    trained = {id(parameter) for learner in learners for parameter in learner.parameters}
     for parameter in parameters:
-        parameter.requires_grad_(id(parameter) in learnt)
+        parameter.requires_grad_(id(parameter) in trained)
     try:
         with evaluating(*modules):
             yield
@@ -327,26 +377,37 @@ def _put_back(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iter
             parameter.grad = None
 
 
-_NEVER = 2**62
-_EVERY = 100  # steps between looks at what a GPU has noted; on a CPU, which makes nobody wait, every step is looked at
+_NEVER = 2**62  # larger than any step
+_EVERY = 100  # steps between checks on a GPU, since each check waits for the device; on a CPU every step is checked
 _HINT = "The learning rate may be too high, or an input or a label is not finite"
 
 
 class DivergenceGuard:
-    """Notes on the device at which step the loss or gradient of a learner was first NaN or infinite, counted from 1."""
+    """Stops a run whose losses or gradients become NaN or infinite, without waiting for the GPU at every step.
+
+    It stores on the device at which step, counted from 1, the numbers of each learner were first not finite.
+    """
 
     def __init__(self, runner: Runner) -> None:
-        self._subject = runner
-        self._first: dict[tuple[str, ...], Tensor] = {}  # learners of a step -> the first bad one of each
+        self._runner = runner
+        self._first: dict[
+            tuple[str, ...], Tensor
+        ] = {}  # names of learners -> step `[learners]` of the first bad number
 
     def note(self, step: int, names: Sequence[str], losses: Sequence[Tensor], norms: Sequence[Tensor]) -> None:
-        """Take note of a step: its losses `[readers]`, part by part, and perhaps the norm of each learner's gradients.
+        """Record the numbers of a step.
+
+        Args:
+            step: Number of the step, from 1.
+            names: The learners of the step. A base that is trained along is the last; it has no loss of its own.
+            losses: Losses `[readers]` of each part of the step.
+            norms: Gradient norm of each learner; may be empty.
 
         Raises:
-            NotFiniteError: If one is not finite; for a GPU perhaps up to 99 steps later, with the step that it was.
+            NotFiniteError: If a number is not finite. On a GPU up to 99 steps later; the message names the right step.
         """
         values = torch.stack(list(losses)).sum(0) if len(losses) > 1 else losses[0]
-        if len(values) < len(names):  # a base has no loss of its own
+        if len(values) < len(names):  # the base, which has no loss
             values = torch.cat([values, values.new_zeros(1)])
         if norms:
             values = values + torch.stack([norm.to(values.device) for norm in norms])
@@ -360,24 +421,25 @@ class DivergenceGuard:
             self.check()
 
     def check(self) -> None:
-        """Raise NotFiniteError for the first number that was noted."""
-        noted = [
+        """Raise NotFiniteError for the earliest recorded number that was not finite."""
+        bad_steps = [
             (at, name) for names, first in self._first.items() for name, at in zip(names, first.tolist(), strict=True)
         ]
-        step, name = min(noted, default=(_NEVER, ""))
+        step, name = min(bad_steps, default=(_NEVER, ""))
         if step < _NEVER:
-            what = f"the loss or the gradient of {self._subject.title(name)} is NaN or infinite at step {step}"
+            what = f"the loss or the gradient of {self._runner.title(name)} is NaN or infinite at step {step}"
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """The same for the weights that are trained, before they are kept; here a step means: there or before."""
+        """Raise NotFiniteError if a trained weight is not finite, before the weights are saved after `step` steps."""
         self.check()
         for learner in learners:
             if weight := first_non_finite((str(number), own) for number, own in enumerate(learner.parameters)):
                 names = {id(own): key for key, own in learner.module.named_parameters()}
                 weight = names[id(learner.parameters[int(weight)])]
-                what = f"the weight '{weight}' of {self._subject.title(learner.name)} is NaN or infinite"
+                what = f"the weight '{weight}' of {self._runner.title(learner.name)} is NaN or infinite"
                 raise self._error(f"{what} at or before step {step}", learner.name, step)
 
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
-        return NotFiniteError(f"{self._subject.op}: {what}; training stops. {_HINT}.", name=name, step=step)
+        """Return the error that training stops because of `what`."""
+        return NotFiniteError(f"{self._runner.op}: {what}; training stops. {_HINT}.", name=name, step=step)

@@ -1,4 +1,4 @@
-"""Whatever is trained: its parameters and their rates, its schedule, its best epoch, its stop."""
+"""A learner: a module with an optimizer, a learning-rate schedule, a best epoch and an early stop."""
 
 from __future__ import annotations
 
@@ -20,30 +20,35 @@ if TYPE_CHECKING:
 
     from lamina.train.options import FitOptions
 
-BASE = ".base"  # the learner of a base that is trained along; no reader's name has a dot
+BASE = ".base"  # name of a base model that is trained along; no reader can have it, since names have no dot
 
 
 @dataclass
 class Progress:
-    """How far a learner has come, JSON-ready."""
+    """State of a learner's training besides its tensors; checkpoints hold it as JSON."""
 
-    scores: dict[str, float] = field(default_factory=dict)  # all metrics of the weights that are kept
-    best_epoch: int = 0  # their epoch, counted from 1; 0 before the first score
+    scores: dict[str, float] = field(default_factory=dict)  # all metrics at the best epoch
+    best_epoch: int = 0  # counted from 1; 0 before the first score
     top: float | None = None  # the best score so far
     stalled: int = 0  # epochs since the score last rose
     cooled: int = 0  # epochs since the score last rose or the plateau schedule last acted
-    scale: float = 1.0  # what the plateau schedule has multiplied the learning rate by
-    done: int = 0  # optimiser steps taken
-    began: int = 0  # of those, the ones before the present stage (see `Fusion.on_epoch_end`)
-    stopped: int | None = None  # the epoch (from 0) after which it stopped early; None while it goes on
-    step: int = 0  # a reader's count of training passes, which fixes its dropout
+    scale: float = 1.0  # factor of the learning rate that the plateau schedule has reached
+    done: int = 0  # optimizer steps so far
+    began: int = 0  # `done` when the present stage of training began (see `Fusion.on_epoch_end`)
+    stopped: int | None = None  # epoch (from 0) after which the learner stopped early; None: it has not
+    step: int = 0  # training passes of a reader, by which its dropout is seeded
 
 
 class Learner:
-    """A module that is trained: a reader, a base that is trained along, or a whole model.
+    """A module that is trained: a reader, a base model that is trained along, or a whole model.
 
-    Its parameter groups have their highest rates as "lr"; the metric picks the best epoch; `total` is the number of
-    steps it takes if it does not stop early.
+    Args:
+        name: Name of the reader or task, or `BASE`.
+        module: The module.
+        groups: Parameter groups, as torch's optimizers take them; "lr" is the highest learning rate of a group.
+        metric: Name of the metric that decides the best epoch.
+        total: Number of optimizer steps without early stopping.
+        options: Options of the run.
     """
 
     def __init__(
@@ -62,13 +67,13 @@ class Learner:
         self.rates = [float(group["lr"]) for group in groups]
         self.optimizer = _optimizer(groups, options)
         self.progress = Progress()
-        self.best: dict[str, Tensor] = {}  # its tensors at the epoch that is kept; none with `keep="last"`
-        learnt = {id(parameter) for parameter in self.parameters}
+        self.best: dict[str, Tensor] = {}  # tensors of the best epoch; empty with `keep="last"`
+        trained = {id(parameter) for parameter in self.parameters}
         named = module.named_parameters(remove_duplicate=False)
-        self._frozen = {key for key, parameter in named if id(parameter) not in learnt}
+        self._frozen = {key for key, parameter in named if id(parameter) not in trained}
 
     def factor(self) -> float:
-        """The share of its highest rates that it takes its next step with."""
+        """Return the factor of the highest learning rates for the next step, by schedule and warm-up."""
         options, progress = self._options, self.progress
         total, done = self.total - progress.began, progress.done - progress.began
         rise = int(total * options.warmup_ratio) if options.warmup_steps is None else options.warmup_steps
@@ -81,7 +86,7 @@ class Learner:
         return progress.scale
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Take a step with the gradients that are there, and let them go; `scaler` undoes what it did to them."""
+        """Take an optimizer step and clear the gradients; a `scaler` (float16) skips it if a gradient is infinite."""
         factor = self.factor()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
@@ -93,9 +98,14 @@ class Learner:
         self.progress.done += 1
 
     def record(self, epoch: int, scores: dict[str, float]) -> bool:
-        """Take in the scores after `epoch` (from 0), and slow down or stop; whether these weights are those to keep.
+        """Process the scores after an epoch: keep the weights if they are the best, lower the rate, or stop early.
 
-        A learner without rows to be scored on has no scores, and keeps its last weights.
+        Args:
+            epoch: Number of the epoch, from 0.
+            scores: Metric -> score. Empty for a learner without validation rows, which keeps its last weights.
+
+        Returns:
+            Whether the weights of this epoch were kept.
         """
         if not scores:
             self.keep(epoch, scores)
@@ -117,39 +127,45 @@ class Learner:
         return keep
 
     def keep(self, epoch: int, scores: dict[str, float]) -> None:
-        """Keep the weights as they are now."""
+        """Make `epoch` (from 0) the best epoch: store its scores and, with `keep="best"`, a copy of the weights."""
         self.progress.scores, self.progress.best_epoch = dict(scores), epoch + 1
         self.best = self.tensors() if self._options.keep == "best" else {}
 
     def importance(self) -> dict[int, float]:
-        """Layer -> share, of a reader that mixes layers."""
+        """Return layer -> importance, which sum to 1; empty unless the module is a reader that mixes layers."""
         return self.module.importance() if isinstance(self.module, ReaderModule) else {}
 
     def restart_importance(self) -> None:
-        """Have a reader whose fusion counts what it weighs count from here."""
+        """Reset the importances of a reader whose fusion averages them over the tokens that it has seen."""
         if isinstance(self.module, ReaderModule):
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Let a reader whose epochs are `done` to a share go on to its next stage; whether parameters start afresh."""
+        """Tell a reader which fraction `done` of its epochs is over; return whether a new stage of training begins.
+
+        In a new stage the reader may have new parameters, so the optimizer's state is cleared.
+        """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:
             self.optimizer.state.clear()
         return afresh
 
     def begin_stage(self, *, schedule: bool = True) -> None:
-        """Start afresh, but for the count of steps and perhaps the schedule: scores before and after do not compare."""
+        """Reset the scores, best weights and, with `schedule`, the learning-rate schedule; the count of steps goes on.
+
+        Scores of two stages do not compare.
+        """
         done, began = self.progress.done, self.progress.began
         self.progress = Progress(done=done, began=done if schedule else began)
         self.best = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """A copy, on the CPU, of every tensor that training may change."""
+        """Return a copy, on the CPU, of every tensor that training may change, by its name in the module."""
         state = self.module.state_dict()
         return {key: value.detach().clone().cpu() for key, value in state.items() if key not in self._frozen}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
+        """Load tensors that the method `tensors` returned; an empty mapping changes nothing."""
         if tensors:
             self.module.load_state_dict(tensors, strict=False)
 
@@ -157,13 +173,13 @@ class Learner:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """About how much `to_tensors` gives once it has learnt."""
+        """Approximate size of the learner's tensors in a checkpoint."""
         state = {key: value.nbytes for key, value in self.module.state_dict().items() if key not in self._frozen}
         moments = self._options.moments * sum(parameter.nbytes for parameter in self.parameters)
         return (2 if self._options.keep == "best" else 1) * sum(state.values()) + moments
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Everything but the progress: weights, the best ones, and the optimiser's state."""
+        """Return the tensors of a checkpoint: weights, best weights and the optimizer's state; see `from_tensors`."""
         tensors = {f"now/{key}": value for key, value in self.tensors().items()}
         tensors |= {f"best/{key}": value for key, value in self.best.items()}
         for number, state in self.optimizer.state_dict()["state"].items():
@@ -173,7 +189,11 @@ class Learner:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def from_tensors(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Take up what a checkpoint holds."""
+        """Restore the state that `to_tensors` and `to_json` returned.
+
+        Raises:
+            StoreError: If names or shapes of the tensors differ from the module's.
+        """
         parts: dict[str, dict[str, Tensor]] = {"now": {}, "best": {}, "optimizer": {}}
         for key, value in tensors.items():
             part, _, rest = key.partition("/")
@@ -195,13 +215,14 @@ class Learner:
             self.module.step = self.progress.step
 
     def to_json(self) -> dict[str, Any]:
-        """The progress."""
+        """Return the progress as a JSON-ready dict."""
         if isinstance(self.module, ReaderModule):
             self.progress.step = self.module.step
         return asdict(self.progress)
 
 
 def _optimizer(groups: Sequence[dict[str, Any]], options: FitOptions) -> Optimizer:
+    """Return the optimizer that the options name, for these parameter groups."""
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
     if options.optimizer == "sgd":
         return torch.optim.SGD(list(groups), momentum=options.momentum, fused=fused)

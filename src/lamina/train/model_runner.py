@@ -1,4 +1,4 @@
-"""A whole model with a head of its own as what is trained and scored: a reader without a fusion."""
+"""Train and score a whole model with a head of its own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from lamina.bank.stack_pass import States
+    from lamina.layers.types import Batch, Processor
     from lamina.tasks.base import Kind, TaskLike
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
@@ -32,16 +34,18 @@ if TYPE_CHECKING:
     from lamina.train.plan import Plan
 
 
-_PROCESSOR = "_lamina_processor"  # an attribute of the model object: the processor, where a task set its size
+_PROCESSOR = "_lamina_processor"  # attribute of a model object: its processor, if a task changed the image size
 _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
 class ModelRunner(Runner):
-    """A whole model with a head of its own."""
+    """Runs a whole model through its own head, for the one task of the model."""
 
-    def __init__(self, model: PreTrainedModel, task: TaskLike, op: str, processor: Any, options: PassOptions) -> None:
+    def __init__(
+        self, model: PreTrainedModel, task: TaskLike, op: str, processor: Processor | None, options: PassOptions
+    ) -> None:
         self.model = self.base = model
-        self.modules, self.draws, self.op, self.task = (model,), True, op, task
+        self.modules, self.uses_global_rng, self.op, self.task = (model,), True, op, task
         self.kind: Kind = kind_of(task.kind)
         if processor is None:
             processor = vars(model).get(_PROCESSOR)
@@ -59,20 +63,24 @@ class ModelRunner(Runner):
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
     def title(self, name: str) -> str:  # noqa: ARG002
-        """There is only one."""
+        """Return "the model": there is only one learner."""
         return "the model"
 
     def settings(self, name: str) -> dict[str, Any]:  # noqa: ARG002
-        """The task that its head is for."""
+        """Return the kind, problem type, labels and image size of the task, JSON-ready."""
         facts = {"kind": self.task.kind, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}
         return facts | {"image_size": getattr(self.task, "image_size", None)}
 
-    def starting_weights(self, learnt: Sequence[Tensor]) -> str:
-        """All that did not start at random."""
-        return starting_weights(self.model, learnt)
+    def starting_weights(self, trained: Sequence[Tensor]) -> str:
+        """Return a fingerprint of all weights but those that started at random, such as a new head."""
+        return starting_weights(self.model, trained)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
-        """See that the model can be trained on the task, and give its classes the task's names."""
+        """Check that the model can be trained on the task, and name the classes of a new head after its labels.
+
+        Raises:
+            ConfigError: If a bank reads the model, everything is frozen, or the head does not fit the task.
+        """
         if is_read_by_bank(self.model):
             raise ConfigError(
                 f"{self.op}: a bank reads this model and keeps it as it is; fine-tuning changes it. "
@@ -84,9 +92,13 @@ class ModelRunner(Runner):
             vars(self.model)[_PROCESSOR] = self.processor
 
     def fit_head(self, group: Group, *, keep: bool = True) -> None:
-        """See that the head fits the task by running it on its two shortest rows; else the model is as it was.
+        """Check that the head fits the task: run the model on the two shortest rows of `group`.
 
-        With `keep`, the classes' names and the kind of loss stay in the model's config.
+        With `keep`, the class names and the kind of loss stay in the model's config. Without it, or after an error, the
+        config is as it was.
+
+        Raises:
+            ConfigError: If the head does not fit.
         """
         config: Any = self.model.config
         before = dict(vars(config))
@@ -104,6 +116,7 @@ class ModelRunner(Runner):
                 vars(config).update(before)
 
     def _try(self, group: Group) -> None:
+        """Run the model with labels on the two shortest rows of `group`; raise ConfigError if that fails."""
         inputs, lengths = group.inputs, group.inputs.lengths
         shortest = heapq.nsmallest(2, range(len(lengths)), key=lengths.__getitem__)
         batch = inputs.batch(shortest)
@@ -111,7 +124,7 @@ class ModelRunner(Runner):
         try:
             with eval_mode(self.model):
                 out = self._forward(batch, labels)
-        except Exception as error:  # each model raises what it likes
+        except Exception as error:  # models raise errors of any type
             reason = first_line(error)
             values = batch.get("pixel_values")
             if values is not None:
@@ -130,6 +143,7 @@ class ModelRunner(Runner):
             raise self._no_head(reason)
 
     def _no_head(self, reason: str) -> ConfigError:
+        """Return the error that the model has no head for the task, for a `reason` in words."""
         return ConfigError(
             f"{self.op}: {type(self.model).__name__} has no head for a task of kind {self.task.kind} "
             f"({reason.rstrip('.')}). Load one with {self.kind.auto_class}."
@@ -138,32 +152,37 @@ class ModelRunner(Runner):
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """The model, with a group per learning rate and weight decay."""
+        """Return the model as the only learner, with a parameter group per learning rate and weight decay."""
         ((name, task),) = tasks.items()
         groups = parameter_groups(self.model, options, rates[name], self.op)
         return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 
-    def _forward(self, batch: Mapping[str, Tensor], labels: Tensor) -> Any:
+    def _forward(self, batch: Batch, labels: Tensor) -> Any:
+        """Return the model's outputs for a batch with labels, its loss among them."""
         labels = self.kind.model_labels(labels, self.task).to(self.device)
         return self.model(**self.arguments(batch), labels=labels)  # pyright: ignore[reportCallIssue]
 
     def losses(
-        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: Any
+        self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """The loss of the model's own head; without any label the mean over none, which is no number, becomes 0."""
+        """Return the loss of the model's own head; 0 for a batch without labels, whose mean loss would be NaN."""
         del states
         (name,) = names
         out = self._forward(batch, labels[name])
-        return [out.loss if self.count(name, labels[name]) else out.logits.sum() * 0.0]
+        return [out.loss if self.count_labels(name, labels[name]) else out.logits.sum() * 0.0]
 
-    def count(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
-        """All numbers, or the labels that are given."""
+    def count_labels(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
+        """Return how many labels there are: all numbers of a regression, else the labels that are not ignored."""
         return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
     def outputs(
-        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: Any
+        self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, Any]:
-        """As the kind takes them from a model."""
+        """Return the learner's name -> the outputs as the kind of task takes them; see `Runner.outputs`.
+
+        Raises:
+            ConfigError: If the model cannot read images of this size.
+        """
         del states
         batch, run = self.arguments(batch), self.kind.predict_outputs if labels is None else self.kind.outputs
         try:
@@ -174,7 +193,7 @@ class ModelRunner(Runner):
             raise
 
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
-        """Classes, or entries of the vocabulary."""
+        """Return the number of classes, or the size of the vocabulary."""
         if self.kind.has_classes:
             return len(self.task.labels)
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
@@ -184,9 +203,14 @@ _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "mul
 
 
 def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
-    """What a model's head is for, as its class and its config say.
+    """Return the task that a model's head is for, without data, by the model's class and config.
 
-    The kind is the one that is asked for, or the first whose auto class has models of this class.
+    Args:
+        model: A model with a head.
+        kind: Name of the kind of task. None: the first kind whose auto class has models of this class.
+
+    Raises:
+        ConfigError: If the head is for no kind of task.
     """
     import transformers
 

@@ -1,4 +1,4 @@
-"""Which rows a training step sees: tasks over the same inputs share a pass, the others take turns."""
+"""The steps of a training run: groups of tasks take turns, and each step has rows of one group."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.tasks.base import Inputs
+    from lamina.tasks.task import Task
     from lamina.train.groups import Group
 
     Job = tuple[Inputs, Sequence[int], int]
-    """What a batch is made of: inputs, rows, epoch."""
+    """Inputs, rows and epoch of a batch that is to be made."""
 
 
 class Step(NamedTuple):
@@ -37,18 +38,18 @@ class Step(NamedTuple):
 
 @dataclass
 class Plan:
-    """Every step of a run, in order; the same for a group whatever else is trained beside it.
+    """All steps of a run, in order. The steps of a group do not depend on the other groups.
 
-    Within an epoch the groups take turns in proportion to their numbers of steps, so that all of them end it together.
-    A learner that has stopped gets no more batches, and a group all of whose learners have stopped none at all.
+    Within an epoch, groups take turns in proportion to their numbers of steps, so that all of them end it together. A
+    learner that has stopped gets no more batches. A group whose learners have all stopped has no more steps.
     """
 
     groups: Sequence[Group]
-    epochs: Mapping[str, int]  # learner name -> how many times it goes through its rows
-    size: int  # rows per step
-    seed: int  # decides the order
-    max_steps: int | None = None  # a learner's steps end there, whatever its epochs
-    stopped: dict[str, int] = field(default_factory=dict)  # learner name -> the epoch after which it stopped early
+    epochs: Mapping[str, int]  # learner name -> passes over its rows
+    size: int  # rows per optimizer step
+    seed: int  # seed of the order of the rows
+    max_steps: int | None = None  # most steps per learner, whatever its epochs; None: no limit
+    stopped: dict[str, int] = field(default_factory=dict)  # learner name -> epoch (from 0) after which it stopped early
 
     def __post_init__(self) -> None:
         self._steps = [batch_count(group.inputs.lengths, self.size, equal=group.equal_lengths) for group in self.groups]
@@ -59,16 +60,16 @@ class Plan:
         self._limit = sys.maxsize if self.max_steps is None else self.max_steps
 
     @property
-    def tasks(self) -> dict[str, Any]:
-        """Learner name -> task, group by group."""
+    def tasks(self) -> dict[str, Task]:
+        """Learner name -> task, over all groups."""
         return {name: task for group in self.groups for name, task in group.tasks.items()}
 
     def last_epoch(self) -> int:
-        """Number of epochs of the longest learner."""
+        """Return the largest number of epochs of a learner."""
         return max(self.epochs.values())
 
     def active(self, group: int, epoch: int) -> tuple[str, ...]:
-        """Learners of a group that still learn in an epoch (from 0)."""
+        """Return the learners of a group (by its index) that are still trained in an epoch (from 0)."""
         return tuple(
             name
             for name in self.groups[group].names
@@ -76,11 +77,11 @@ class Plan:
         )
 
     def steps_of(self, name: str) -> int:
-        """How many steps a learner takes if it does not stop early."""
+        """Return how many steps a learner takes if it does not stop early."""
         return min(self.epochs[name] * self._per_epoch[name], self._limit)
 
     def epoch(self, epoch: int) -> list[Step]:
-        """The steps of one epoch."""
+        """Return the steps of one epoch (from 0), in order."""
         streams = []
         for number, group in enumerate(self.groups):
             if self.active(number, epoch):
@@ -91,7 +92,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """How many steps a group has in an epoch."""
+        """Return how many steps a group (by its index) has in an epoch, up to `max_steps` in all."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:
@@ -104,12 +105,16 @@ class Plan:
 
 
 def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
-    """The batches of some jobs, in order; made by loader workers where there are any."""
+    """Yield the batches of jobs, in order, made by this process or by `num_workers` others.
+
+    Raises:
+        LaminaError: If an example cannot be read; also from another process, with its fields.
+    """
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:
             yield inputs.batch(rows, epoch=epoch)
         return
-    rng = torch.Generator().manual_seed(0)  # a loader would draw from torch's own
+    rng = torch.Generator().manual_seed(0)  # without it a loader would change torch's global random state
     data, make = cast("Any", jobs), cast("Any", _batch_or_error)
     workers = min(num_workers, len(jobs))
     for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
@@ -119,7 +124,7 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
 
 
 def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
-    """A batch; or what went wrong, of which a loader would raise a copy without its fields."""
+    """Return a batch, or the error that making it raised: raised in a worker, the error would lose its fields."""
     inputs, rows, epoch = job
     try:
         return inputs.batch(rows, epoch=epoch)
@@ -128,9 +133,15 @@ def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
 
 
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:
-    """The parts of a step that a process takes, each with whether it counts.
+    """Return this process's parts of a step, each with whether its loss counts.
 
-    Where no row is left for a process, it takes the first without counting it, since all of them must run the model.
+    Args:
+        rows: Rows of the whole step.
+        parts: Number of parts, over all processes.
+        rank: Number of this process.
+        world_size: Number of processes.
+
+    A process for which no row is left gets the first row, which does not count, since every process must run the model.
     """
-    own = [(list(rows[part::parts]), True) for part in range(rank, parts, world_size) if part < len(rows)]
-    return own or [([rows[0]], False)]
+    shard = [(list(rows[part::parts]), True) for part in range(rank, parts, world_size) if part < len(rows)]
+    return shard or [([rows[0]], False)]

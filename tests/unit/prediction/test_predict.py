@@ -29,9 +29,11 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
+from lamina.prediction.predict import Predictor
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 from lamina.train.groups import group_tasks
+from lamina.train.options import PassOptions
 
 STRANGE = {
     "empty": "",
@@ -462,7 +464,23 @@ def test_readers_that_learnt_from_pairs_say_so_where_single_texts_come(caplog: p
     evaluate(bank, {"pairs": pairs})
     assert caplog.text == ""
     predict(bank, ["good"])
-    assert "predict: 'pairs' learnt from pairs of texts and is asked about single texts" in caplog.text
+    assert "predict: 'pairs' was trained on pairs of texts and now reads single texts" in caplog.text
     assert "'single'" not in caplog.text
     evaluate(bank, {"single": pairs})
-    assert "evaluate: 'single' learnt from single texts and is asked about pairs of texts" in caplog.text
+    assert "evaluate: 'single' was trained on single texts and now reads pairs of texts" in caplog.text
+
+
+def test_how_examples_are_read_is_derived_once_for_a_bank_until_something_changes(monkeypatch: pytest.MonkeyPatch):
+    bank, derived, derive = tiny_bank({"a": reader(yes_no()), "b": reader(yes_no())}), [], Predictor._derive_readings
+    monkeypatch.setattr(Predictor, "_derive_readings", lambda self: derived.append(self) or derive(self))
+    whole = predict(bank, ["good " * 6])
+    assert predict(bank, ["good " * 6]) == whole
+    assert len(derived) == 1
+    for reader_module in (bank["a"], bank["b"]):
+        reader_module.info = {"max_length": 4}
+    cut = predict(bank, ["good " * 6])
+    assert cut != whole
+    assert cut == Predictor(bank, PassOptions())(["good " * 6])
+    bank["b"].info = {}
+    assert predict(bank, ["good " * 6]) == [{"a": cut[0]["a"], "b": whole[0]["b"]}]
+    assert len(derived) == 3

@@ -193,7 +193,7 @@ def test_streaming_readers_that_do_not_fit_are_refused_with_what_would(monkeypat
     bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
     runner = BankRunner(bank, "fit")
     (group,) = groups_of(runner, {"mood": task}, "train", FitOptions())
-    kept, tokens = runner.kept(group, FitOptions()), int(max(group.inputs.lengths))
+    kept, tokens = runner.training_memory(group, FitOptions()), int(max(group.inputs.lengths))
     before = {key: value.clone() for key, value in bank.state_dict().items()}
     message = refused(bank, {"mood": task}, monkeypatch, kept.of(16) + 10, batch_size=64)
     assert f"fit: the gradients of mood keep 0.0 GiB for 64 rows of {tokens} tokens" in message
@@ -207,7 +207,7 @@ def test_steps_that_were_accumulated_already_stay_the_same(monkeypatch: pytest.M
     bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
     runner = BankRunner(bank, "fit")
     (group,) = groups_of(runner, {"mood": task}, "train", FitOptions())
-    free = runner.kept(group, FitOptions()).of(8)
+    free = runner.training_memory(group, FitOptions()).of(8)
     message = refused(bank, {"mood": task}, monkeypatch, free, batch_size=32, gradient_accumulation_steps=2)
     assert "Use batch_size=8 with gradient_accumulation_steps=8, which" in message
 
@@ -223,14 +223,14 @@ def test_a_batch_to_score_that_does_not_fit_is_refused_with_what_would(monkeypat
     bank = tiny_bank({"mood": Reader(Head2Toe(), HEADS["first"])})
     runner = BankRunner(bank, "fit")
     (group,) = groups_of(runner, {"mood": task}, "validation", FitOptions())
-    held, tokens = runner.held(group, FitOptions()), int(max(group.inputs.lengths))
+    held, tokens = runner.scoring_memory(group, FitOptions()), int(max(group.inputs.lengths))
     options = {"batch_size": 2, "eval_batch_size": 64}
     message = refused(bank, {"mood": task}, monkeypatch, held.of(16) + 10, **options)
     assert f"fit: scoring mood takes 0.0 GiB for 64 rows of {tokens} tokens" in message
     assert "Use eval_batch_size=16, or a smaller max_length" in message
     fit(bank, {"mood": task}, epochs=1, progress=False, **options | {"eval_batch_size": 16})
     bank = tiny_bank({"who": Reader(SingleLayer(dim=2), HEADS["first"])})
-    monkeypatch.setattr(BankRunner, "kept", lambda *_: KeptBytes(0, 0))
+    monkeypatch.setattr(BankRunner, "training_memory", lambda *_: KeptBytes(0, 0))
     assert "Not one row fits. Use a smaller max_length" in refused(bank, {"who": task}, monkeypatch, 10)
 
 
@@ -249,5 +249,5 @@ def test_states_that_are_held_count_where_nothing_of_them_is_saved():
     bank = tiny_bank({"toe": Reader(Head2Toe(), HEADS["first"])})
     runner = BankRunner(bank, "fit")
     (group,) = groups_of(runner, {"toe": task}, "train", FitOptions())
-    kept, tokens = runner.kept(group, FitOptions()), int(max(group.inputs.lengths))
+    kept, tokens = runner.training_memory(group, FitOptions()), int(max(group.inputs.lengths))
     assert kept.row >= tokens * 4 * 16 * 4  # four states of width 16 in single precision
