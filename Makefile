@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(READY)
-	$(BIN)/lamina demo $(ARGS)
+	$(BIN)/lamina demo --sentences examples/data/demo-sentences.tsv $(ARGS)
 
 # One page of studies, out/report.html: of rows that the demo makes, or of real sets with DATA=FOLDER, which takes hours.
 report: $(READY)

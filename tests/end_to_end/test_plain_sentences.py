@@ -13,6 +13,7 @@ import lamina
 from lamina.demo.run import run_demo
 
 SENTENCES = Path(__file__).resolve().parents[1] / "support" / "plain_sentences.jsonl"
+WRITTEN = Path(__file__).resolve().parents[2] / "examples" / "data" / "demo-sentences.tsv"
 ROWS = [json.loads(line) for line in SENTENCES.read_text(encoding="utf-8").splitlines()]
 logger = logging.getLogger(__name__)
 ENOUGH = 0.92
@@ -20,7 +21,7 @@ ENOUGH = 0.92
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory) -> list[dict[str, Any]]:
-    folder = run_demo(tmp_path_factory.mktemp("demo"), progress=False).folder
+    folder = run_demo(tmp_path_factory.mktemp("demo"), full=True, sentences=WRITTEN, progress=False).folder
     return lamina.predict(lamina.ReaderBank.from_pretrained(folder / "bank"), [row["text"] for row in ROWS])
 
 

@@ -304,7 +304,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         ],
         "clear": of(("cache", "--cache-dir", "cache", "--clear", "all"), f"{ENTRY}/index.json", passes={*DAMAGE}),
     },
-    "demo": {"output": of(DEMO, "demo"), **dict.fromkeys(("rows", "epochs", "seed", "progress"))},
+    "demo": {"output": of(DEMO, "demo"), **dict.fromkeys(("rows", "epochs", "seed", "full", "sentences", "progress"))},
 }
 
 

@@ -1,4 +1,8 @@
-"""Breaking the grammar of sentences that templates made; each function gives every sentence it can, one fault each."""
+"""Break the grammar of sentences from templates.
+
+Each function below takes the tokens of a correct sentence and returns every version of it that has one fault of the
+function's type: a list of token lists, empty if the sentence offers no place for that fault.
+"""
 
 from __future__ import annotations
 
@@ -19,89 +23,103 @@ DETERMINERS = ("a", "the", "this", "every", "our", "my")
 
 
 def corrupt(tokens: list[Token], rng: random.Random) -> list[Token]:
-    """The sentence with one fault, of a kind drawn among those it has room for."""
-    kinds = list(FAULTS)
-    rng.shuffle(kinds)
-    options = next(options for kind in kinds if (options := FAULTS[kind](tokens)))
+    """Return the sentence with one random fault, among the types of fault that the sentence has a place for."""
+    names = list(FAULTS)
+    rng.shuffle(names)
+    options = next(options for name in names if (options := FAULTS[name](tokens)))
     return rng.choice(options)
 
 
 def _replaced(tokens: list[Token], i: int, words: Sequence[str]) -> list[list[Token]]:
-    """One sentence for each of `words`, put in the place of token `i`."""
+    """Return one sentence for each of `words`, with that word in the place of token `i`."""
     return [[*tokens[:i], replace(tokens[i], word=word), *tokens[i + 1 :]] for word in words]
 
 
 def _wrong_agreement(tokens: list[Token]) -> list[list[Token]]:
-    """`the keys is here`. After a company either number is good English, so those are left alone."""
+    """Give a verb the wrong number: `the keys is here`.
+
+    Verbs after a company's name are skipped: both numbers are good English there.
+    """
     flips = AGREEMENT | {plural: singular for singular, plural in AGREEMENT.items()}
-    made = []
+    sentences = []
     for i, token in enumerate(tokens[1:], start=1):
         if token.role == "f" and not tokens[i - 1].tag.endswith("ORG"):
             forms = verb_forms().get(token.word, [token.word] * 2)
             other = flips.get(token.word) or forms[0 if token.word == forms[1] else 1]
-            made += _replaced(tokens, i, [other])
-    return made
+            sentences += _replaced(tokens, i, [other])
+    return sentences
 
 
 def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
-    """`did not praised`, `has see`, `she praising the film`."""
-    made = []
+    """Give a verb the wrong form: `did not praised`, `has see`, `she praising the film`."""
+    sentences = []
     for i, token in enumerate(tokens):
         if token.role == "p":
-            made += _replaced(tokens, i, [verb_forms()[token.word][4]])
+            sentences += _replaced(tokens, i, [verb_forms()[token.word][4]])
         elif token.role == "v":
             base, third, past, _, ing = verb_forms()[token.word]
             wrong = (third, past, ing) if token.word == base else (base, third)
-            made += _replaced(tokens, i, wrong)
-    return made
+            sentences += _replaced(tokens, i, wrong)
+    return sentences
 
 
 def _no_verb(tokens: list[Token]) -> list[list[Token]]:
-    """`the room very clean`. An auxiliary stays, since `the guests praised it` needs none."""
+    """Remove a verb: `the room very clean`. Auxiliaries stay, because `the guests praised it` is correct without."""
     helps = [any(after.role == "v" for after in tokens[i + 1 : i + 3]) for i in range(len(tokens))]
     places = [i for i, token in enumerate(tokens) if token.role in ("f", "p") and not (helps[i] or token.keep)]
     return [tokens[:i] + tokens[i + 1 :] for i in places]
 
 
 def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool]) -> list[tuple[int, int]]:
-    """Where something that `starts` a phrase is followed by a noun, adjectives between them allowed."""
-    found = []
+    """Find noun phrases.
+
+    Args:
+        tokens: The sentence.
+        role: Role of the noun that ends the phrase.
+        starts: Whether a token can start the phrase. Adjectives may stand between it and the noun.
+
+    Returns:
+        Position of the first token and of the noun, for each phrase.
+    """
+    phrases = []
     for i, token in enumerate(tokens):
         end = i + 1
         while end < len(tokens) and (tokens[end].role == "j" or tokens[end].tag.endswith("MISC")):
             end += 1
         if starts(token) and end < len(tokens) and tokens[end].role == role:
-            found.append((i, end))
-    return found
+            phrases.append((i, end))
+    return phrases
 
 
 def _is_determiner(token: Token) -> bool:
+    """Whether a token is a determiner."""
     return token.word in DETERMINERS
 
 
 def _no_determiner(tokens: list[Token]) -> list[list[Token]]:
-    """`guest praised the room`."""
+    """Remove a determiner: `guest praised the room`."""
     return [tokens[:i] + tokens[i + 1 :] for i, _ in _noun_phrases(tokens, "n", _is_determiner)]
 
 
 def _double_determiner(tokens: list[Token]) -> list[list[Token]]:
-    """`the this room`."""
+    """Add a second determiner: `the this room`."""
     places = [i for i, _ in _noun_phrases(tokens, "n", _is_determiner)]
     extra = {i: "this" if tokens[i].word in ("a", "the") else "the" for i in places}
     return [[*tokens[: i + 1], Token(extra[i]), *tokens[i + 1 :]] for i in places]
 
 
 def _wrong_number(tokens: list[Token]) -> list[list[Token]]:
-    """`a hotels`, `these hotel`."""
-    one = _noun_phrases(tokens, "n", lambda token: token.word in ("a", "every", "this"))
-    many = _noun_phrases(tokens, "s", lambda token: token.word == "these" or token.role == "num")
+    """Give a noun the wrong number: `a hotels`, `these hotel`."""
+    singular = _noun_phrases(tokens, "n", lambda token: token.word in ("a", "every", "this"))
+    plural = _noun_phrases(tokens, "s", lambda token: token.word == "these" or token.role == "num")
     other = _other_number()
-    places = [end for _, end in one + many if tokens[end].word in other]
+    places = [end for _, end in singular + plural if tokens[end].word in other]
     return [sentence for end in places for sentence in _replaced(tokens, end, [other[tokens[end].word]])]
 
 
 @cache
 def _other_number() -> dict[str, str]:
+    """Return a mapping from each noun to its other number: singular to plural and back."""
     words = data()["words"]
     pairs = [
         noun.split("/") for name in ("thing", "job", "kin", "place") for group in words[name].values() for noun in group
@@ -110,24 +128,24 @@ def _other_number() -> dict[str, str]:
 
 
 def _wrong_order(tokens: list[Token]) -> list[list[Token]]:
-    """`room the`, `a room small`, `she the room praised`; entities stay whole."""
-    made = []
+    """Swap two words: `room the`, `a room small`, `she the room praised`. Entities are not split."""
+    sentences = []
     for i, (token, after) in enumerate(pairwise(tokens)):
         plain = after.tag == "O" and after.word[0].isalpha() and after.role != "adv"
         moves = token.role in ("f", "p") or (token.role == "j" and after.role in ("n", "s"))
         if plain and (moves or (_is_determiner(token) and after.role in ("n", "j"))):
-            made.append([*tokens[:i], after, token, *tokens[i + 2 :]])
-    return made
+            sentences.append([*tokens[:i], after, token, *tokens[i + 2 :]])
+    return sentences
 
 
 def _wrong_case(tokens: list[Token]) -> list[list[Token]]:
-    """`him praised the room`."""
+    """Give a subject the wrong case: `him praised the room`."""
     places = [i for i, token in enumerate(tokens) if token.role == "r"]
     return [sentence for i in places for sentence in _replaced(tokens, i, [CASES[tokens[i].word]])]
 
 
 def _double_comparative(tokens: list[Token]) -> list[list[Token]]:
-    """`more better`."""
+    """Double a comparative: `more better`."""
     places = [i for i, token in enumerate(tokens) if token.role == "c"]
     return [[*tokens[:i], Token("more"), *tokens[i:]] for i in places]
 

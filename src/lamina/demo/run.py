@@ -1,17 +1,18 @@
-"""The demo: three tasks read off one pass of a frozen model, beside the usual baselines; no network."""
+"""Run the demo: train readers for three tasks in one pass of a frozen model, compare, save and time them."""
 
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 
 from lamina.bank import Reader, ReaderBank
-from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, TAGS, write
+from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, SPLITS, TAGS, write
 from lamina.demo.timing import in_turn, ratio
 from lamina.errors import LaminaError
 from lamina.fusion.last_layer import LastLayer
@@ -20,182 +21,316 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.chart_files import draw_curves
+from lamina.report.chart_files import chart_package, draw_curves, importance
 from lamina.store import load
 from lamina.tasks.task import Task
 from lamina.train import fit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lamina.fusion.base import FusionConfig
 
 TASKS = ("sentiment", "acceptability", "entities")
 MODEL = "minilm"
+EPOCHS = 6
+ROWS, ROWS_FULL = (
+    6_500,
+    20_000,
+)  # sentences of the short demo and of the full one; three quarters and more are trained on
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sentence that the demo shows at its end, with the right answers."""
+
+    text: str
+    sentiment: str
+    acceptability: str
+
+
 EXAMPLES = (
-    "The new phone from Nokia is not bad at all .",
-    "Maria Lopez flew to Lisbon on Monday .",
-    "The waiters was rude and the soup were cold .",
+    Example("The new phone from Nokia is not bad at all.", "positive", "acceptable"),
+    Example("Maria Lopez flew to Lisbon on Monday.", "neutral", "acceptable"),
+    Example("The pasta at Luigi's was cold.", "negative", "acceptable"),
+    Example("The waiters was rude and the soup were cold.", "negative", "unacceptable"),
+    Example("She have never liked the hotel in Madrid.", "negative", "unacceptable"),
 )
+
+
+class Prediction(TypedDict):
+    """The three readers' answers for an example."""
+
+    text: str
+    sentiment: str
+    acceptability: str
+    entities: list[str]  # such as "Lisbon (LOC)"
+    wrong: list[str]  # what the readers of whole sentences should have said, where they are wrong
+
+
+class Score(TypedDict):
+    """Test scores of one task."""
+
+    task: str
+    metric: str
+    last_layer: float  # a linear head on the last layer
+    default_reader: float
+    best_layer: int | None  # layer whose single-layer reader is best on the validation split; None in the short demo
+    best_single_layer: float | None  # test score of that reader
+
+
+class LayerScore(TypedDict):
+    """Test score of the reader of one layer."""
+
+    task: str
+    metric: str
+    layer: int
+    score: float
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo found.
+    """Results of the demo.
 
     Attributes:
-        scores: One row per task: its metric, and the test scores of the last layer + linear, of the single layer that
-            is best on the validation part (and which one that is), and of the task's default reader.
-        layers: One row per task and layer: the test score of the reader of that layer alone.
-        timing: Median milliseconds of a pass over 64 texts without readers and with the three, and their ratio.
-        reload_difference: Largest difference of any logit after saving and loading; 0.0 is bit for bit.
-        predictions: Three sentences and what the readers say about them.
-        seconds: Wall-clock time of the whole demo.
-        picture: The file with the curves of `layers`, the default readers across.
-        folder: Where bank, picture and corpus are.
+        scores: Test scores, one row per task.
+        layers: Test scores of single layers, one row per task and layer. Empty in the short demo.
+        timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers, "with_readers_ms" with three,
+            and their "ratio".
+        reload_difference: Largest difference between the logits before saving and after loading. Always 0.0: the demo
+            stops with an error otherwise.
+        predictions: Five sentences with the answers of the three readers.
+        seconds: Wall-clock time of the demo.
+        picture: File with the picture: importances of layers, or the scores of single layers in the full demo.
+        folder: Folder with the bank, the picture and the corpus.
     """
 
-    scores: list[dict[str, Any]]
-    layers: list[dict[str, Any]]
+    scores: list[Score]
+    layers: list[LayerScore]
     timing: dict[str, float]
     reload_difference: float
-    predictions: list[dict[str, Any]]
+    predictions: list[Prediction]
     seconds: float
     picture: Path
     folder: Path
 
 
-def run_demo(folder: str | Path, *, rows: int = 20_000, epochs: int = 4, seed: int = 0, progress: bool = True) -> Demo:
-    """Make a corpus, train three readers and their baselines in one pass, compare, save, and load again.
+@dataclass(frozen=True)
+class DemoReader:
+    """A reader that the demo trains.
 
     Args:
-        folder: Where everything is written.
-        rows: Sentences of the corpus, over all parts.
-        epochs: Times through the training part.
-        seed: Of corpus, readers and order.
+        task: Name of its task.
+        method: "default", "last" (a linear head on the last layer) or "single" (one layer).
+        layer: The layer, for the method "single".
+    """
+
+    task: str
+    method: str
+    layer: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Name in the bank. The default readers have the name of their task, because they are saved."""
+        parts = [self.task] if self.method == "default" else [self.task, self.method]
+        return "-".join(parts if self.layer is None else [*parts, str(self.layer)])
+
+
+def run_demo(
+    folder: str | Path,
+    *,
+    rows: int | None = None,
+    epochs: int = EPOCHS,
+    seed: int = 0,
+    full: bool = False,
+    sentences: str | Path | None = None,
+    progress: bool = True,
+) -> Demo:
+    """Make a corpus, train readers in one pass, score them on the test split, save the bank and load it again.
+
+    Args:
+        folder: Output folder.
+        rows: Number of sentences in the corpus. None: 6,500, or 20,000 in the full demo.
+        epochs: Number of passes over the training split.
+        seed: Seed of the corpus, the readers and the order of the rows.
+        full: Train a reader for every single layer, too, and draw their scores.
+        sentences: File of handwritten sentences; see `lamina.demo.corpus.corpus`. None: sentences from templates only.
         progress: Show a progress bar.
+
+    Raises:
+        ConfigError: If `rows` is too small.
+        DataError: If `sentences` cannot be read.
+        MissingExtraError: If the packages of `lamina[demo]` are not installed.
+        LaminaError: If the loaded bank does not give the logits of the saved one.
     """
     start, folder = time.perf_counter(), Path(folder)
-    tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows))
+    chart_package("demo")  # named now if it is missing, not after the training
+    rows = rows or (ROWS_FULL if full else ROWS)
+    tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows, sentences=sentences))
     model, tokenizer = load(MODEL)
     bank = ReaderBank(model, tokenizer)
-    members = _add_readers(bank, tasks, seed)
-    result = fit(
-        bank,
-        {member: tasks[member.partition("-")[0]] for member in members},
-        epochs=epochs,
-        batch_size=32,
-        learning_rate=2e-3,
-        seed=seed,
-        progress=progress,
-    )
-    best = {task: _best_single(task, bank, result.best) for task in TASKS}
-    test = evaluate(bank, {member: tasks[member.partition("-")[0]] for member in members}, split="test")
-    found = {member: scores[tasks[member.partition("-")[0]].metric] for member, scores in test.items()}
-    scores = [_score_row(task, tasks[task].metric, best[task], found) for task in TASKS]
-    layers = _layer_rows(tasks, bank.stacks["main"].layers, found)
-    picture = _draw_layers(layers, scores, folder / "layers.png")
-    _keep_defaults(bank)
+    readers = _add_readers(bank, tasks, seed, full=full)
+    task_of = {reader.name: tasks[reader.task] for reader in readers}
+    with tempfile.TemporaryDirectory(prefix="states-", dir=folder) as states:
+        result = fit(
+            bank,
+            task_of,
+            epochs=epochs,
+            batch_size=32,
+            learning_rate=2e-3,
+            seed=seed,
+            cache="on",
+            cache_dir=states,
+            progress=progress,
+        )
+    test = {name: scores[task_of[name].metric] for name, scores in evaluate(bank, task_of, split="test").items()}
+    validation = {name: scores[task_of[name].metric] for name, scores in result.best.items()}
+    scores = [_score(task, tasks[task].metric, readers, validation, test) for task in TASKS]
+    layers = [
+        LayerScore(task=reader.task, metric=tasks[reader.task].metric, layer=reader.layer, score=test[reader.name])
+        for reader in readers
+        if reader.layer is not None
+    ]
+    for reader in readers:
+        if reader.method != "default":
+            bank.remove(reader.name)
+    picture = _draw_layers(layers, scores, folder / "layers.png") if full else _draw_importances(bank, folder)
     bank.save_pretrained(folder / "bank")
     return Demo(
         scores=scores,
         layers=layers,
         timing=time_passes(bank, tasks["sentiment"].split("test").texts[:64]),
         reload_difference=_reload_difference(bank, folder / "bank"),
-        predictions=[{"text": text, **answer} for text, answer in zip(EXAMPLES, predict(bank, EXAMPLES), strict=True)],
+        predictions=_predict_examples(bank),
         seconds=time.perf_counter() - start,
         picture=picture,
         folder=folder,
     )
 
 
-def _tasks(files: dict[str, Path]) -> dict[str, Task]:
-    """Three tasks over the same sentences."""
-    sequence = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
+def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
+    """Return the three tasks, which share the sentences of `files` (split -> path)."""
+    train, validation, test = (files[split] for split in SPLITS)
+    labels = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
     tasks = {
-        name: _task(files, "sequence_classification", text="text", label=name, labels=labels, name=name)
-        for name, labels in sequence.items()
+        name: Task.from_files(
+            "sequence_classification",
+            train=train,
+            validation=validation,
+            test=test,
+            text="text",
+            label=name,
+            labels=classes,
+            name=name,
+        )
+        for name, classes in labels.items()
     }
-    tasks["entities"] = _task(files, "token_classification", text="words", label="tags", labels=TAGS, name="entities")
+    tasks["entities"] = Task.from_files(
+        "token_classification",
+        train=train,
+        validation=validation,
+        test=test,
+        text="words",
+        label="tags",
+        labels=TAGS,
+        name="entities",
+    )
     return tasks
 
 
-def _task(files: dict[str, Path], kind: str, **columns: Any) -> Task:
-    return Task.from_files(kind, train=files["train"], validation=files["validation"], test=files["test"], **columns)
-
-
-def _add_readers(bank: ReaderBank, tasks: dict[str, Task], seed: int) -> list[str]:
-    """The default reader, the last layer and every single layer for each task, these under AdaLayers' own head."""
-    fusions: dict[str, FusionConfig] = {"last": LastLayer()}
-    fusions |= {str(layer): SingleLayer(layer, dim=64) for layer in range(bank.stacks["main"].layers)}
+def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full: bool) -> list[DemoReader]:
+    """Add the readers of each task to the bank: the default one, the last layer, and in the full demo each layer."""
+    readers = []
     for name, task in tasks.items():
-        bank.add(f"{name}-all", replace(Reader.default(task), seed=seed))
-        for how, fusion in fusions.items():
-            bank.add(f"{name}-{how}", Reader(fusion, _head(name, linear=how == "last"), seed=seed))
-    return list(bank)
+        methods: dict[DemoReader, FusionConfig | None] = {
+            DemoReader(name, "default"): None,
+            DemoReader(name, "last"): LastLayer(),
+        }
+        if full:
+            layers = range(bank.stacks["main"].layers)
+            methods |= {DemoReader(name, "single", layer): SingleLayer(layer, dim=64) for layer in layers}
+        for reader, fusion in methods.items():
+            if fusion is None:
+                bank.add(reader.name, replace(Reader.default(task), seed=seed))
+            else:
+                bank.add(reader.name, Reader(fusion, _head(name, linear=reader.method == "last"), seed=seed))
+            readers.append(reader)
+    return readers
 
 
 def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
+    """Return a task's head for a baseline: a linear one, or the head of the AdaLayers paper for single layers."""
     if task == "entities":
         return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
     labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
     return SequenceClassification(labels, pooling="mean" if linear else "attention")
 
 
-def _best_single(task: str, bank: ReaderBank, best: dict[str, dict[str, float]]) -> str:
-    """The single-layer reader that the validation part likes best."""
-    names = [f"{task}-{layer}" for layer in range(bank.stacks["main"].layers)]
-    return max(names, key=lambda name: best[name][bank[name].info["metric"]])
+def _score(
+    task: str, metric: str, readers: Sequence[DemoReader], validation: Mapping[str, float], test: Mapping[str, float]
+) -> Score:
+    """Return the test scores of one task; the best single layer is chosen by its validation score."""
+    single = [reader for reader in readers if reader.task == task and reader.layer is not None]
+    best = max(single, key=lambda reader: validation[reader.name], default=None)
+    return Score(
+        task=task,
+        metric=metric,
+        last_layer=test[DemoReader(task, "last").name],
+        default_reader=test[DemoReader(task, "default").name],
+        best_layer=None if best is None else best.layer,
+        best_single_layer=None if best is None else test[best.name],
+    )
 
 
-def _score_row(task: str, metric: str, single: str, found: dict[str, float]) -> dict[str, Any]:
-    return {
-        "task": task,
-        "metric": metric,
-        "last layer + linear": found[f"{task}-last"],
-        "best single layer": found[single],
-        "its layer": int(single.rpartition("-")[2]),
-        "default reader": found[f"{task}-all"],
-    }
-
-
-def _layer_rows(tasks: dict[str, Task], layers: int, found: dict[str, float]) -> list[dict[str, Any]]:
-    return [
-        {"task": name, "metric": task.metric, "layer": layer, "score": found[f"{name}-{layer}"]}
-        for name, task in tasks.items()
-        for layer in range(layers)
+def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Path) -> Path:
+    """Draw the score of each single layer as a curve per task, with the task's default reader as a line across."""
+    points = [_point(row["task"], "one layer", row["metric"], row["score"], layer=row["layer"]) for row in layers] + [
+        _point(row["task"], "default reader", row["metric"], row["default_reader"], layer=None) for row in scores
     ]
-
-
-def _draw_layers(layers: list[dict[str, Any]], scores: list[dict[str, Any]], path: Path) -> Path:
-    """A curve over the layers for each task, with its default reader across."""
-    single = [(row, "one layer", row["layer"], row["score"]) for row in layers]
-    across = [(row, "default reader", None, row["default reader"]) for row in scores]
-    points = [
-        Point(row["task"], series, x, row["metric"], mean=score, spread=0.0, interval=None, runs=1, settings={})
-        for row, series, x, score in single + across
-    ]
-    title = "What one layer gives, and the default reader over all"
+    title = "Test score of each single layer, and of the default reader over all layers"
     return draw_curves(Curves(title, "test", "layer (0 = embeddings)", points), path)
 
 
-def _keep_defaults(bank: ReaderBank) -> None:
-    """Leave the default reader of each task, named after it, in the bank."""
-    for name in list(bank):
-        task, _, how = name.partition("-")
-        if how == "all":
-            bank.rename(name, task)
-        else:
-            bank.remove(name)
+def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
+    """Return one point of the picture; without a layer it is a line across."""
+    return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
+
+
+def _draw_importances(bank: ReaderBank, folder: Path) -> Path:
+    """Draw how much of each reader's input comes from each layer, as a bar chart per reader."""
+    rows = [
+        {"reader": name, "layer": layer, "importance": share}
+        for name in bank
+        for layer, share in bank[name].importance().items()
+    ]
+    return importance(rows, folder / "importance.png")
+
+
+def _predict_examples(bank: ReaderBank) -> list[Prediction]:
+    """Return the readers' answers for the examples, and the right ones where a sentence's label is wrong."""
+    predictions = []
+    for example, answer in zip(EXAMPLES, predict(bank, [example.text for example in EXAMPLES]), strict=True):
+        sentiment, acceptability = answer["sentiment"]["label"], answer["acceptability"]["label"]
+        pairs = ((sentiment, example.sentiment), (acceptability, example.acceptability))
+        predictions.append(
+            Prediction(
+                text=example.text,
+                sentiment=sentiment,
+                acceptability=acceptability,
+                entities=[f"{span['text']} ({span['label']})" for span in answer["entities"]],
+                wrong=[right for label, right in pairs if label != right],
+            )
+        )
+    return predictions
 
 
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
-    """Largest difference between the bank's logits and those of what was saved."""
-    again = ReaderBank.from_pretrained(folder).to(bank.device).eval()
-    batch = _batch(bank, EXAMPLES)
+    """Return the largest difference between the bank's logits and those of the saved bank; an error unless it is 0."""
+    loaded = ReaderBank.from_pretrained(folder).to(bank.device).eval()
+    batch = _batch(bank, [example.text for example in EXAMPLES])
     bank.eval()
     with torch.no_grad():
-        before, after = bank(**batch), again(**batch)
+        before, after = bank(**batch), loaded(**batch)
     worst = max(float((before[name].logits - after[name].logits).abs().max()) for name in bank)
     if worst != 0:
         raise LaminaError(f"demo: logits differ by {worst} after loading; they must be equal.")
@@ -203,26 +338,30 @@ def _reload_difference(bank: ReaderBank, folder: Path) -> float:
 
 
 def _batch(bank: ReaderBank, texts: Sequence[str]) -> dict[str, torch.Tensor]:
+    """Tokenize texts to one batch on the bank's device."""
     batch = bank.processor(list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt")
     return dict(batch.to(bank.device))
 
 
 def time_passes(bank: ReaderBank, texts: Sequence[str], *, repeats: int = 9) -> dict[str, float]:
-    """Time the model's own forward and the same with every reader, in turn.
+    """Time the model's own forward and the forward with all readers, in turn.
 
     Args:
-        bank: The readers and their model.
+        bank: A bank of readers on a model.
         texts: One batch of texts.
-        repeats: How often each; the medians count.
+        repeats: Number of measured runs of each.
+
+    Returns:
+        "base_ms" and "with_readers_ms": median milliseconds. "ratio": median ratio of runs that followed each other.
     """
     batch = _batch(bank, texts)
     bank.eval()
     with torch.no_grad():
-        taken = in_turn(
+        seconds = in_turn(
             {"base": lambda: bank.model(**batch), "with readers": lambda: bank(**batch, main=True)}, repeats=repeats
         )
     return {
-        "base_ms": 1000 * statistics.median(taken["base"]),
-        "with_readers_ms": 1000 * statistics.median(taken["with readers"]),
-        "ratio": ratio(taken, "with readers", to="base"),
+        "base_ms": 1000 * statistics.median(seconds["base"]),
+        "with_readers_ms": 1000 * statistics.median(seconds["with readers"]),
+        "ratio": ratio(seconds, "with readers", to="base"),
     }

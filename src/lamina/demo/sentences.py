@@ -1,4 +1,7 @@
-"""Sentences written one by one, each with a twin that one fault breaks, its sentiment, and the names in it."""
+"""Read the demo's handwritten sentences: pairs of a correct sentence and the same sentence with one grammar fault.
+
+The file is not part of the package. It lies in the repository, at `examples/data/demo-sentences.tsv`.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,31 @@ import random
 import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lamina.demo.templates import words_of
+from lamina.demo.templates import Sentence, words_of
+from lamina.errors import DataError, first_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Mapping, Sequence, Set
+    from pathlib import Path
 
-_MARK = re.compile(r"[.,!?;:](?=[\s.,!?;:]|$)")  # of punctuation, at the end of a word
+COLUMNS = ("good", "broken", "fault", "sentiment", "names")
+_PUNCTUATION = re.compile(r"[.,!?;:](?=[\s.,!?;:]|$)")  # at the end of a word
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A line of sentences.tsv.
+    """One line of the file of sentences.
 
     Args:
         good: An acceptable sentence.
-        broken: The same with one fault.
-        fault: Its kind: "agreement", "form", "number", "determiner", "order", "missing", "case", "comparison", "extra"
-            or "word".
-        sentiment: "negative", "neutral" or "positive", of both.
-        names: Name and type (PER, ORG, LOC, MISC) of each entity, as it stands in both.
+        broken: The same sentence with one fault.
+        fault: Type of the fault: "agreement", "form", "number", "determiner", "order", "missing", "case",
+            "comparison", "extra" or "word".
+        sentiment: Sentiment of both sentences: "negative", "neutral" or "positive".
+        names: Text and type (PER, ORG, LOC, MISC) of each entity. Both sentences contain them all.
     """
 
     good: str
@@ -38,74 +42,107 @@ class Pair:
     sentiment: str
     names: tuple[tuple[str, str], ...]
 
-    def rows(self) -> list[dict[str, Any]]:
-        """Both sentences as rows of the corpus."""
+    def rows(self) -> list[Sentence]:
+        """Return both sentences as rows of the corpus, the acceptable one first."""
         return [self._row(self.good, "acceptable"), self._row(self.broken, "unacceptable")]
 
     def words(self) -> set[str]:
-        """The words of both, in small letters."""
+        """Return the lower-case words of both sentences."""
         return words_of(f"{self.good} {self.broken}")
 
     def name_words(self) -> set[str]:
-        """The words of its names, in small letters."""
+        """Return the lower-case words of the entities."""
         return {word for name, _ in self.names for word in words_of(name)}
 
-    def _row(self, text: str, judgement: str) -> dict[str, Any]:
-        words, tags = _tagged(text, self.names)
-        labels = {"sentiment": self.sentiment, "acceptability": judgement}
-        return {"text": " ".join(words), "words": words, "tags": tags, **labels}
+    def _row(self, text: str, acceptability: str) -> Sentence:
+        words, tags = _tag_words(text, self.names)
+        return Sentence(
+            text=" ".join(words), words=words, tags=tags, sentiment=self.sentiment, acceptability=acceptability
+        )
 
 
-@cache
-def pairs() -> tuple[Pair, ...]:
-    """All of them."""
-    lines = resources.files("lamina.demo").joinpath("sentences.tsv").read_text(encoding="utf-8").splitlines()
-    return tuple(_pair(*line.split("\t")) for line in lines[1:])
+def read_pairs(path: Path) -> tuple[Pair, ...]:
+    """Read all pairs of a tab-separated file with the columns good, broken, fault, sentiment and names.
+
+    Raises:
+        DataError: If the file cannot be read, or a line does not have five columns.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        raise DataError(f"demo: {path} cannot be read ({first_line(error)}). Check --sentences.") from None
+    pairs = []
+    for number, line in enumerate(lines[1:], start=2):
+        if len(columns := line.split("\t")) != len(COLUMNS):
+            raise DataError(
+                f"demo: {path}, line {number}: it has {len(columns)} columns; {', '.join(COLUMNS)} are needed."
+            )
+        pairs.append(_pair(*columns))
+    return tuple(pairs)
 
 
-def split(seed: int, sizes: Mapping[str, int], *, elsewhere: Set[str], kept_back: Set[str]) -> dict[str, list[Pair]]:
-    """So many pairs for each part, or as many as there are; the names of validation and test occur in no other pair.
+def split_pairs(
+    pairs: Sequence[Pair], seed: int, sizes: Mapping[str, int], *, elsewhere: Set[str], excluded: Set[str]
+) -> dict[str, list[Pair]]:
+    """Split pairs into train, validation and test; entities of validation and test occur in no other pair.
 
     Args:
-        seed: Of the choice.
-        sizes: Pairs of "train", "validation" and "test".
-        elsewhere: Words in small letters that such names may not have, either.
-        kept_back: Words in small letters that no pair may have: names that other sentences show in one part alone.
+        pairs: All pairs.
+        seed: Seed of the shuffle.
+        sizes: Number of pairs for "train", "validation" and "test". A split is smaller where pairs run out.
+        elsewhere: Lower-case words of other sentences, which entities of validation and test may not contain either.
+        excluded: Lower-case words; pairs that contain one of them are left out.
+
+    Returns:
+        The pairs of each split.
     """
-    some = [pair for pair in pairs() if not pair.words() & kept_back]
-    random.Random(f"{seed}/written").shuffle(some)
-    count = Counter(word for pair in some for word in pair.words())
-    named = [pair for pair in some if pair.names]
+    usable = [pair for pair in pairs if not pair.words() & excluded]
+    random.Random(f"{seed}/written").shuffle(usable)
+    count = Counter(word for pair in usable for word in pair.words())
+    named = [pair for pair in usable if pair.names]
+    # Only these may go into validation and test: no other pair has a word of their entities.
     unseen = [pair for pair in named if all(count[w] == 1 and w not in elsewhere for w in pair.name_words())]
-    unnamed, share = [pair for pair in some if not pair.names], len(named) / len(some)
-    parts: dict[str, list[Pair]] = {}
-    for part in ("test", "validation"):
-        with_names = round(sizes[part] * share)
-        parts[part] = [unseen.pop() for _ in range(min(with_names, len(unseen)))]
-        parts[part] += [unnamed.pop() for _ in range(min(sizes[part] - with_names, len(unnamed)))]
-    held_out = {pair for part in parts.values() for pair in part}
-    return {"train": [pair for pair in some if pair not in held_out][: sizes["train"]], **parts}
+    unnamed, share = [pair for pair in usable if not pair.names], len(named) / max(1, len(usable))
+    splits: dict[str, list[Pair]] = {}
+    for split in ("test", "validation"):
+        with_names = round(sizes[split] * share)
+        splits[split] = [unseen.pop() for _ in range(min(with_names, len(unseen)))]
+        splits[split] += [unnamed.pop() for _ in range(min(sizes[split] - with_names, len(unnamed)))]
+    held_out = {pair for pairs in splits.values() for pair in pairs}
+    return {"train": [pair for pair in usable if pair not in held_out][: sizes["train"]], **splits}
 
 
 def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:
+    """Build a pair from the five columns of a line; `names` reads "Anna=PER;Rosa's=ORG"."""
     entities = [name.rpartition("=") for name in names.split(";") if name]
-    return Pair(good, broken, fault, sentiment, tuple((name, kind) for name, _, kind in entities))
+    return Pair(good, broken, fault, sentiment, tuple((name, entity_type) for name, _, entity_type in entities))
 
 
-def _tagged(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:
-    """Words, cut at blanks, before punctuation and around names; and their tags."""
+def _tag_words(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:
+    """Split a text into words and tag them with IOB2.
+
+    Words end at spaces, before punctuation, and at both ends of an entity. Where entities overlap, the longer one wins.
+
+    Args:
+        text: A sentence.
+        names: Text and type of each entity in it.
+
+    Returns:
+        The words, and one tag for each.
+    """
     longest_first = sorted(names, key=lambda name: -len(name[0]))
     spans = [
-        (*place.span(), kind)
-        for name, kind in longest_first
-        for place in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text)
+        (*match.span(), entity_type)
+        for name, entity_type in longest_first
+        for match in re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text)
     ]
-    cuts = {edge for start, end, _ in spans for edge in (start, end)} | {mark.start() for mark in _MARK.finditer(text)}
+    cuts = {edge for start, end, _ in spans for edge in (start, end)}
+    cuts |= {mark.start() for mark in _PUNCTUATION.finditer(text)}
     words, tags = [], []
-    for piece in re.finditer(r"\S+", text):
-        edges = {*piece.span(), *(cut for cut in cuts if piece.start() < cut < piece.end())}
+    for chunk in re.finditer(r"\S+", text):
+        edges = {*chunk.span(), *(cut for cut in cuts if chunk.start() < cut < chunk.end())}
         for start, end in pairwise(sorted(edges)):
-            inside = next(((first, kind) for first, last, kind in spans if first <= start and end <= last), None)
+            entity = next(((first, name) for first, last, name in spans if first <= start and end <= last), None)
             words.append(text[start:end])
-            tags.append("O" if inside is None else f"{'B' if inside[0] == start else 'I'}-{inside[1]}")
+            tags.append("O" if entity is None else f"{'B' if entity[0] == start else 'I'}-{entity[1]}")
     return words, tags

@@ -1,4 +1,4 @@
-"""Sentences made from templates, with the roles of their words, so that `faults` can break them."""
+"""Write sentences from templates, with the grammatical role of each word, so that `faults` can break them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
-HELD_OUT_SHARE = 0.5  # of the draws in the test part that come from its own words, where a list has any
-NEGATED_SHARE = 0.3  # of the sentences with a sentiment that get it by negation
+HELD_OUT_SHARE = 0.5  # probability that a test sentence takes a word reserved for the test split
+NEGATED_SHARE = 0.3  # share of positive and negative sentences that use a negation
 OPENER_SHARE = TAIL_SHARE = 0.35
 
 OTHER = {"positive": "negative", "negative": "positive"}
 ENTITIES = {"org": "ORG", "team": "ORG", "loc": "LOC", "misc": "MISC"}
-ONCE = ("{loc}", "{day}", "{month}")  # an opener or a tail does not repeat these
-PRESENT = re.compile(r"\b(?!was/|were/)\w+/f|\.(s|base)}|\bwill\b")  # such a clause takes no "last May"
-# Slot of a template -> word list and role. "%" is the polarity that the slot takes.
+ONCE = ("{loc}", "{day}", "{month}")  # slots that occur at most once in a sentence
+PRESENT = re.compile(
+    r"\b(?!was/|were/)\w+/f|\.(s|base)}|\bwill\b"
+)  # clauses in the present or future tense: no "last May"
+# Slot of a template -> word list and role. "%" stands for the polarity, "positive" or "negative".
 SLOTS = {
     "adj": ("adj_%", "j"),
     "opposite": ("adj_%", "j"),
@@ -44,17 +46,27 @@ SLOTS = {
 FORMS = {"base": (0, "f"), "s": (1, "f"), "past": (2, "p"), "part": (3, "v"), "ing": (4, "")}
 
 
+class Sentence(TypedDict):
+    """One row of the demo corpus."""
+
+    text: str  # the words joined by spaces
+    words: list[str]
+    tags: list[str]  # IOB2 over PER, ORG, LOC and MISC, one for each word
+    sentiment: str  # "negative", "neutral" or "positive"
+    acceptability: str  # "acceptable" or "unacceptable"
+
+
 @dataclass(frozen=True)
 class Token:
-    """One word of a sentence in the making.
+    """One word of a sentence, before the sentence gets its capital letter.
 
     Args:
-        word: As written, before the first letter of the sentence becomes a capital.
-        tag: IOB2 tag.
-        role: `f` finite verb, `p` past verb, `v` verb after another verb, `n` countable noun in the
-            singular, `s` one in the plural, `j` adjective, `adv` adverb, `c` comparative, `num` number,
-            `r` subject pronoun, or nothing.
-        keep: Whether the sentiment rests on this word, so that a fault may bend it but not drop it.
+        word: The word as written.
+        tag: Its IOB2 tag.
+        role: Its grammatical role: `f` finite verb, `p` verb in the past tense, `v` verb after another verb, `n`
+            countable singular noun, `s` plural noun, `j` adjective, `adv` adverb, `c` comparative, `num` number, `r`
+            subject pronoun, or an empty string.
+        keep: Whether the sentence's sentiment depends on this word. A fault may change such a word but not remove it.
     """
 
     word: str
@@ -65,32 +77,32 @@ class Token:
 
 @cache
 def data() -> dict[str, Any]:
-    """What words.json holds: lists of words, and templates."""
+    """Return the content of words.json: the lists of words under "words", the templates under "templates"."""
     return json.loads(resources.files("lamina.demo").joinpath("words.json").read_text(encoding="utf-8"))
 
 
 def words_of(text: str) -> set[str]:
-    """The words of a text, in small letters."""
+    """Return the lower-case words of a text."""
     return set(re.findall(r"[^\W\d_]+", text.lower()))
 
 
 @cache
 def words() -> set[str]:
-    """Every word that a sentence may have, in small letters."""
+    """Return every lower-case word that a sentence from templates may contain."""
     return words_of(json.dumps(data(), ensure_ascii=False))
 
 
 @cache
 def held_out_names() -> set[str]:
-    """The words of names that the training part does not have, in small letters."""
+    """Return the lower-case words of the names that occur in validation or test but not in train."""
     named = [data()["words"][name] for name in ("first", "surname", *ENTITIES)]
-    shown = {part: words_of(" ".join(name for groups in named for name in groups[part])) for part in named[0]}
+    shown = {split: words_of(" ".join(name for groups in named for name in groups[split])) for split in named[0]}
     return (shown["validation"] | shown["test"]) - shown["train"]
 
 
 @cache
 def verb_forms() -> dict[str, list[str]]:
-    """Any written form of a verb -> base, third person, past, participle, -ing."""
+    """Return a mapping from any form of a verb to its forms: base, third person, past, participle, -ing."""
     words = data()["words"]
     lists = [name for name in words if name == "form" or "verb_" in name]
     verbs = [verb.split("/") for name in lists for group in words[name].values() for verb in group]
@@ -98,16 +110,16 @@ def verb_forms() -> dict[str, list[str]]:
 
 
 class Writer:
-    """Fills templates with the words of one part."""
+    """Writes sentences by filling templates with the words of one split ("train", "validation" or "test")."""
 
-    def __init__(self, rng: random.Random, part: str) -> None:
+    def __init__(self, rng: random.Random, split: str) -> None:
         self.rng = rng
-        self.part = part
+        self.split = split
         self.templates: dict[str, list[str]] = data()["templates"]
-        self.used: set[str] = set()  # words drawn for the sentence at hand, none of them twice
+        self.used: set[str] = set()  # words of the current sentence, so that none is drawn twice
 
     def sentence(self, sentiment: str) -> list[Token]:
-        """An acceptable sentence of this sentiment."""
+        """Return the tokens of an acceptable sentence with this sentiment."""
         self.used.clear()
         kind, polarity = "neutral", self.rng.choice(("positive", "negative"))
         if sentiment != "neutral":
@@ -119,7 +131,7 @@ class Writer:
         return tokens if template.endswith("!") else [*tokens, Token(".")]
 
     def _frame(self, clause: str) -> str:
-        """The clause, perhaps with something before or after it; a call stands alone."""
+        """Return the clause with a random opener or tail, or neither. An exclamation is returned unchanged."""
         if clause.endswith("!"):
             return clause
         times = "" if PRESENT.search(clause) else "past_"
@@ -131,7 +143,7 @@ class Writer:
         return clause
 
     def _fill(self, piece: str, polarity: str) -> list[Token]:
-        """The tokens for one piece of a template: `word`, `word/role`, `{slot}`, `{slot.form/role}`."""
+        """Return the tokens for one piece of a template: `word`, `word/role`, `{slot}` or `{slot.form/role}`."""
         if not piece.startswith("{"):
             word, _, role = piece.partition("/")
             return [Token(word, role=role)]
@@ -149,13 +161,13 @@ class Writer:
 
     def _word(self, name: str, form: str, role: str, polarity: str) -> Token:
         singular = name.removesuffix("s") if name not in SLOTS else name
-        listed, own_role = SLOTS[singular]
+        listed, usual_role = SLOTS[singular]
         drawn = self._draw(listed.replace("%", OTHER[polarity] if name == "opposite" else polarity))
         forms = drawn.split("/")
         if form:
-            column, own_role = FORMS[form]
-            return Token(forms[column], role=role or own_role, keep="like" in name)
-        return Token(forms[1], role="s") if singular != name else Token(forms[0], role=role or own_role)
+            column, usual_role = FORMS[form]
+            return Token(forms[column], role=role or usual_role, keep="like" in name)
+        return Token(forms[1], role="s") if singular != name else Token(forms[0], role=role or usual_role)
 
     def _person(self) -> list[Token]:
         chance = self.rng.random()
@@ -167,30 +179,30 @@ class Writer:
     def _draw(self, listed: str) -> str:
         groups = data()["words"][listed]
         if "shared" not in groups:
-            choices = groups[self.part]
+            choices = groups[self.split]
         else:
-            own = self.part == "test" and groups["test"] and self.rng.random() < HELD_OUT_SHARE
-            choices = groups["test" if own else "shared"]
+            reserved = self.split == "test" and groups["test"] and self.rng.random() < HELD_OUT_SHARE
+            choices = groups["test" if reserved else "shared"]
         drawn = self.rng.choice([word for word in choices if word not in self.used] or choices)
         self.used.add(drawn)
         return drawn
 
 
-def _entity(name: str, kind: str) -> list[Token]:
-    """The tokens of a name; a leading "the" stays outside, as in CoNLL-2003."""
+def _entity(name: str, entity_type: str) -> list[Token]:
+    """Return the tagged tokens of a name. A leading "the" is not tagged, as in CoNLL-2003."""
     the, words = ([Token("the")], name.split()[1:]) if name.startswith("the ") else ([], name.split())
-    return the + [Token(word, tag=f"{'I' if i else 'B'}-{kind}") for i, word in enumerate(words)]
+    return the + [Token(word, tag=f"{'I' if i else 'B'}-{entity_type}") for i, word in enumerate(words)]
 
 
-def row_of(tokens: list[Token], sentiment: str, judgement: str) -> dict[str, Any]:
-    """A row of the corpus; "a" becomes "an", and the first letter a capital."""
+def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
+    """Return tokens as a row of the corpus, with "an" before vowels and a capital first letter."""
     words = [token.word for token in tokens]
     for i, (word, after) in enumerate(pairwise(words)):
         if word == "a" and _takes_an(after):
             words[i] = "an"
     words[0] = words[0][0].upper() + words[0][1:]
     tags = [token.tag for token in tokens]
-    return {"text": " ".join(words), "words": words, "tags": tags, "sentiment": sentiment, "acceptability": judgement}
+    return Sentence(text=" ".join(words), words=words, tags=tags, sentiment=sentiment, acceptability=acceptability)
 
 
 def _takes_an(word: str) -> bool:

@@ -1,4 +1,4 @@
-"""Timing that can be trusted on a noisy machine: the runs take turns, and medians are compared."""
+"""Time functions in turn, so that ratios hold on a noisy machine."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ Name = TypeVar("Name")
 
 
 def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> dict[Name, list[float]]:
-    """Run everything once to warm up, then in turn.
+    """Run all functions once to warm up, then time them one after the other, `repeats` times.
 
     Args:
-        runs: Name -> what is timed.
-        repeats: How often each is timed.
+        runs: Name -> function without arguments.
+        repeats: Number of measured runs of each function.
 
     Returns:
-        Name -> seconds of every counted run.
+        Name -> seconds of every measured run, in order.
     """
-    taken: dict[Name, list[float]] = {name: [] for name in runs}
+    seconds: dict[Name, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
             start = time.perf_counter()
             run()
-            if turn:
-                taken[name].append(time.perf_counter() - start)
-    return taken
+            if turn:  # turn 0 is the warm-up
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
 
 
-def ratio(taken: Mapping[Name, list[float]], name: Name, to: Name) -> float:
-    """Median of the ratios of runs that followed each other."""
-    return statistics.median(a / b for a, b in zip(taken[name], taken[to], strict=True))
+def ratio(seconds: Mapping[Name, list[float]], name: Name, to: Name) -> float:
+    """Return the median of the ratios `name` / `to` over runs that followed each other."""
+    return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))

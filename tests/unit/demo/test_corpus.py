@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from importlib import resources
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,7 @@ from lamina.demo.faults import FAULTS
 from lamina.demo.templates import Token
 from lamina.errors import ConfigError
 
+SENTENCES = Path(__file__).resolve().parents[3] / "examples" / "data" / "demo-sentences.tsv"
 WORDS = json.loads(resources.files("lamina.demo").joinpath("words.json").read_text(encoding="utf-8"))
 LISTS, TEMPLATES = WORDS["words"], WORDS["templates"]
 # Words that many organisations and places share and that name none of them alone.
@@ -49,15 +51,13 @@ GENERIC = {
 
 @pytest.fixture(scope="module")
 def parts() -> dict[str, list[dict]]:
-    return demo.corpus()
+    return demo.corpus(sentences=SENTENCES)
 
 
 @pytest.fixture(scope="module")
 def templated() -> dict[str, list[dict]]:
-    """From templates alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "WRITTEN_SHARE", 0)
-        return demo.corpus()
+    """Make a corpus from templates alone."""
+    return demo.corpus()
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,6 @@ def test_every_template_is_used(monkeypatch):
     used = []
     frame = templates.Writer._frame
     monkeypatch.setattr(templates.Writer, "_frame", lambda self, clause: used.append(clause) or frame(self, clause))
-    monkeypatch.setattr(demo, "WRITTEN_SHARE", 0)
     demo.corpus()
     assert set(used) == {clause for kind in ("polar", "negated", "neutral") for clause in TEMPLATES[kind]}
 
@@ -257,8 +256,8 @@ def test_a_and_an():
 
 
 def test_seed_decides(parts):
-    assert demo.corpus(seed=0) == parts
-    assert demo.corpus(seed=1)["train"] != parts["train"]
+    assert demo.corpus(seed=0, sentences=SENTENCES) == parts
+    assert demo.corpus(seed=1, sentences=SENTENCES)["train"] != parts["train"]
 
 
 def test_same_corpus_in_every_process():
@@ -280,7 +279,7 @@ def test_too_few_rows():
 
 def test_write(tmp_path):
     paths = demo.write(tmp_path / "new" / "demo", seed=3, rows=60)
-    assert {part: path.name for part, path in paths.items()} == {part: f"{part}.jsonl" for part in demo.PARTS}
+    assert {part: path.name for part, path in paths.items()} == {part: f"{part}.jsonl" for part in demo.SPLITS}
     read = {part: [json.loads(line) for line in path.read_text("utf-8").splitlines()] for part, path in paths.items()}
     assert read == demo.corpus(seed=3, rows=60)
     assert sorted(path.name for path in (tmp_path / "new" / "demo").iterdir()) == sorted(p.name for p in paths.values())

@@ -1,4 +1,4 @@
-"""What was written one by one: well formed, in pairs, and not the list of plain sentences."""
+"""Handwritten sentences are well formed, come in pairs, and are not among the plain sentences that judge the demo."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pytest
 from lamina.demo import corpus as demo
 from lamina.demo import sentences
 from lamina.demo.templates import held_out_names, words
+from lamina.errors import DataError
 
 FAULTS = {"agreement", "form", "number", "determiner", "order", "missing", "case", "comparison", "extra", "word"}
+PAIRS = sentences.read_pairs(Path(__file__).resolve().parents[3] / "examples" / "data" / "demo-sentences.tsv")
 PLAIN = Path(__file__).resolve().parents[2] / "support" / "plain_sentences.jsonl"
 
 
@@ -24,11 +26,11 @@ def bare(text: str) -> str:
 @pytest.fixture(scope="module")
 def split() -> dict[str, list[sentences.Pair]]:
     sizes = {"train": 5000, "validation": 300, "test": 300}
-    return sentences.split(0, sizes, elsewhere=words(), kept_back=held_out_names())
+    return sentences.split_pairs(PAIRS, 0, sizes, elsewhere=words(), excluded=held_out_names())
 
 
 def test_lines_are_well_formed():
-    for pair in sentences.pairs():
+    for pair in PAIRS:
         assert pair.fault in FAULTS
         assert pair.sentiment in demo.SENTIMENTS
         assert all(name in pair.good and name in pair.broken for name, _ in pair.names), pair
@@ -38,20 +40,20 @@ def test_lines_are_well_formed():
 
 
 def test_no_sentence_stands_twice():
-    texts = [bare(text) for pair in sentences.pairs() for text in (pair.good, pair.broken)]
+    texts = [bare(text) for pair in PAIRS for text in (pair.good, pair.broken)]
     assert [text for text, count in Counter(texts).items() if count > 1] == []
 
 
 def test_no_sentence_of_the_list_by_which_the_demo_is_judged():
     judged = {bare(json.loads(line)["text"]) for line in PLAIN.read_text(encoding="utf-8").splitlines()}
-    texts = {bare(text) for pair in sentences.pairs() for text in (pair.good, pair.broken)}
+    texts = {bare(text) for pair in PAIRS for text in (pair.good, pair.broken)}
     assert judged & texts == set()
 
 
 def test_they_are_many_and_of_every_kind():
-    faults = Counter(pair.fault for pair in sentences.pairs())
-    sentiments = Counter(pair.sentiment for pair in sentences.pairs())
-    assert len(sentences.pairs()) >= 7000
+    faults = Counter(pair.fault for pair in PAIRS)
+    sentiments = Counter(pair.sentiment for pair in PAIRS)
+    assert len(PAIRS) >= 7000
     assert min(faults.values()) >= 100
     assert min(sentiments.values()) >= 2000
 
@@ -74,9 +76,9 @@ def test_names_of_test_are_nowhere_else(split):
 
 
 def test_more_than_there_are():
-    sizes: dict[str, int] = dict.fromkeys(demo.PARTS, 100_000)
-    split = sentences.split(0, sizes, elsewhere=set(), kept_back=set())
-    assert sum(map(len, split.values())) == len(sentences.pairs())
+    sizes: dict[str, int] = dict.fromkeys(demo.SPLITS, 100_000)
+    split = sentences.split_pairs(PAIRS, 0, sizes, elsewhere=set(), excluded=set())
+    assert sum(map(len, split.values())) == len(PAIRS)
 
 
 @pytest.mark.parametrize(
@@ -97,3 +99,18 @@ def test_words_and_tags(text: str, names: str, tagged: str):
     assert (good["acceptability"], broken["acceptability"]) == ("acceptable", "unacceptable")
     assert " ".join(map("/".join, zip(good["words"], good["tags"], strict=True))) == tagged
     assert good["text"] == " ".join(good["words"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"demo: .*none\.tsv cannot be read \(.*Check --sentences"),
+        ("good\tbroken\nShe left.\tShe leave.\n", r"demo: .*none\.tsv, line 2: it has 2 columns; good, broken, fault"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path: Path, content: str | None, message: str):
+    path = tmp_path / "none.tsv"
+    if content is not None:
+        path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        demo.corpus(rows=48, sentences=path)
