@@ -177,7 +177,18 @@ class Scheduler:
         )
 
     def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Worker], truncate: bool) -> Future[list[Any]]:
-        """Have texts read and run by the work of a key, of which the bank is a part."""
+        """Queue texts for the worker that serves this bank and these tasks; return a future of one answer per text.
+
+        Args:
+            texts: Texts, pairs of texts or files of one request.
+            key: Identifies the worker: the bank and what is asked of it.
+            make: Builds the worker if none is cached under `key`.
+            truncate: Cut texts that are too long. False: the future fails with TooLongError.
+
+        Raises:
+            ClosedError: If the server is shutting down.
+            OverloadedError: If `max_concurrent_requests` requests are not answered yet.
+        """
         with self._changed:
             if self._closing:
                 raise ClosedError("serve: the server is about to end; ask again later.")
@@ -192,7 +203,7 @@ class Scheduler:
         return job.future
 
     def _work_for(self, key: Any, make: Callable[[], Worker]) -> Worker:
-        """The work of a key, which is kept while its bank is served."""
+        """Return the cached worker of `key`, or build one; it is cached only while its bank is the one being served."""
         if key in self._works:
             return self._works[key]
         work = make()
@@ -210,7 +221,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Answer what was accepted, then end; what is not answered in time is told so."""
+        """Stop accepting requests and answer the queued ones; fail those left at `shutdown_timeout` with ClosedError."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -239,7 +250,11 @@ class Scheduler:
         return True
 
     def _next_turn(self) -> _Turn | None:
-        """Wait for requests: if a pass may begin, for any, else for such as are worth reading; None at the end."""
+        """Wait for the next batch and return it; None once the scheduler is closed and the queue is empty.
+
+        If a pass is free, any queued request will do. Otherwise the batch is tokenised ahead, once enough tokens are
+        queued and no request has arrived for a moment, so that it does not begin with fewer texts than it could.
+        """
         with self._changed:
             seen = -1
             while not (self._waiting and self._free > self._ready):
@@ -251,13 +266,16 @@ class Scheduler:
                 seen = len(self._waiting)
                 self._changed.wait(_SETTLED if is_worth else None)
             turn = _Turn(next_batch(self._waiting, self._budget), begun=self._free > self._ready)
-            self._free, self._ready = self._free - turn.begun, self._ready + (not turn.begun)
+            if turn.begun:
+                self._free -= 1
+            else:
+                self._ready += 1
             taken = set(map(id, turn.jobs))
             self._waiting = deque(job for job in self._waiting if id(job) not in taken)
             return turn
 
     def _begin(self, turn: _Turn) -> None:
-        """Wait until its pass may begin."""
+        """Wait until the pass of a batch that was tokenised ahead may begin, and count that pass as running."""
         with self._changed:
             if not turn.begun:
                 self._changed.wait_for(lambda: self._free > 0)
@@ -265,17 +283,20 @@ class Scheduler:
 
     def _end(self, turn: _Turn) -> None:
         with self._changed:
-            self._free, self._ready = self._free + turn.begun, self._ready - (not turn.begun)
+            if turn.begun:
+                self._free += 1
+            else:  # it failed, or its clients left, before its pass began
+                self._ready -= 1
             self._changed.notify_all()
 
     def _read(self, jobs: Sequence[Job]) -> tuple[Any, float]:
-        """Texts as tokens, and the seconds that this took."""
+        """Tokenise the texts of `jobs`; return the prepared inputs and the seconds that tokenising took."""
         with self.reading:
             start = time.perf_counter()
             return jobs[0].work.read([text for job in jobs for text in job.texts]), time.perf_counter() - start
 
     def _whole(self, jobs: Sequence[Job]) -> list[Job]:
-        """Those whose texts need not be cut, or may be."""
+        """Return the jobs whose texts fit or may be cut; fail the others with TooLongError."""
         whole: list[Job] = []
         for job in jobs:
             try:
@@ -287,7 +308,7 @@ class Scheduler:
         return whole
 
     def _still_asked(self, jobs: Sequence[Job], prepared: Any, turn: _Turn) -> list[Job]:
-        """Those that somebody waits for as their pass begins, and whose texts need not be cut, or may be."""
+        """Wait for the pass to begin; return the jobs whose client still waits and whose texts fit or may be cut."""
         if prepared.cut:
             with self.reading:
                 jobs = self._whole(jobs)
@@ -324,7 +345,7 @@ class Scheduler:
 
 
 def _fail(job: Job, error: Exception) -> None:
-    """Tell a request what is wrong; what nobody foresaw is in the log alone."""
+    """Fail a job with `error`; an unexpected error is logged, and the client gets only its type."""
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)
         error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); the log says more.")
