@@ -221,7 +221,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop accepting requests and answer the queued ones; fail those left at `shutdown_timeout` with ClosedError."""
+        """Stop accepting requests and answer the queued ones; fail what is left at the timeout with ClosedError."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
