@@ -12,7 +12,6 @@ import torch
 
 import lamina
 from lamina.data.batches import length_batches
-from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions, GenerationOptions
 
 if TYPE_CHECKING:
@@ -125,9 +124,9 @@ def lora_passes(inputs: Mapping[str, Tensor], *, tasks: int) -> dict[str, Callab
 
 
 def _with_head(task: Task) -> tuple[Any, Any]:
-    head: Any = task.kind
+    head: Any = task.kind.name
     model, tokenizer = lamina.load("minilm", head=head, labels=task.labels)
-    kind_of(task.kind).configure(model.config, task)
+    task.kind.configure(model.config, task)
     return model, tokenizer
 
 
@@ -143,7 +142,7 @@ class _Part:
     """One part of a task as batches of a whole model."""
 
     def __init__(self, task: Task, part: str, tokenizer: Any, max_length: int) -> None:
-        self._task, self._kind, self._split = task, kind_of(task.kind), task.split(part)
+        self._task, self._kind, self._split = task, task.kind, task.split(part)
         self._inputs = self._kind.encode(self._split, tokenizer, EncodeOptions(part=part, max_length=max_length))
         self._targets = self._kind.targets(task, self._split, self._inputs)
 

@@ -14,6 +14,7 @@ from tests.support.training import LENGTH, WORDS, tiny_tokenizer
 from tokenizers import processors
 
 from lamina import evaluate, finetune
+from lamina.tasks import kind_of
 from lamina.tasks.images import LazyImage, image_column, image_split
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
@@ -125,14 +126,18 @@ def pairs(*, train: int = 80, validation: int = 30) -> Task:
         texts = tuple((f"the film is {one}", f"{other} film .") for one, other in words)
         splits[part] = Split.of(texts, [int(other == "good") for _, other in words])
     metrics = ("accuracy", "f1", "mcc")
-    return Task("sequence_classification", "classification", ("no", "yes"), "accuracy", metrics, splits, "pairs")
+    return Task(
+        kind_of("sequence_classification"), "classification", ("no", "yes"), "accuracy", metrics, splits, "pairs"
+    )
 
 
 def running_text(*, train: int = 40, validation: int = 20) -> Task:
     """Hidden tokens of a text that says the same again and again."""
     line = "the film is good and anna was in paris ."
     splits = {part: Split.of([line] * n) for part, n in (("train", train), ("validation", validation))}
-    return Task("masked_lm", "classification", ("token",), "perplexity", ("perplexity", "accuracy"), splits, "lines")
+    return Task(
+        kind_of("masked_lm"), "classification", ("token",), "perplexity", ("perplexity", "accuracy"), splits, "lines"
+    )
 
 
 def copies(kind: str = "summarization", *, train: int = 60, validation: int = 12) -> Task:
@@ -144,7 +149,7 @@ def copies(kind: str = "summarization", *, train: int = 60, validation: int = 12
         texts = tuple(orders[number % len(orders)] for number in range(count))
         splits[part] = Split.of(texts, texts)
     metrics = ("rougeL", "rouge1") if kind == "summarization" else ("bleu", "chrf")
-    return Task(kind, "generation", ("text",), metrics[0], metrics, splits, f"copies, {kind}")
+    return Task(kind_of(kind), "generation", ("text",), metrics[0], metrics, splits, f"copies, {kind}")
 
 
 def drawn(label: int, seed: int) -> LazyImage:
@@ -161,7 +166,9 @@ def shades(*, train: int = 30, validation: int = 15) -> Task:
         numbers = [number % 3 for number in range(count)]
         images = [drawn(label, 100 * len(part) + row) for row, label in enumerate(numbers)]
         splits[part] = image_split(image_column(images), numbers)
-    return Task("image_classification", "classification", CLASSES, "accuracy", ("accuracy", "f1"), splits, "shades")
+    return Task(
+        kind_of("image_classification"), "classification", CLASSES, "accuracy", ("accuracy", "f1"), splits, "shades"
+    )
 
 
 # Runs

@@ -13,6 +13,7 @@ from lamina.bank import Reader, ReaderBank
 from lamina.fusion.base import FusionConfig
 from lamina.fusion.last_layer import LastLayer
 from lamina.heads.masked_lm import MaskedLM
+from lamina.tasks import kind_of
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 
@@ -68,4 +69,6 @@ def running(*, train: int = 60, validation: int = 20, seed: int = 0) -> Task:
             " ".join(word for _ in range(rng.randint(3, 9)) for word in (rng.choice(words), ".")) for _ in range(count)
         )
         splits[part] = Split.of(lines)
-    return Task("masked_lm", "classification", ("token",), "perplexity", ("perplexity", "accuracy"), splits, "running")
+    return Task(
+        kind_of("masked_lm"), "classification", ("token",), "perplexity", ("perplexity", "accuracy"), splits, "running"
+    )

@@ -16,6 +16,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers.discovery import same_stacks
+from lamina.tasks import kind_of
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 from lamina.train import FitResult, fit
@@ -121,7 +122,7 @@ def sentences(count: int, seed: int, low: int = 2, high: int = 9) -> list[list[s
 
 
 def _task(kind: str, problem: str, labels: Sequence[str], metrics: Sequence[str], splits: dict[str, Split]) -> Task:
-    return Task(kind, problem, tuple(labels), metrics[0], tuple(metrics), splits, f"{problem} of {kind[:5]}")
+    return Task(kind_of(kind), problem, tuple(labels), metrics[0], tuple(metrics), splits, f"{problem} of {kind[:5]}")
 
 
 def _parts(train: int, validation: int, seed: int, **lengths: int) -> dict[str, list[list[str]]]:

@@ -72,11 +72,11 @@ class Reader:
         Raises:
             ConfigError: If tasks of this kind have no reader at all, or no recommended one.
         """
-        if task.kind not in HEADS.names():
+        if str(task.kind) not in HEADS.names():
             have = ", ".join(HEADS.names())
             problem = f"tasks of kind '{task.kind}' have no readers; those of {have} do"
             raise ConfigError(f"reader: {problem}. Fine-tune a model for it with lamina.finetune.")
-        return cls(*HEADS.get(task.kind).default(task))
+        return cls(*HEADS.get(str(task.kind)).default(task))
 
     def __post_init__(self) -> None:
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)

@@ -108,7 +108,7 @@ def _task(asked: TaskLike, source: str, *, data: Path | None, part: str, columns
 
     if is_file(path := Path(source)):
         known: Any = {"labels": asked.labels, "problem_type": asked.problem_type}
-        task = Task.from_files(asked.kind, test=path, **known, **columns)
+        task = Task.from_files(str(asked.kind), test=path, **known, **columns)
         return replace(task, splits={part: task.splits["test"]})
     try:
         find_preset(source)

@@ -91,7 +91,7 @@ class LaminaEstimator(BaseEstimator):
             parts = {"train": split.select_rows(sorted(train)), "validation": split.select_rows(sorted(validation))}
         metrics = kind_of(self.kind).metrics(targets.problem_type, targets.labels)
         problem, name = targets.problem_type, type(self).__name__
-        return Task(self.kind, problem, targets.labels, metrics[0], metrics, parts, name)
+        return Task(kind_of(self.kind), problem, targets.labels, metrics[0], metrics, parts, name)
 
     def _reader(self, task: Task, given: Any, seed: int, **settings: Any) -> Reader:
         """The reader that was asked for, made for the task's labels."""

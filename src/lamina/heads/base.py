@@ -29,8 +29,8 @@ class TaskLike(Protocol):
     """The facts about a task that its kind needs; a `Task` has them, and so have its stand-ins in prediction."""
 
     @property
-    def kind(self) -> str:
-        """Name of the task's kind, which is also the `kind` of the heads for it."""
+    def kind(self) -> object:
+        """The task's kind, or its name; `str` of it is the name, which is also the `kind` of the heads for it."""
         ...
 
     @property

@@ -15,7 +15,6 @@ from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
 from lamina.prediction.evaluate import scoring_groups
-from lamina.tasks import kind_of
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
 from lamina.train.scoring import autocast
@@ -132,9 +131,7 @@ def _highest(
     highest = np.full(inputs.encoded.texts, -np.inf)
     tokenizer: Any = tokenizer_of(cast("Any", runner.processor))
     special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
-    second = (
-        task.split(group.part).pairs and kind_of(task.kind).judges_second
-    )  # what is judged, as a reply that is watched
+    second = task.split(group.part).pairs and task.kind.judges_second  # what is judged, as a reply that is watched
     asked = count = 0
     batches = length_batches(inputs.lengths, options.scoring_batch_size)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import unwrapped
-from lamina.tasks import kind_of
 from lamina.train.groups import groups_of, tasks_by_name
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import PassOptions
@@ -111,7 +110,7 @@ def evaluate(  # noqa: PLR0913
     for run in runs:
         runner = open_runner(bank_or_model, run, "evaluate", processor, options)
         runner.check(run, (split,))
-        if unjudged := [task for task in run.values() if errors and not kind_of(task.kind).has_classes]:
+        if unjudged := [task for task in run.values() if errors and not task.kind.has_classes]:
             what = "whose answers are not right or wrong one by one"
             raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
         runner.warn_about_pairs({name: task.split(split).pairs for name, task in run.items()})
@@ -131,7 +130,7 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
     apart: dict[tuple[Any, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
         how = _as_trained(runner, name, options)
-        apart[kind_of(task.kind).inputs, *how.values()][name] = task
+        apart[task.kind.inputs, *how.values()][name] = task
     groups: list[Group] = []
     for some in apart.values():
         how = _as_trained(runner, next(iter(some)), options)

@@ -18,8 +18,7 @@ from lamina.errors import ConfigError, error_context
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped
 from lamina.store.open_saved import open_cached
-from lamina.tasks import kind_of
-from lamina.tasks.base import EncodeOptions, as_examples
+from lamina.tasks.base import EncodeOptions, TaskOutline, as_examples
 from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import Group, encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from lamina.data.batches import Budget
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Results
+    from lamina.tasks.base import Kind, Results
     from lamina.tasks.split import Split
     from lamina.train.base import Runner
 
@@ -147,7 +146,7 @@ class Reading:
     """How readers (or a whole model) that share inputs encode examples. Derived once for a bank, not for every call."""
 
     names: tuple[str, ...]
-    kind: str  # the kind of task that encodes the examples
+    kind: Kind  # encodes the examples
     options: EncodeOptions
     apart: tuple[Reading, ...] = ()  # the same readers by what each reads of a long example; empty if all read alike
 
@@ -187,11 +186,11 @@ class Predictor:
         self._runner: Runner
         if isinstance(target, ReaderBank):
             names = (readers,) if isinstance(readers, str) else target if readers is None else readers
-            self._tasks = {name: target[name].config.head for name in names}
+            self._tasks = {name: TaskOutline.of_head(target[name].config.head) for name in names}
             self._runner = BankRunner(target, "predict", processor)
         else:
             task = task_of(target, kind)
-            self._tasks = {task.kind: task}
+            self._tasks = {task.kind.name: task}
             self._runner = ModelRunner(target, task, "predict", processor, options)
         if not self._tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
@@ -211,7 +210,7 @@ class Predictor:
     @property
     def reads_files(self) -> bool:
         """Whether examples are images or audio clips, which may be given as paths."""
-        return any(kind_of(task.kind).file is not None for task in self._tasks.values())
+        return any(task.kind.file is not None for task in self._tasks.values())
 
     def to(self, device: str) -> None:
         """Move the model and its readers to a device, in place."""
@@ -238,7 +237,7 @@ class Predictor:
         for name, task in self._tasks.items():
             if task.kind not in splits:
                 with error_context(f"asked of '{name}'"):
-                    splits[task.kind] = kind_of(task.kind).examples(listed, self._runner.processor)
+                    splits[task.kind] = task.kind.examples(listed, self._runner.processor)
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
@@ -256,7 +255,7 @@ class Predictor:
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         """Return the group of the readers in `reading`, with the examples as their inputs."""
-        inputs = kind_of(reading.kind).encode(splits[reading.kind], self._runner.processor, reading.options)
+        inputs = reading.kind.encode(splits[reading.kind], self._runner.processor, reading.options)
         return Group("predict", {name: self._tasks[name] for name in reading.names}, inputs, {})
 
     def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
@@ -279,7 +278,7 @@ class Predictor:
         collected: dict[str, Results] = {}
         for group in prepared.groups:
             results = {
-                name: kind_of(task.kind).answers(task, prepared.splits[task.kind], group.inputs, self._runner.processor)
+                name: task.kind.answers(task, prepared.splits[task.kind], group.inputs, self._runner.processor)
                 for name, task in group.tasks.items()
             }
             collect(self._runner, group, results, self._options, progress=self._options.progress, budget=budget)
@@ -313,13 +312,11 @@ class Predictor:
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             space = self._options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
-            together[kind_of(task.kind).predict_inputs, space].append(name)
+            together[task.kind.predict_inputs, space].append(name)
         readings: list[Reading] = []
         for (_, space), names in together.items():
             strides = {
-                name: self._runner.trained_with([name], "stride")
-                for name in names
-                if kind_of(self._tasks[name].kind).per_token
+                name: self._runner.trained_with([name], "stride") for name in names if self._tasks[name].kind.per_token
             }
             apart: dict[tuple[int, int | None], list[str]] = defaultdict(list)
             for name in names:
@@ -332,13 +329,13 @@ class Predictor:
     def _reading(self, names: Sequence[str], add_prefix_space: bool) -> Reading:
         """Return how these readers encode examples together."""
         encoder = self._tasks[encoder_of(self._tasks, names)].kind
-        per_token = [name for name in names if kind_of(self._tasks[name].kind).per_token]
+        per_token = [name for name in names if self._tasks[name].kind.per_token]
         options = EncodeOptions(
             part="predict",
             max_length=self.max_length(names),
             stride=self._runner.trained_with(per_token or names, "stride"),
-            windows=kind_of(encoder).per_token,
+            windows=encoder.per_token,
             add_prefix_space=add_prefix_space,
-            prefix=self._options.prefix if kind_of(encoder).takes_prefix else "",
+            prefix=self._options.prefix if encoder.takes_prefix else "",
         )
         return Reading(tuple(names), encoder, options)

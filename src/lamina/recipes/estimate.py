@@ -18,7 +18,6 @@ from lamina.recipes.load_tasks import NOT_DATA, check_parts, load_tasks
 from lamina.recipes.model_size import EditSize, Sizes
 from lamina.recipes.preflight import check_machine, check_model, check_output
 from lamina.store import load_config
-from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, TaskOutline
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import HELD_OUT, Split
@@ -114,13 +113,13 @@ class _SizedRun:
 
     def __init__(self, recipe: Recipe, spec: RunSpec, task: TaskOutline, sizes: Sizes) -> None:
         self.recipe, self.spec, self.task = recipe, spec, task
-        self.options, kind = FitOptions.of(spec.options), kind_of(task.kind)
+        self.options, kind = FitOptions.of(spec.options), task.kind
         with error_context(f"run {spec.name}"):
             if spec.reader is None:
                 self.model = sizes.model(kind.auto_class, task.labels if kind.has_classes else ())
                 self.edits = self.model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")
             else:
-                heads = [kind_of(body.outline().kind).base_class for body in recipe.tasks.values()]
+                heads = [body.outline().kind.base_class for body in recipe.tasks.values()]
                 self.model = sizes.model(next((head for head in heads if head != "AutoModel"), "AutoModel"))
                 self.reader = self.model.reader(spec.reader)
         longest = int(self.options.max_length or getattr(sizes.config, "max_position_embeddings", None) or 512)
@@ -238,7 +237,7 @@ def _task_row(name: str, runs: list[_SizedRun], passes: Iterable[_Pass]) -> dict
     first, together = runs[0], [shared.steps for shared in passes if (shared.part, shared.task) == ("train", name)]
     return {
         "task": name,
-        "kind": first.task.kind,
+        "kind": first.task.kind.name,
         "rows": first.rows["train"],
         "validation": first.rows["validation"],
         "tokens": first.tokens,
@@ -300,7 +299,7 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
         rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
     rows = _limited(rows, late if own else limits, texts)
     if recipe.subsample is not None:
-        classes, _ = kind_of(outline.kind).row_classes(outline, Split.of(()))
+        classes, _ = outline.kind.row_classes(outline, Split.of(()))
         rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
     return replace(outline, rows=rows, tokens=preset.length / texts)
 
@@ -314,7 +313,7 @@ def _measured(task: Task) -> TaskOutline:
     """Return the outline of a task from its data; a text has about 4/3 as many tokens as words."""
     train = task.split("train")
     words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))
-    for row in texts if kind_of(task.kind).processor == "tokenizer" else ():
+    for row in texts if task.kind.processor == "tokenizer" else ():
         text = train.texts[row]
         words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
     rows = {part: len(split) for part, split in task.splits.items()}

@@ -13,6 +13,7 @@ from lamina.errors import ConfigError, DataError, check_known, error_context
 from lamina.recipes.edits import is_made
 from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
 from lamina.recipes.strict_yaml import parse_yaml
+from lamina.tasks import kind_of
 from lamina.train.grid import MOST_RUNS, RunSpec, expand, full_key, swept
 from lamina.train.options import FitOptions
 
@@ -54,7 +55,7 @@ def expand_recipe(
                             "the method's letters and digits. Rename one of them."
                         )
                     use = {"bank": spec.reader is not None, "train_base": recipe.train_base}
-                    FitOptions.of(spec.options).check_use("fit", [known.kind], **use)
+                    FitOptions.of(spec.options).check_use("fit", [kind_of(str(known.kind))], **use)
                     specs[spec.name] = spec
                     if len(specs) > MOST_RUNS:
                         raise ConfigError(f"recipe: it amounts to more than {MOST_RUNS:,} runs.")

@@ -14,7 +14,6 @@ from lamina.store.bank_folder import claimed_output
 from lamina.store.files import claimed
 from lamina.store.models import check_weights
 from lamina.store.replay import read_record
-from lamina.tasks import kind_of
 from lamina.train.engine import check_device
 from lamina.train.groups import groups_of
 from lamina.train.options import FitOptions
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.recipes.schema import Recipe
-    from lamina.tasks.base import TaskLike
+    from lamina.tasks.base import KindedTask
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 
@@ -52,7 +51,7 @@ def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
         check_device(FitOptions.of(spec.options), folder)
 
 
-def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[TaskLike]]) -> None:
+def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[KindedTask]]) -> None:
     """Raise an error unless the edits of every run can be applied, by trying them on models without weights.
 
     A model that was edited before is not built from its config alone, and is left out.
@@ -63,7 +62,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
     sizes = Sizes(load_config(recipe.model, revision=recipe.revision))
     for spec in edited:
         task = tasks[spec.task][0]
-        kind = kind_of(task.kind)
+        kind = task.kind
         model = sizes.model(kind.auto_class, task.labels if kind.has_classes else ())
         model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")
 

@@ -32,7 +32,6 @@ from lamina.store import load, save
 from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room, claimed, staged
 from lamina.store.save_model import discard, move
-from lamina.tasks import kind_of
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.identity import data_digests, reader_settings, starting_weights
 from lamina.train.options import FitOptions
@@ -279,7 +278,7 @@ class _Session:
     def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
         """Return a new bank with the readers, or a new model with its edits, and the processor."""
         (first, *_), recipe = specs.values(), self.recipe
-        kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
+        kinds = {name: task.kind for name, task in tasks.items()}
         if first.reader is None:
             kind = kinds[first.name]
             labels = tasks[first.name].labels if kind.has_classes else None

@@ -81,11 +81,11 @@ class ReaderRecipe(Strict):
             if self.head or len(self.fusion) > 1:
                 raise ConfigError("reader: the default reader has settings of its own; give none, or name a fusion.")
             return replace(Reader.default(task), stack=self.stack)
-        known = {field.name for field in fields(HEADS.get(task.kind)) if field.init}
+        known = {field.name for field in fields(HEADS.get(str(task.kind))) if field.init}
         given: dict[str, Any] = {"problem_type": task.problem_type}
-        if kind_of(task.kind).has_classes:
+        if kind_of(str(task.kind)).has_classes:
             given["labels"] = task.labels
-        head = {"name": task.kind, **{key: value for key, value in given.items() if key in known}, **self.head}
+        head = {"name": str(task.kind), **{key: value for key, value in given.items() if key in known}, **self.head}
         return Reader(fusion, _build(HEADS, head), self.stack)
 
     def _fusion(self) -> FusionConfig | None:
@@ -222,7 +222,7 @@ class TaskRecipe(Strict):
         if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
             raise ValueError("'pair_separator' is for pairs of texts; this task has one text a row")
         with at(blame=["label_all_tokens"]):
-            kind_of(self.outline().kind).check_tags(label_all_tokens=self.label_all_tokens)
+            self.outline().kind.check_tags(label_all_tokens=self.label_all_tokens)
         return self
 
     @model_validator(mode="after")
@@ -233,7 +233,7 @@ class TaskRecipe(Strict):
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
         outline = self.outline()
-        types = kind_of(outline.kind).problem_types
+        types = outline.kind.problem_types
         for key, known in (("problem_type", types), ("metric", self.metrics)):
             name = getattr(self, key)
             if name is not None and name not in known:
@@ -241,7 +241,7 @@ class TaskRecipe(Strict):
         if self.image_size is not None:
             with at("image_size"):
                 check_image_size(self.image_size, outline.kind, "recipe")
-        if self.readers and not kind_of(outline.kind).readers:
+        if self.readers and not outline.kind.readers:
             raise ValueError(f"tasks of kind {outline.kind} have no readers; give the run 'methods'")
         for name, reader in self.readers.items():
             with at("readers", name):
@@ -257,10 +257,10 @@ class TaskRecipe(Strict):
         """The metrics that the task may have, as far as they are known without its data."""
         if (preset := self._preset) is not None and self.masked_lm is None:
             return tuple(preset.metrics)
-        types = kind_of(self.outline().kind).problem_types
+        types = self.outline().kind.problem_types
         chosen = types if self.problem_type is None else [self.problem_type]
         labels = self.labels or ("", "")
-        further = [kind_of(self.outline().kind).further_metrics(problem_type, labels) for problem_type in chosen]
+        further = [self.outline().kind.further_metrics(problem_type, labels) for problem_type in chosen]
         usual = [types.get(problem_type, ()) for problem_type in chosen]
         return tuple(dict.fromkeys(metric for metrics in (*usual, *further) for metric in metrics))
 
@@ -270,9 +270,9 @@ class TaskRecipe(Strict):
         how: dict[str, Any] = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}
         how |= {"image_size": self.image_size, "pairs": second is not None and self.pair_separator is None}
         if (preset := self._preset) is not None and self.masked_lm is None:
-            return TaskOutline(preset.kind, preset.problem_type, preset.class_names, **how)
-        kind = self.kind if self.masked_lm is None else "masked_lm"
-        problem_type = self.problem_type or next(iter(kind_of(kind).problem_types))
+            return TaskOutline(kind_of(preset.kind), preset.problem_type, preset.class_names, **how)
+        kind = kind_of(self.kind if self.masked_lm is None else "masked_lm")
+        problem_type = self.problem_type or next(iter(kind.problem_types))
         weights = (reader.head.get("class_weights") for reader in self.readers.values())
         listed = (own for own in weights if isinstance(own, list) and own)
         count = 1 if problem_type == "regression" else len(next(listed, (0, 0)))

@@ -67,7 +67,7 @@ def task_facts(tasks: Mapping[str, Task]) -> dict[str, Any]:
     """What decides what tasks give, JSON-ready."""
     return {
         name: {
-            "kind": task.kind,
+            "kind": task.kind.name,
             "metric": task.metric,
             **{part: {"rows": len(split), **data_digests(split)} for part, split in task.splits.items()},
         }
@@ -94,7 +94,7 @@ def edited_stack(model: PreTrainedModel | str | Path, processor: Any, stack: str
 
 def linear_reader(task: Task, *, fusion: str = "last_layer", stack: str | None = None, seed: int = 0) -> Reader:
     """A reader with a linear head, of the kind of a task."""
-    known = {field.name for field in fields(HEADS.get(task.kind))}
+    known = {field.name for field in fields(HEADS.get(task.kind.name))}
     head = {key: value for key, value in _LINEAR.items() if key in known}
     return replace(ReaderRecipe(fusion={"name": fusion}, head=head, stack=stack).template(task), seed=seed)
 

@@ -34,7 +34,17 @@ PARTS = ("train", "validation", "test")
 
 
 @runtime_checkable
-class LabelledTask(TaskLike, Protocol):
+class KindedTask(TaskLike, Protocol):
+    """The facts about a task with its `Kind` object, which reads, encodes and answers for the task."""
+
+    @property
+    def kind(self) -> Kind:
+        """The task's kind."""
+        ...
+
+
+@runtime_checkable
+class LabelledTask(KindedTask, Protocol):
     """What a kind must know of a task to make labels: of a `Task`."""
 
     @property
@@ -47,7 +57,7 @@ class LabelledTask(TaskLike, Protocol):
 class TaskOutline:
     """What is known of a task without its data, a `TaskLike`; estimates of recipes know its size too."""
 
-    kind: str
+    kind: Kind
     problem_type: str
     labels: tuple[str, ...]
     rows: Mapping[str, int] = field(default_factory=dict)  # of each part; of "train" in each repeat
@@ -56,12 +66,22 @@ class TaskOutline:
     image_size: int | None = None  # as of `Task`
     pairs: bool = False  # as of `Task`
 
+    @classmethod
+    def of_head(cls, head: Any) -> TaskOutline:
+        """Return the outline of the task that a reader's head (its config) answers, whose `kind` is a name."""
+        return cls(kind_of(str(head.kind)), head.problem_type, tuple(head.labels))
+
+    def __post_init__(self) -> None:
+        """Look up the kind where its name was passed, raising `UnknownNameError` if no such kind is registered."""
+        if isinstance(self.kind, str):
+            object.__setattr__(self, "kind", kind_of(self.kind))
+
 
 @dataclass(frozen=True)
 class ColumnSpec:
     """Which columns to read, and as what."""
 
-    kind: str
+    kind: Kind
     text: str | int  # column of the text, of the list of words, or of the image
     label: str | int  # column of the label, of the list of tags, or of the text to write
     text_pair: str | int | None = None  # column of the second text
@@ -219,9 +239,9 @@ def checked_texts(raw: Sequence[Any], *, pairs: bool) -> Sequence[Any]:
     return raw if single else [tuple(text) for text in raw]
 
 
-def check_image_size(size: int, kind: str, op: str) -> None:
+def check_image_size(size: int, kind: Kind, op: str) -> None:
     """Raise ConfigError unless tasks of a kind have images, and the size is one of them."""
-    if kind_of(kind).processor != "image_processor":
+    if kind.processor != "image_processor":
         raise ConfigError(f"{op}: image_size is {size} for a task of kind {kind}, which has no images.")
     check_range(op, "image_size", size, 1)
 
@@ -249,6 +269,26 @@ class Kind(ABC):
     readers: ClassVar[bool] = True  # readers can do it; else only whole models
     missing: ClassVar[tuple[str, ...]] = ("error", "drop")  # what may become of rows without a label
     takes_prefix: ClassVar[bool] = False  # a text may be put before every example
+
+    def __str__(self) -> str:
+        """Return the kind's name, as messages print it and files hold it."""
+        return self.name
+
+    def __repr__(self) -> str:
+        """Return the expression that looks the kind up."""
+        return f"kind_of({self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether `other` is a kind of the same name, or is that name itself."""
+        return self.name == (other.name if isinstance(other, Kind) else other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the kind's name, so that a kind and its name are one key of a dict."""
+        return hash(self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the kind as its name, which the process that reads it looks up."""
+        return kind_of, (self.name,)
 
     # From files to examples
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.tasks import kind_of
 from lamina.tasks.base import ColumnSpec
 
 
@@ -36,7 +35,7 @@ def _plain(cell: Any, *, whole: bool) -> Any:
 
 def check_spec(spec: ColumnSpec) -> None:
     """Raise an error if a kind does not do what is asked of it, as far as that shows without the data."""
-    kind, labels = kind_of(spec.kind), spec.labels
+    kind, labels = spec.kind, spec.labels
     check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")

@@ -12,7 +12,7 @@ from typing import Any
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, class_names
+from lamina.tasks.base import PARTS, ColumnSpec, Kind, check_image_size, class_names
 from lamina.tasks.given import check_spec, rows_of
 from lamina.tasks.labels import given_names
 from lamina.tasks.presets import fetch, find_preset, published_files
@@ -29,7 +29,8 @@ class Task:
     """Labelled examples, and what is asked about them.
 
     Attributes:
-        kind: "sequence_classification", "token_classification", "masked_lm", "causal_lm", "summarization",
+        kind: The kind of task, which is equal to its name and prints as it: "sequence_classification",
+            "token_classification", "masked_lm", "causal_lm", "summarization",
             "translation", "image_classification", "audio_classification", or another that is registered in
             `lamina.tasks.KINDS`.
         problem_type: "classification", "regression", "multi_label", or "generation" where texts are to be written.
@@ -46,7 +47,7 @@ class Task:
         label_all_tokens: Of "token_classification": all sub-tokens of a word are learnt from, not the first alone.
     """
 
-    kind: str
+    kind: Kind
     problem_type: str
     labels: tuple[str, ...]
     metric: str
@@ -57,6 +58,11 @@ class Task:
     by_row: bool = False
     label_all_tokens: bool = False
     image_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Look up the kind where its name was passed, raising `UnknownNameError` if no such kind is registered."""
+        if isinstance(self.kind, str):
+            object.__setattr__(self, "kind", kind_of(self.kind))
 
     def __repr__(self) -> str:
         """What is asked, and of how many rows."""
@@ -101,7 +107,7 @@ class Task:
             ConfigError: Unless exactly one size is given, and there are that many rows; or if `stratified` is set
                 where rows have several classes or none.
         """
-        size, kind, train = SampleSize(per_class, fraction, rows), kind_of(self.kind), self.split("train")
+        size, kind, train = SampleSize(per_class, fraction, rows), self.kind, self.split("train")
         if stratified and not kind.single_label(self.problem_type):
             came = f"stratified is set for a task of kind {self.kind} ({self.problem_type})"
             raise ConfigError(f"subsample: {came}; its rows have not one class each.")
@@ -132,9 +138,9 @@ class Task:
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
-        if kind_of(self.kind).processor != "tokenizer":
+        if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
-        task = _assemble(ColumnSpec(kind, "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
+        task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows)
 
@@ -148,7 +154,7 @@ class Task:
         """
         if not any(split.pairs for split in self.splits.values()):
             raise ConfigError(f"task {self.name}: its rows are no pairs of texts; there is nothing to join.")
-        if kind_of(self.kind).judges_second:
+        if self.kind.judges_second:
             came = f"a task of kind {self.kind} is about the second text of a pair"
             raise ConfigError(f"task {self.name}: {came}; leave its pairs as they are.")
         splits = {name: Split.of(map(separator.join, part.texts), part.labels) for name, part in self.splits.items()}
@@ -160,7 +166,7 @@ class Task:
         `stratify` keeps the share of each class, where rows have one each.
         """
         kind, whole, test = (
-            kind_of(self.kind),
+            self.kind,
             self.split("train"),
             self.splits.get("test", self.splits.get("validation")),
         )
@@ -179,7 +185,7 @@ class Task:
     @classmethod
     def from_files(  # noqa: PLR0913
         cls,
-        kind: str,
+        kind: str | Kind,
         *,
         train: Source | None = None,
         validation: Source | None = None,
@@ -247,8 +253,10 @@ class Task:
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = given_names(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
-        tables = {part: kind_of(kind).read(source, spec) for part, source in sources.items()}
+        spec = ColumnSpec(
+            kind_of(str(kind)), text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify
+        )
+        tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
@@ -257,7 +265,7 @@ class Task:
     @classmethod
     def from_dataset(  # noqa: PLR0913
         cls,
-        kind: str,
+        kind: str | Kind,
         dataset: Mapping[str, Any],
         *,
         text: str = "sentence",
@@ -297,11 +305,13 @@ class Task:
         if not parts:
             raise DataError("task: the dataset has no parts; it needs 'train', 'validation' or 'test'.")
         first = next(iter(parts.values()))
-        if labels is None and kind_of(kind).has_classes and not isinstance(first, Mapping):
+        if labels is None and kind_of(str(kind)).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
         classes = given_names(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
-        tables = {part: kind_of(kind).from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
+        spec = ColumnSpec(
+            kind_of(str(kind)), text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify
+        )
+        tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
         return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
 
@@ -339,7 +349,7 @@ class Task:
         short, preset = find_preset(name)
         kind = kind_of(preset.kind)
         text, pair, label = (files is None and preset.hub_columns) or preset.columns
-        spec = ColumnSpec(preset.kind, text, label, pair, preset.labels or None, preset.problem_type)
+        spec = ColumnSpec(kind, text, label, pair, preset.labels or None, preset.problem_type)
         if files is None:
             parts = fetch(short, preset)
             spec = replace(spec, labels=preset.labels or class_names(next(iter(parts.values())), label))
@@ -362,7 +372,7 @@ def _assemble(
     seed: int = 0,
     label_all_tokens: bool = False,
 ) -> Task:
-    kind = kind_of(spec.kind)
+    kind = spec.kind
     check_spec(spec)
     kind.check_tags(label_all_tokens=label_all_tokens)
     named = bool(spec.labels)

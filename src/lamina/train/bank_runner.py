@@ -14,7 +14,6 @@ from lamina.data.state_cache import CacheSettings, obstacle, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
-from lamina.tasks import kind_of
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
 from lamina.train.identity import reader_settings, starting_weights
@@ -66,11 +65,12 @@ class BankRunner(Runner):
         for name, task in tasks.items():
             check_known(self.op, [name], self.bank, "reader")
             head = self.bank[name].config.head
-            if self.bank[name].stack == "decoder" and kind_of(task.kind).processor != "tokenizer":
+            if self.bank[name].stack == "decoder" and task.kind.processor != "tokenizer":
                 came = f"reader '{name}' reads the decoder, and a task of kind {task.kind} has no texts for it"
                 raise ConfigError(f"{self.op}: {came}. Make the reader with stack='encoder'.")
             for what in ("kind", "problem_type", "labels"):
                 has, needs = getattr(head, what), getattr(task, what)
+                needs = str(needs) if what == "kind" else needs
                 if tuple(has) != tuple(needs):
                     raise ConfigError(
                         f"task {task.name}: its {what} is {needs}, reader '{name}' was made for {has}; they must "

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
-from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lamina.tasks.base import Inputs, Targets, TaskLike
+    from lamina.tasks.base import Inputs, Kind, KindedTask, Targets
     from lamina.train.base import Runner
     from lamina.train.options import PassOptions
 
@@ -47,7 +46,7 @@ def groups_of(
     """The tasks' examples in one part, encoded for a runner."""
     together: dict[str, dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
-        together[kind_of(task.kind).inputs][name] = task
+        together[task.kind.inputs][name] = task
     groups: list[Group] = []
     for same_inputs in together.values():
         limit = max_length(runner, same_inputs, options.max_length)
@@ -58,7 +57,7 @@ def groups_of(
 def max_length(runner: Runner, tasks: Mapping[str, Any], asked: int | None) -> int:
     """What is read of one example of these tasks, which share their inputs; see `Kind.length_limit`."""
     kinds = {task.kind for task in tasks.values()}
-    return max(kind_of(kind).length_limit(runner.base, runner.processor, asked) for kind in kinds)
+    return max(kind.length_limit(runner.base, runner.processor, asked) for kind in kinds)
 
 
 @dataclass
@@ -66,7 +65,7 @@ class Group:
     """Tasks over the same inputs: encoded once, run in one pass."""
 
     part: str  # "train", "validation", "test" or "predict"
-    tasks: Mapping[str, Any]  # learner name -> `Task`; to predict, `TaskLike`
+    tasks: Mapping[str, Any]  # learner name -> `Task`; to predict, `KindedTask`
     inputs: Inputs
     targets: dict[str, Targets | None]  # learner name -> its labels; None where the inputs make them
     states: Any = None  # the cached states of the rows, where the model is not to be run
@@ -89,7 +88,7 @@ class Group:
 
     def truncated(self, name: str) -> int:
         """How many examples a learner sees without their end."""
-        return kind_of(self.tasks[name].kind).truncated(self.inputs)
+        return self.tasks[name].kind.truncated(self.inputs)
 
 
 def group_tasks(
@@ -101,7 +100,7 @@ def group_tasks(
     """
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
-    kinds = {name: kind_of(task.kind) for name, task in tasks.items()}
+    kinds = {name: task.kind for name, task in tasks.items()}
     together: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
     for name, split in splits.items():
         task = tasks[name]
@@ -116,7 +115,7 @@ def group_tasks(
         if mark not in encodings:
             encodings[mark] = kinds[first].encode(splits[first], processor, how)
         inputs = encodings[mark]
-        targets: dict[tuple[int, str, bool], Targets | None] = {}  # made once for readers of one task
+        targets: dict[tuple[int, Kind, bool], Targets | None] = {}  # made once for readers of one task
         same = {name: (id(splits[name]), tasks[name].kind, tasks[name].label_all_tokens) for name in names}
         for name in names:
             if same[name] not in targets:
@@ -126,6 +125,6 @@ def group_tasks(
     return groups
 
 
-def encoder_of(tasks: Mapping[str, TaskLike], names: Sequence[str]) -> str:
+def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
     """Which learner's kind encodes the examples of several: one that answers token by token needs them whole."""
-    return next((name for name in names if kind_of(tasks[name].kind).per_token), names[0])
+    return next((name for name in names if tasks[name].kind.per_token), names[0])

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
-    from lamina.tasks.base import Kind, TaskLike
+    from lamina.tasks.base import Kind, KindedTask
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
     from lamina.train.options import FitOptions, PassOptions
@@ -42,11 +42,11 @@ class ModelRunner(Runner):
     """Runs a whole model through its own head, for the one task of the model."""
 
     def __init__(
-        self, model: PreTrainedModel, task: TaskLike, op: str, processor: Processor | None, options: PassOptions
+        self, model: PreTrainedModel, task: KindedTask, op: str, processor: Processor | None, options: PassOptions
     ) -> None:
         self.model = self.base = model
         self.modules, self.uses_global_rng, self.op, self.task = (model,), True, op, task
-        self.kind: Kind = kind_of(task.kind)
+        self.kind: Kind = task.kind
         if processor is None:
             processor = vars(model).get(_PROCESSOR)
         if processor is None and model.name_or_path:
@@ -68,7 +68,7 @@ class ModelRunner(Runner):
 
     def settings(self, name: str) -> dict[str, Any]:  # noqa: ARG002
         """Return the kind, problem type, labels and image size of the task, JSON-ready."""
-        facts = {"kind": self.task.kind, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}
+        facts = {"kind": self.task.kind.name, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}
         return facts | {"image_size": getattr(self.task, "image_size", None)}
 
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
@@ -223,9 +223,10 @@ def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
     if kind is None:
         known = ", ".join(KINDS.names())
         raise ConfigError(f"predict: {type(model).__name__} has no head for any kind of task; known: {known}.")
-    types, labels = kind_of(kind).problem_types, ()
-    if kind_of(kind).has_classes:
+    task_kind = kind_of(kind)
+    types, labels = task_kind.problem_types, ()
+    if task_kind.has_classes:
         labels = tuple(str(config.id2label[number]) for number in range(config.num_labels))
     default = "regression" if len(labels) == 1 else ""
     problem = _PROBLEM_TYPES.get(getattr(config, "problem_type", None) or "", default)
-    return TaskOutline(kind, problem if problem in types else next(iter(types)), labels)
+    return TaskOutline(task_kind, problem if problem in types else next(iter(types)), labels)

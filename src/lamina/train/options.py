@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known
-from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+    from lamina.tasks.base import Kind
 
 T = TypeVar("T")
 
@@ -106,10 +107,10 @@ class PassOptions(BaseModel):
         rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
-    def check_kinds(self, op: str, kinds: Iterable[str]) -> None:
+    def check_kinds(self, op: str, kinds: Iterable[Kind]) -> None:
         """Raise ConfigError if `prefix` is set for a kind of task that takes none."""
         for kind in kinds:
-            if self.prefix and not kind_of(kind).takes_prefix:
+            if self.prefix and not kind.takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
@@ -165,12 +166,12 @@ class FitOptions(PassOptions):
     tensorboard: bool = False
     progress: bool = True
 
-    def check_use(self, op: str, kinds: Iterable[str], *, bank: bool, train_base: bool = False) -> None:
+    def check_use(self, op: str, kinds: Iterable[Kind], *, bank: bool, train_base: bool = False) -> None:
         """Raise ConfigError if an option is set that has no effect.
 
         Args:
             op: The operation, which errors name.
-            kinds: Names of the kinds of task that are trained.
+            kinds: Kinds of the tasks that are trained.
             bank: Whether the readers of a bank are trained, and not a whole model.
             train_base: Whether the bank's base model is trained too.
         """

@@ -11,7 +11,6 @@ import torch
 from lamina.data.batches import length_batches
 from lamina.errors import NotFiniteError
 from lamina.layers.preserve import evaluating
-from lamina.tasks import kind_of
 from lamina.train.plan import batches
 from lamina.utils import progress_bar
 
@@ -64,9 +63,7 @@ def score(
     scores: dict[str, dict[str, Any]] = {}
     for group in groups:
         tasks = {name: task for name, task in group.tasks.items() if names is None or name in names}
-        results = {
-            name: kind_of(task.kind).results(task, task.split(group.part), group.inputs) for name, task in tasks.items()
-        }
+        results = {name: task.kind.results(task, task.split(group.part), group.inputs) for name, task in tasks.items()}
         if results:
             collect(runner, group, results, options, progress=progress)
         for name, result in results.items():
@@ -85,7 +82,7 @@ def scoring_rows(runner: Runner, group: Group, names: Iterable[str], options: Pa
     """Rows of a batch that is scored."""
     size = options.scoring_batch_size
     for name in names:
-        size = kind_of(group.tasks[name].kind).batch_size(size, group.inputs, runner.outputs_per_position(name))
+        size = group.tasks[name].kind.batch_size(size, group.inputs, runner.outputs_per_position(name))
     return max(1, size)
 
 

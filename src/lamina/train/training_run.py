@@ -19,7 +19,6 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import save
-from lamina.tasks import kind_of
 from lamina.tasks.metrics import LOWER
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
@@ -165,7 +164,7 @@ def _warn_of_turns(op: str, tasks: Mapping[str, Task]) -> None:
         parts = [task.split(part) for part in _HELD]
         if counts[sum(map(len, parts))] > 1 and all(part.written for part in parts):
             texts = frozenset(hash(text) for part in parts for text in part.texts)
-            alike[kind_of(task.kind).inputs, texts].append(task.name)
+            alike[task.kind.inputs, texts].append(task.name)
     for names in (names for names in alike.values() if len(names) > 1):
         told = f"{', '.join(map(repr, names))} have the same rows but hold out others of them, so they share no pass"
         logger.warning("%s: %s. Give them one validation part, or make them with stratify=False.", op, told)

@@ -14,7 +14,6 @@ from lamina.layers.discovery import same_stacks
 from lamina.recipes.edits import apply_edits, config_of
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.model_size import Sizes
-from lamina.tasks import kind_of
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def built(name: str, task: str) -> PreTrainedModel:
     """The recipe's model on the meta device, with the task's head; its stacks are found once per architecture."""
     outline = recipe(name).tasks[task].outline()
     sizes = Sizes(config_of(recipe(name).architecture or {}))
-    model = sizes.model(kind_of(outline.kind).auto_class, outline.labels).model
+    model = sizes.model(outline.kind.auto_class, outline.labels).model
     own = copy.deepcopy(model)
     same_stacks(model, own)
     return own

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline
 from lamina.tasks.error_examples import error_rows, wrong_spans
 from lamina.tasks.inputs import ClassResults
@@ -19,7 +20,9 @@ TEXTS = ("one", "two", "three", "four")
 
 def errors(problem: str, labels: tuple[str, ...], truth: Any, logits: Any, count: int = 9, texts: Any = TEXTS) -> Any:
     split = Split.of(texts, truth)
-    results = ClassResults(TaskOutline("sequence_classification", problem, labels), split, np.arange(len(split)))
+    results = ClassResults(
+        TaskOutline(kind_of("sequence_classification"), problem, labels), split, np.arange(len(split))
+    )
     results.add(range(len(split)), torch.tensor(logits, dtype=torch.float32))
     return results.errors(count)
 

@@ -283,7 +283,7 @@ def test_pixels_that_are_not_rescaled_are_floats_too(split: Split):
 
 
 def test_images_are_scored_and_answered(split: Split):
-    task = Task(IMAGE, "classification", CLASSES, "accuracy", ("accuracy", "f1"), {"test": split}, "it")
+    task = Task(kind_of(IMAGE), "classification", CLASSES, "accuracy", ("accuracy", "f1"), {"test": split}, "it")
     inputs = KIND.encode(split, vit(), EncodeOptions(part="test", max_length=0))
     targets = KIND.targets(task, split, inputs)
     assert targets is not None

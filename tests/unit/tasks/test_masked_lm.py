@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 KIND = kind_of("masked_lm")
 TEXT = "\n".join(["", " = One = ", " ", *(f" Line {i} . " for i in range(39))])
-TASK = Task("masked_lm", "classification", ("token",), "perplexity", ("perplexity", "accuracy"), {}, "it")
+TASK = Task(kind_of("masked_lm"), "classification", ("token",), "perplexity", ("perplexity", "accuracy"), {}, "it")
 MASKING = Masking(token=4, special=frozenset({0, 1, 2, 3, 4}), vocabulary=1000)
 
 

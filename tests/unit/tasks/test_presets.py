@@ -10,7 +10,6 @@ from tests.support.files import jsonl, put
 from tests.support.pictures import picture, picture_folder, picture_tar
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
-from lamina.tasks import kind_of
 from lamina.tasks.presets import PRESETS, find_preset
 from lamina.tasks.task import Task
 
@@ -79,7 +78,7 @@ def test_preset_reads_published_files(tmp_path: Path, name: str):
     assert task.split(part).texts == texts
     assert task.split(part).labels == labels
     assert task.metrics == PRESETS[name].metrics
-    assert set(task.metrics) <= set(kind_of(task.kind).problem_types[task.problem_type])
+    assert set(task.metrics) <= set(task.kind.problem_types[task.problem_type])
     assert (task.metric, task.name) == (task.metrics[0], name)
 
 

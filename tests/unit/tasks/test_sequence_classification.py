@@ -129,7 +129,7 @@ LONG = "the film is good and the film is bad"
 def task(problem_type: str, labels: tuple[str, ...], given: list[Any], texts: list[Any] | None = None) -> Task:
     split = Split.of(texts or ["the film", LONG, "very good", "bad"][: len(given)], given)
     metrics = KIND.metrics(problem_type, labels)
-    return Task(SEQUENCE, problem_type, labels, metrics[0], metrics, {"validation": split}, "it")
+    return Task(kind_of(SEQUENCE), problem_type, labels, metrics[0], metrics, {"validation": split}, "it")
 
 
 def scored(about: Task, processor: Any, logits: list[list[float]], order: int = -1, **options: Any) -> Any:

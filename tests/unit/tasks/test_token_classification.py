@@ -105,7 +105,7 @@ def task(rows: list[tuple[str, str]], labels: tuple[str, ...] = TAGS) -> Task:
     tags = [tuple(labels.index(tag) for tag in tags.split()) for _, tags in rows]
     split = Split.of([text for text, _ in joined], tags, [spans for _, spans in joined])
     metrics = KIND.metrics("classification", labels)
-    return Task(TOKEN, "classification", labels, metrics[0], metrics, {"validation": split}, "it")
+    return Task(kind_of(TOKEN), "classification", labels, metrics[0], metrics, {"validation": split}, "it")
 
 
 ROWS = [("anna ben was the good film in paris and oslo", "B-PER B-PER O O O O O B-LOC O B-LOC"), ("the film", "O O")]

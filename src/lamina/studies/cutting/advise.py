@@ -27,7 +27,6 @@ from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import cell_settings, edited_stack, finished, linear_reader, named_tasks, opened
 from lamina.studies.states.lens import perplexity
 from lamina.studies.study import Figure
-from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
@@ -241,7 +240,7 @@ def _costs(
         rows.append({**place, "measure": "parameters", "score": own.num_parameters()})
         if texts and own.get_output_embeddings() is not None:
             rows.append({**place, "measure": "perplexity", "score": perplexity(own, texts, reader, blocks, max_length)})
-    kind = kind_of(task.kind)
+    kind = task.kind
     options = EncodeOptions(part="predict", max_length=kind.length_limit(whole, reader, max_length))
     part = task.split("validation")
     count = min(len(part), _TIMED_ROWS)

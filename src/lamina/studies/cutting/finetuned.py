@@ -11,7 +11,6 @@ from lamina.errors import ConfigError
 from lamina.prediction.evaluate import evaluate
 from lamina.recipes.edits import apply_edits
 from lamina.studies.sources import opened
-from lamina.tasks import kind_of
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
 from lamina.utils import check_range, derive_seed, seed_torch
@@ -37,7 +36,7 @@ def finetuned(
     start: bool = False,
 ) -> list[dict[str, Any]]:
     """Edit a fresh model, fine-tune all of it, and score its last epoch: a row per metric, with `start` before too."""
-    kind = kind_of(task.kind)
+    kind = task.kind
     with torch.random.fork_rng():
         seed_torch(derive_seed(seed, "head"))
         labels = task.labels if kind.has_classes else None

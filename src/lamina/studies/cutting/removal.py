@@ -35,7 +35,6 @@ from lamina.studies.states.variability import variability
 from lamina.studies.states.vectors import own_tokens
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure
-from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
@@ -223,7 +222,7 @@ def _trained(base: Any, task: Task, seeds: list[int], training: Mapping[str, Any
 
 def _proxies(base: Any, task: Task) -> list[Row]:
     cell: _Cell = base()
-    kind = kind_of(task.kind)
+    kind = task.kind
     limit = kind.length_limit(cell.model, cell.processor, cell.max_length)
     part = task.split("validation")
     part = part.select_rows(range(min(len(part), _PROXY_ROWS)))

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from lamina.tasks import kind_of
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from scipy.sparse import csr_matrix
@@ -45,9 +43,9 @@ def baseline_predictions(task: Task, split: str) -> Iterator[tuple[str, list[Lab
         A baseline's name, and one prediction per row in the form of the split's labels.
     """
     train, test = task.split("train"), task.split(split)
-    tags = kind_of(task.kind).tags_words
+    tags = task.kind.tags_words
     truths = [tag for row in train.labels for tag in row] if tags else list(train.labels)
-    reads_text = kind_of(task.kind).processor == "tokenizer"
+    reads_text = task.kind.processor == "tokenizer"
     train_columns, test_columns = (
         _text_columns(part, tags=tags) if reads_text else [[""] * len(part)] for part in (train, test)
     )

@@ -11,7 +11,6 @@ import numpy as np
 from torch.nn import functional as F
 
 from lamina.data.windows import IGNORED
-from lamina.tasks import kind_of
 from lamina.tasks.base import Results
 from lamina.utils import derive_seed
 
@@ -42,7 +41,7 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
         the whole text; a probe cannot learn the label of a text that is not in the train split, so that the control's
         score is chance there.
     """
-    tags = kind_of(task.kind).tags_words
+    tags = task.kind.tags_words
     truths = list(task.split("train").labels)
     pool = [tag for row in truths for tag in row] if tags else truths
 
@@ -81,7 +80,7 @@ def code_blocks(rows: int, seed: int) -> list[list[int]]:
 
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
     """Return the task's train split with the labels of all other rows replaced by the value that losses ignore."""
-    split, labelled, tags = task.split("train"), set(rows), kind_of(task.kind).tags_words
+    split, labelled, tags = task.split("train"), set(rows), task.kind.tags_words
     labels = [
         label if row in labelled else (IGNORED,) * len(label) if tags else IGNORED
         for row, label in enumerate(split.labels)
@@ -92,7 +91,7 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
     """Return the bits to send the labels of some training rows without a model: log2 of the classes for each label."""
     labels = task.split("train").labels
-    tags = kind_of(task.kind).tags_words
+    tags = task.kind.tags_words
     return sum(len(labels[row]) if tags else 1 for row in rows) * math.log2(len(task.labels))
 
 

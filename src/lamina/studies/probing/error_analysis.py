@@ -17,7 +17,6 @@ from lamina.studies.probing.probe_cell import Place, ProbeSettings, TrainedProbe
 from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.tasks import kind_of
 from lamina.tasks.split import Split
 from lamina.tasks.token_classification import join
 from lamina.train.options import FitOptions
@@ -239,7 +238,7 @@ class _ErrorAnalysis:
 
     @property
     def _reads_text(self) -> bool:
-        return kind_of(self._task.kind).processor == "tokenizer"
+        return self._task.kind.processor == "tokenizer"
 
 
 def _as_text(value: JSON) -> str:
@@ -295,7 +294,7 @@ def without_span(task: Task, part: str, share: float, seed: int) -> Split:
         seed: Seed of the place.
     """
     split = task.split(part)
-    if kind_of(task.kind).tags_words:
+    if task.kind.tags_words:
         shortened: list[tuple[list[str], tuple[int, ...]]] = []
         for row, (text, spans, tags) in enumerate(zip(split.texts, split.words or (), split.labels, strict=True)):
             places = _remaining_places(len(spans), share, derive_seed("deletion", seed, row))

@@ -22,7 +22,6 @@ from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
-from lamina.tasks import kind_of
 from lamina.utils import JSON, Row, check_range
 
 if TYPE_CHECKING:
@@ -197,7 +196,7 @@ def check_task(name: str, task: Task, split: str) -> list[str]:
         DataError: If the training rows have fewer than two classes.
         UnknownNameError: If the split does not exist.
     """
-    kind = kind_of(task.kind)
+    kind = task.kind
     task.split(split)
     if not kind.has_classes:
         problem = f"task '{name}' is of kind {task.kind}, which has no labels to probe for"

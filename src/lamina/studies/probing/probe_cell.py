@@ -23,7 +23,6 @@ from lamina.layers.sites import Site
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.probing.controls import LabelBits, code_blocks, code_length, control_task, only_rows
-from lamina.tasks import kind_of
 from lamina.train.groups import groups_of
 from lamina.train.options import FitOptions
 from lamina.train.scoring import collect
@@ -242,7 +241,7 @@ def probe_bank(
         settings: Settings of the study.
         seed: Seed of the probes' initial weights.
     """
-    base, tags = unwrapped(model), kind_of(task.kind).tags_words
+    base, tags = unwrapped(model), task.kind.tags_words
     trainable = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
     head = ProbeHead(task.labels, task.kind, task.problem_type, tags)  # pyright: ignore[reportArgumentType]
     with evaluating(base):
@@ -360,7 +359,7 @@ def has_code(task: Task) -> bool:
 def results_of(name: str, group: Group) -> Results:
     """Return an empty collection for the outputs of one reader, named `name`, over the examples of its group."""
     task = group.tasks[name]
-    return kind_of(task.kind).results(task, task.split(group.part), group.inputs)
+    return task.kind.results(task, task.split(group.part), group.inputs)
 
 
 def plain_metric(task: Task) -> str:

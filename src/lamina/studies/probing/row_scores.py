@@ -12,10 +12,9 @@ from scipy.stats import rankdata
 
 from lamina.errors import check_known
 from lamina.studies.statistics import Array, Metric
-from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
-    from lamina.tasks.base import TaskLike
+    from lamina.tasks.base import KindedTask
 
 # A class number, a number, a tuple of 0 and 1 per label (multi-label), or a tuple with one class per word (tags).
 Label: TypeAlias = int | float | tuple[int, ...]
@@ -37,7 +36,7 @@ class _RowMetric:
 
 
 def row_counts(
-    task: TaskLike, metric: str, predictions: Sequence[Label], truths: Sequence[Label]
+    task: KindedTask, metric: str, predictions: Sequence[Label], truths: Sequence[Label]
 ) -> tuple[Array, Metric]:
     """Return what each row adds to a metric, and the function that computes the metric from sums of these counts.
 
@@ -55,7 +54,7 @@ def row_counts(
     Raises:
         UnknownNameError: If the metric does not exist for this task, or cannot be computed from sums over rows.
     """
-    if kind_of(task.kind).tags_words:
+    if task.kind.tags_words:
         known = _WORD_METRICS
     elif task.problem_type == "regression":
         known = _NUMBER_METRICS

@@ -19,7 +19,6 @@ from lamina.studies.sources import own_processor
 from lamina.studies.states.vectors import mean_state, own_tokens
 from lamina.studies.statistics import rank_correlation
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.utils import pluralize, progress_bar
 
@@ -92,9 +91,9 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     probes = None if probed is None else _probes(probed, list(named))
     rows: list[dict[str, Any]] = []
     for name, task in named.items():
-        limit = kind_of(task.kind).length_limit(reader.model, own, max_length)
+        limit = task.kind.length_limit(reader.model, own, max_length)
         options = EncodeOptions(part="predict", max_length=limit)
-        inputs = kind_of(task.kind).encode(task.split(split), own, options)
+        inputs = task.kind.encode(task.split(split), own, options)
         scatter = _read(reader, inputs, labels[name], own, batch_size, progress=progress)
         facts = {"measure": "nu", "classes": len(set(labels[name])), "rows": len(labels[name])}
         rows += [
@@ -183,7 +182,7 @@ def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _classes(task: Task, name: str, split: str) -> list[int]:
     """The class of each row."""
     rows = task.split(split)
-    if not kind_of(task.kind).single_label(task.problem_type):
+    if not task.kind.single_label(task.problem_type):
         came = f"task '{name}' is of kind {task.kind} ({task.problem_type})"
         raise ConfigError(f"{_OP}: {came}; each row must have one class.")
     classes = [int(label) for label in rows.labels]
