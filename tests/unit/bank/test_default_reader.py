@@ -9,7 +9,7 @@ from tests.support.finetuned import copies, pairs, running_text
 from tests.support.training import length_of_text, names, several, tiny_bank, train, yes_no
 
 from lamina.bank import Reader
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.tasks.task import Task
@@ -52,5 +52,5 @@ def test_a_task_without_a_default_reader_is_refused():
         Reader.default(copies())
     with pytest.raises(ConfigError, match=r"no default reader was chosen for tasks of kind masked_lm.*MaskedLM"):
         Reader.default(running_text())
-    with pytest.raises(ConfigError, match="nothing_else"):
+    with pytest.raises(UnknownNameError, match="nothing_else"):
         Reader.default(replace(yes_no(), kind="nothing_else"))
