@@ -130,8 +130,8 @@ def test_labels_of_tokens_are_in_arrow_and_on_disk_once_they_are_many(words: Any
     small = KIND.targets(about, split, inputs)
     monkeypatch.setattr("lamina.data.arrow.SPILL_BYTES", 0)
     large = KIND.targets(about, split, inputs)
-    assert not small._rows.disk_cache
-    assert len(large._rows.disk_cache) == 1
+    assert not small._rows.cache_files
+    assert len(large._rows.cache_files) == 1
     rows = [2, 0, 1]
     assert torch.equal(small.tensor(rows), large.tensor(rows))
     assert (small.tensor(rows) != -100).any()
