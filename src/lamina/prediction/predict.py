@@ -255,7 +255,7 @@ class Predictor:
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         """Return the group of the readers in `reading`, with the examples as their inputs."""
-        inputs = reading.kind.encode(splits[reading.kind], self._runner.processor, reading.options)
+        inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", {name: self._tasks[name] for name in reading.names}, inputs, {})
 
     def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
