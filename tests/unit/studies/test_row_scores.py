@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 
 from lamina.errors import UnknownNameError
 from lamina.studies.probing.row_scores import row_counts
+from lamina.tasks.base import TaskOutline
 from lamina.tasks.metrics import score_classes, score_multi_label, score_numbers, score_tags
 
 RNG = np.random.default_rng(0)
 
 
-@dataclass
-class Asked:
-    kind: str
-    problem_type: str
-    labels: tuple[str, ...]
-
-
-def ours(task: Asked, metric: str, guesses, truths) -> float:
+def ours(task: TaskOutline, metric: str, guesses, truths) -> float:
     counts, score = row_counts(task, metric, guesses, truths)
     assert len(counts) == len(truths)
     twice = score(np.stack([counts.sum(0), 2 * counts.sum(0)]))  # of each row twice: all metrics are the same
@@ -35,7 +27,7 @@ def ours(task: Asked, metric: str, guesses, truths) -> float:
 def test_classes(classes: int, metric: str):
     truths = RNG.integers(0, classes, 80)
     guesses = np.where(RNG.random(80) < 0.6, truths, RNG.integers(0, classes, 80))
-    task = Asked("sequence_classification", "classification", tuple("abcd"[:classes]))
+    task = TaskOutline("sequence_classification", "classification", tuple("abcd"[:classes]))
     expected = score_classes([metric], torch.tensor(guesses), torch.tensor(truths), classes)[metric]
     assert ours(task, metric, guesses.tolist(), truths.tolist()) == pytest.approx(expected, rel=1e-5)
     constant = np.zeros(80, int)
@@ -47,7 +39,7 @@ def test_classes(classes: int, metric: str):
 def test_numbers(metric: str):
     truths = RNG.normal(size=60) + 100
     guesses = truths + RNG.normal(size=60)
-    task = Asked("sequence_classification", "regression", ("score",))
+    task = TaskOutline("sequence_classification", "regression", ("score",))
     expected = score_numbers([metric], guesses.tolist(), truths.tolist())[metric]
     assert ours(task, metric, guesses.tolist(), truths.tolist()) == pytest.approx(expected, rel=1e-5)
     assert ours(task, metric, [1.0] * 60, truths.tolist()) == 0
@@ -56,7 +48,7 @@ def test_numbers(metric: str):
 def test_the_correlation_of_some_rows_is_their_own():
     truths, noise = np.random.default_rng(1).normal(size=(2, 60))
     guesses = truths + noise
-    task = Asked("sequence_classification", "regression", ("score",))
+    task = TaskOutline("sequence_classification", "regression", ("score",))
     counts, score = row_counts(task, "pearson", guesses.tolist(), truths.tolist())
     high = truths > 0
     assert float(score(counts[high].sum(0))) == pytest.approx(np.corrcoef(guesses[high], truths[high])[0, 1])
@@ -65,7 +57,7 @@ def test_the_correlation_of_some_rows_is_their_own():
 @pytest.mark.parametrize("metric", ["accuracy", "f1"])
 def test_several_labels(metric: str):
     truths, guesses = RNG.integers(0, 2, (2, 40, 3))
-    task = Asked("sequence_classification", "multi_label", ("a", "b", "c"))
+    task = TaskOutline("sequence_classification", "multi_label", ("a", "b", "c"))
     expected = score_multi_label([metric], torch.tensor(guesses), torch.tensor(truths))[metric]
     both = [[tuple(row) for row in rows.tolist()] for rows in (guesses, truths)]
     assert ours(task, metric, *both) == pytest.approx(expected, rel=1e-5)
@@ -76,11 +68,11 @@ def test_tags(metric: str):
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     truths = [tuple(RNG.integers(0, 5, size).tolist()) for size in RNG.integers(1, 9, 30)]
     guesses = [tuple(tag if RNG.random() < 0.7 else int(RNG.integers(0, 5)) for tag in row) for row in truths]
-    task = Asked("token_classification", "classification", labels)
+    task = TaskOutline("token_classification", "classification", labels)
     expected = score_tags([metric], guesses, truths, labels)[metric]
     assert ours(task, metric, guesses, truths) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_metric_that_rows_do_not_give():
     with pytest.raises(UnknownNameError, match="unknown metric 'perplexity'"):
-        row_counts(Asked("sequence_classification", "classification", ("a", "b")), "perplexity", [0], [0])
+        row_counts(TaskOutline("sequence_classification", "classification", ("a", "b")), "perplexity", [0], [0])

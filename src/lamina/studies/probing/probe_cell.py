@@ -243,7 +243,7 @@ def probe_bank(
     """
     base, tags = unwrapped(model), task.kind.tags_words
     trainable = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
-    head = ProbeHead(task.labels, task.kind, task.problem_type, tags)  # pyright: ignore[reportArgumentType]
+    head = ProbeHead(task.labels, task.kind.name, task.problem_type, tags)  # pyright: ignore[reportArgumentType]
     with evaluating(base):
         bank = ReaderBank(base, processor)
         for name, (layer, site, probe) in places.items():

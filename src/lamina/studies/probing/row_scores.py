@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from lamina.errors import check_known
 from lamina.studies.statistics import Array, Metric
@@ -121,6 +120,8 @@ def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Seq
 
 def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
     """Return `_moments` of the ranks."""
+    from scipy.stats import rankdata
+
     return _moments(rankdata(predictions).tolist(), rankdata(truths).tolist(), labels)
 
 
