@@ -498,25 +498,25 @@ BREAKS = (
         "serve: any key is accepted",
         'hmac.compare_digest(sent, b"Bearer " + key.encode())',
         'sent.startswith(b"Bearer ")',
-        "unit/serve/test_guard.py",
+        "unit/serve/test_middleware.py",
     ),
     _break(
         "serve: a body of any size is read",
         "if size > self._settings.payload_limit:",
         "if size < 0:",
-        "unit/serve/test_app.py",
+        "unit/serve/test_application.py",
     ),
     _break(
         "serve: readers are loaded from outside the folder that is allowed",
         "not place.is_relative_to(root) or",
         "",
-        "unit/serve/test_live.py",
+        "unit/serve/test_reload.py",
     ),
     _break(
         "serve: one request too many may wait",
         "self._unanswered >= self.settings.max_concurrent_requests",
         "self._unanswered > self.settings.max_concurrent_requests",
-        "unit/serve/test_engine.py",
+        "unit/serve/test_scheduler.py",
     ),
     # cli
     _break(

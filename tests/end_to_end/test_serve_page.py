@@ -111,7 +111,7 @@ def test_a_text_has_all_answers_with_layers_and_tokens(page: Any, bank: ReaderBa
         page.execute_script("return document.querySelector('[data-task=who] .said').firstChild.textContent")
         == (TEXT[: said["who"][0]["start"]])
     )
-    layers = texts(page, "[data-task=mood] .layers .bars > :nth-child(3n + 1)")
+    layers = texts(page, "[data-task=mood] .layers .bars > .label")
     assert layers == ["3", "2", "1"]
     assert texts(page, "[data-task=topics] .heat th[scope=col]") == (
         ["[CLS]", "[UNK]", "anna", "went", "to", "paris", ".", "[SEP]"]
@@ -123,10 +123,69 @@ def test_a_text_has_all_answers_with_layers_and_tokens(page: Any, bank: ReaderBa
     rows = layer_amounts(bank, ["topics"], bank.processor(TEXT, return_tensors="pt"))["topics"]
     assert rows is not None
     assert page.execute_script(shades) == pytest.approx((rows / rows.max()).flip(0).flatten().tolist(), abs=1e-3)
-    assert page.find_element("id", "time").text.startswith("One pass over this text: ")
+    timing = page.find_element("id", "timing")
+    assert timing.text == "Details"
+    timing.find_element("css selector", "summary").click()
+    assert timing.text.startswith("Details\nOne pass over this text: ")
     assert page.get_log("browser") == []
     sent = requests(page)
     assert {url.removeprefix(address) for url in sent} == {"/", "/info", "/predict", "/explain"}
+
+
+def test_layer_importances_have_a_scale_from_zero_with_a_mark_at_equal_shares(page: Any, bank: ReaderBank):
+    ask(page, TEXT)
+    wait(lambda: is_answered(page))
+    layers = "[data-task=mood] .layers"
+    shares = [*bank["mood"].importance().values()][::-1]
+    zero, end = texts(page, f"{layers} .axis span")
+    assert zero == "0"
+    full = float(end.removesuffix(" %")) / 100
+    assert max(shares) < full < 1
+    for box, name, expected in ((".track i", "--share", shares), (".track", "--mark", [1 / 3] * 3)):
+        script = "return [...document.querySelectorAll(arguments[0])].map(e => +e.style.getPropertyValue(arguments[1]))"
+        drawn = page.execute_script(script, f"{layers} {box}", name)
+        assert drawn == pytest.approx([share / full for share in expected], abs=1e-4)
+    width = "return arguments[0].getBoundingClientRect().width"
+    track, filled = (page.find_element("css selector", f"{layers} {part}") for part in (".track", ".track i"))
+    assert page.execute_script(width, filled) / page.execute_script(width, track) == pytest.approx(
+        shares[0] / full, abs=0.01
+    )
+    assert texts(page, f"{layers} .legend") == ["1/3 = 33.3 %: every layer's share if all counted the same."]
+
+
+def test_labels_and_examples_stand_there_before_the_first_question(page: Any, bank: ReaderBank):
+    assert texts(page, ".reader h2") == ["mood", "who", "topics"]
+    assert texts(page, ".reader:nth-child(3) .chips li") == ["war", "art"]
+    assert texts(page, ".reader:nth-child(2) .chips li") == [
+        *dict.fromkeys(label.removeprefix("B-").removeprefix("I-") for label in bank["who"].config.head.labels)
+    ]
+    assert not page.find_element("id", "timing").is_displayed()
+    examples = page.find_elements("css selector", "#examples button")
+    assert [button.text for button in examples][-1] == "A man is playing a guitar. / Somebody makes music."
+    assert len(examples) == 3
+    examples[0].click()
+    wait(lambda: is_answered(page))
+    assert page.find_element("id", "text").get_attribute("value") == examples[0].text
+    assert not page.find_element("id", "readers").is_displayed()
+    assert texts(page, "[data-task=topics] .answer .quiet") == ["Trained on pairs of texts; this is a single text."]
+    examples[2].click()
+    wait(lambda: is_answered(page) and not texts(page, "[data-task=topics] .answer .quiet"))
+    assert page.find_element("id", "second").get_attribute("value") == "Somebody makes music."
+
+
+def test_a_bank_of_single_texts_has_no_second_box_and_a_title_and_examples_can_be_set(browser: Any):
+    bank = tiny_bank().eval()
+    for name in bank:
+        bank[name].info["pair"] = False
+    with served(bank, title="Film <b>moods</b>", examples=["bad film ."]) as address:
+        browser.get(address)
+        wait(lambda: browser.find_element("id", "ask").is_displayed())
+        assert browser.title == browser.find_element("id", "name").text == "Film <b>moods</b>"
+        assert not browser.find_element("id", "pair").is_displayed()
+        assert texts(browser, "#examples button") == ["bad film ."]
+        browser.get(f"{address}/#{urlencode({'text': 'good', 'second': 'bad'})}")  # what is asked is never hidden
+        wait(lambda: browser.find_element("id", "second").is_displayed() and is_answered(browser))
+        assert browser.get_log("browser") == []
 
 
 def test_a_link_brings_text_and_answers_back(page: Any, address: str):
@@ -150,7 +209,7 @@ def test_a_link_brings_text_and_answers_back(page: Any, address: str):
 def test_a_task_of_pairs_says_so_beside_a_single_text(page: Any):
     ask(page, TEXT)
     wait(lambda: is_answered(page))
-    assert texts(page, "[data-task=topics] .answer .quiet") == ["It learnt from pairs of texts; this is one."]
+    assert texts(page, "[data-task=topics] .answer .quiet") == ["Trained on pairs of texts; this is a single text."]
     assert texts(page, "[data-task=mood] .answer .quiet") == []
 
 
@@ -169,11 +228,11 @@ def test_what_is_wrong_is_said_in_words(page: Any):
 def test_a_text_is_never_markup(page: Any):
     ask(page, EVIL)
     wait(lambda: is_answered(page))
-    assert page.title == "tiny"
+    assert page.title == "tiny on bert"
     assert page.find_elements("css selector", "main img") == []
     script = "const s = document.createElement('script'); s.textContent = 'document.title = 1'; document.body.append(s)"
     page.execute_script(script)
-    assert page.title == "tiny"
+    assert page.title == "tiny on bert"
     assert [entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]]
 
 
@@ -246,12 +305,12 @@ def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
         assert not browser.find_element("id", "text").is_displayed()
         assert not browser.find_element("id", "link").is_displayed()
         browser.find_element("id", "file").send_keys(str(other))
-        wait(lambda: problem(browser) == "note.txt is no file that this bank reads; it reads image.")
+        wait(lambda: problem(browser) == "note.txt cannot be read here. This bank reads files of type image.")
         browser.find_element("id", "file").send_keys(str(shot))
         wait(lambda: is_answered(browser))
         shown = texts(browser, ".answer .bars > .number")
         assert shown == [f"{100 * p:.1f} %" for p in sorted(said["animal"]["probabilities"].values(), reverse=True)]
-        assert texts(browser, ".layers .bars > :nth-child(3n + 1)") == ["2", "1", "0, embeddings"]
+        assert texts(browser, ".layers .bars > .label") == ["2", "1", "0, embeddings"]
         assert browser.execute_script("return document.querySelector('#preview img').naturalWidth") == 12
         assert browser.get_log("browser") == []
 

@@ -15,7 +15,7 @@ from typer import Option
 
 from lamina.cli import shared_options as options
 from lamina.errors import ConfigError, MissingExtraError
-from lamina.utils import is_dir
+from lamina.utils import is_dir, parse_json
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -29,6 +29,8 @@ _ADMIN = "Key that allows changing the readers while the server runs. Default: L
 _ROOT = "Folder of saved banks whose readers may be added while the server runs; nothing outside it is read."
 _RAY = "Serve with replicas on Ray Serve: on this machine, on the running cluster, or on the one at HOST:PORT."
 _PASSES = "Passes of the model that run at once, each with OMP_NUM_THREADS threads."
+_TITLE = "Title of the page. Default: the names of the bank and its model."
+_EXAMPLE = 'Text that the page offers as an example, or a pair as ["A", "B"]; may be repeated. Default: three that fit.'
 _ORIGIN = "Origin whose web pages may send requests (CORS); may be repeated."
 
 
@@ -65,6 +67,8 @@ def serve(  # noqa: PLR0913
     replica_cpus: Annotated[float, Option(min=0.01, help="With --ray: CPU cores per replica.")] = 1.0,
     replica_gpus: Annotated[float, Option(min=0, help="With --ray: GPUs per replica; may be a fraction.")] = 0.0,
     page: Annotated[bool, Option("--page/--no-page", help="Serve a page for trying the readers at /.")] = True,
+    title: Annotated[str | None, Option(help=_TITLE)] = None,
+    example: Annotated[list[str] | None, Option(metavar="TEXT", help=_EXAMPLE)] = None,
 ) -> None:
     """Serve the readers of a bank over HTTP, all tasks in one pass of the model.
 
@@ -96,6 +100,8 @@ def serve(  # noqa: PLR0913
         api_key=api_key,
         admin_key=admin_key,
         cors_allow_origin=tuple(cors_allow_origin or ()),
+        title=title,
+        examples=None if example is None else tuple(_example(text) for text in example),
     )
     number = Replicas(replicas, max_replicas, replica_cpus, replica_gpus)
     if ray is None and number != Replicas():
@@ -118,6 +124,17 @@ def serve(  # noqa: PLR0913
         more: Any = {"log_level": "warning", "access_log": False, "server_header": False}
         more["timeout_graceful_shutdown"] = int(settings.shutdown_timeout)
         Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])
+
+
+def _example(text: str) -> str | tuple[str, str]:
+    """Return the pair that an --example holds as a JSON list of two texts, or else the text as it stands."""
+    try:
+        match parse_json(text):
+            case [str(first), str(second)]:
+                return first, second
+    except ValueError:
+        pass  # an ordinary text
+    return text
 
 
 def _application(bank: str, model: str | None, device: str, settings: Settings, **more: Any) -> FastAPI:

@@ -10,6 +10,8 @@ from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.serve.generation.prompts import generates_text
 from lamina.serve.uploads import medium_of
+from lamina.serve.web_page import default_examples, default_title, learnt_pairs
+from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
     from lamina.serve.scheduler import ServedBank
@@ -33,8 +35,9 @@ def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, Any]
             "kind": reader.config.head.kind,
             "problem_type": reader.config.head.problem_type,
             "reads": medium_of(bank, task),
-            "pairs": reader.info.get("pair"),
+            "pairs": learnt_pairs(reader),
             "max_length": reader.info.get("max_length") or limit,
+            "has_classes": kind_of(reader.config.head.kind).has_classes,
             "labels": list(reader.config.head.labels),
             "stack": reader.stack,
             "layers": list(reader.layers),
@@ -46,9 +49,11 @@ def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, Any]
         }
         for task, reader in ((task, bank[task]) for task in bank)
     }
-    limits = settings.model_dump(exclude={"api_key", "admin_key", "cors_allow_origin"})
+    limits = settings.model_dump(exclude={"api_key", "admin_key", "cors_allow_origin", "title", "examples"})
     return {
         "name": name,
+        "title": settings.title or default_title(bank, name),
+        "examples": default_examples(bank) if settings.examples is None else settings.examples,
         "version": version("lamina"),
         "bank_version": served.number,
         "model_type": bank.model.config.model_type,

@@ -1,34 +1,44 @@
-"""The limits of a server; named as those of text-embeddings-inference where it has them."""
+"""The settings of a server: its limits, its keys, and what its page shows."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Annotated, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from lamina.errors import ConfigError
 
+_Text = Annotated[str, StringConstraints(min_length=1)]
+Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
+
 
 class Settings(BaseModel):
-    """What a server takes, and how much of it at once. Values that cannot be raise ConfigError."""
+    """The limits, keys and page texts of a server, as `create_app` takes them; build it with `Settings.of`.
+
+    Limits have the names that text-embeddings-inference uses, where it has the same limit.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    max_batch_tokens: int = Field(16384, ge=1)  # of a pass, padding included; one longer text has a pass of its own
-    max_concurrent_passes: int = Field(1, ge=1)  # of the model; each takes as many threads as torch has
-    max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; more are told 429
-    max_concurrent_generations: int = Field(4, ge=1)  # texts that are written at once; more are told 429
-    max_total_tokens: int = Field(4096, ge=2)  # of a prompt and what is written after it
-    max_client_batch_size: int = Field(32, ge=1)  # texts of a request
+    max_batch_tokens: int = Field(16384, ge=1)  # per pass, padding included; a single longer text still has a pass
+    max_concurrent_passes: int = Field(1, ge=1)  # each uses as many threads as torch is set to
+    max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; a further request gets status 429
+    max_concurrent_generations: int = Field(4, ge=1)  # texts generated at a time; a further request gets status 429
+    max_total_tokens: int = Field(4096, ge=2)  # of a prompt and its generated text together
+    max_client_batch_size: int = Field(32, ge=1)  # texts per request
     payload_limit: int = Field(2_000_000, ge=1)  # bytes of a request's body
-    max_depth: int = Field(8, ge=2)  # of the lists and objects in it
+    max_depth: int = Field(8, ge=2)  # levels of nested lists and objects in a body
     request_timeout: float = Field(60.0, gt=0)  # seconds
-    shutdown_timeout: float = Field(30.0, gt=0)  # seconds that a server which is told to end has for what it accepted
-    api_key: str | None = Field(None, min_length=1, repr=False)  # asked for as "Authorization: Bearer KEY"
+    shutdown_timeout: float = Field(30.0, gt=0)  # seconds in which accepted requests are answered at the end
+    api_key: str | None = Field(None, min_length=1, repr=False)  # sent as "Authorization: Bearer KEY"; None: no key
     admin_key: str | None = Field(None, min_length=1, repr=False)  # the same for /readers, which is off without it
-    cors_allow_origin: tuple[str, ...] = ()
+    cors_allow_origin: tuple[str, ...] = ()  # origins whose web pages may send requests
+    title: str | None = Field(None, min_length=1)  # of the page; None: the names of the bank and its model
+    examples: tuple[Example, ...] | None = None  # that the page offers; None: three that fit the bank's tasks
 
     @classmethod
     def of(cls, **values: object) -> Settings:
-        """Check values, and make settings of them."""
+        """Return settings with `values` in place of the defaults; raise ConfigError if a value is not allowed."""
         try:
             return cls.model_validate(values)
         except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The page at `/`: one file that asks this server, and nothing else, as any other client does."""
+"""The page at `/`: a single file that sends requests to its own server, with the same paths that other clients use."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ import hashlib
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from fastapi.responses import HTMLResponse
 
+from lamina.data.batches import tokenizer_of
+from lamina.serve.uploads import TEXT, medium_of
+from lamina.tasks import kind_of
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-_ELSE = (
+    from lamina.bank import Reader, ReaderBank
+    from lamina.serve.settings import Example
+
+_POLICY = (
     "default-src 'none'",
     "connect-src 'self'",
     "img-src data: blob:",
@@ -23,10 +31,21 @@ _ELSE = (
     "form-action 'none'",
     "frame-ancestors 'none'",
 )
+_TEXTS: tuple[Example, ...] = (
+    "The pasta was not bad at all, but the waiter forgot us twice.",
+    "Maria Lopez flew from Lisbon to Berlin on Monday.",
+    "Turn the key twice before you open the door.",
+)
+_PAIRS: tuple[Example, ...] = (
+    ("A man is playing a guitar.", "Somebody makes music."),
+    ("The train left at noon.", "The train did not leave."),
+    ("How do I renew my passport?", "Where can a passport be renewed?"),
+)
+_GAP = "Maria flew to {mask} on Monday."
 
 
 def add_page(app: FastAPI) -> None:
-    """Add it to an application. It holds nothing of the bank, so it needs no key; what it asks does."""
+    """Add the route `/` to an application. The page itself holds no data of the bank, so it needs no key."""
 
     @app.get("/", response_class=HTMLResponse, include_in_schema=False)
     async def page() -> HTMLResponse:
@@ -36,15 +55,52 @@ def add_page(app: FastAPI) -> None:
 
 @cache
 def page_of() -> tuple[str, str]:
-    """The page with its styles and scripts in it, and the policy under which only these run."""
-    own, report = files("lamina.serve") / "static", files("lamina.report") / "templates"  # which it looks like
-    css = "".join((folder / "page.css").read_text(encoding="utf-8") for folder in (report, own))
-    early, js = (path.read_text(encoding="utf-8") for path in (report / "theme.js", own / "page.js"))
-    html = (own / "page.html").read_text(encoding="utf-8")
+    """Return the page's HTML, with styles and scripts inside, and the security policy that allows only these."""
+    # The report's styles come first: both pages look alike, and this page's own rules override them.
+    static, report = files("lamina.serve") / "static", files("lamina.report") / "templates"
+    css = "".join((folder / "page.css").read_text(encoding="utf-8") for folder in (report, static))
+    early, js = (path.read_text(encoding="utf-8") for path in (report / "theme.js", static / "page.js"))
+    html = (static / "page.html").read_text(encoding="utf-8")
     for name, text in {"version": version("lamina"), "css": css, "early": early, "js": js}.items():
         html = html.replace(f"{{{{{name}}}}}", text)
-    return html, "; ".join([*_ELSE, f"style-src {_hash(css)}", f"script-src {_hash(early)} {_hash(js)}"])
+    return html, "; ".join([*_POLICY, f"style-src {_hash(css)}", f"script-src {_hash(early)} {_hash(js)}"])
 
 
 def _hash(text: str) -> str:
+    """Return the SHA-256 of a style or script, as a Content-Security-Policy spells it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def default_title(bank: ReaderBank, name: str) -> str:
+    """Return the page's title for the bank called `name`: its name and that of its model, without folders."""
+    model = PurePath(bank.model.name_or_path).name or bank.model.config.model_type
+    return f"{name} on {model}"
+
+
+def learnt_pairs(reader: Reader) -> bool | None:
+    """Tell whether a reader was trained on pairs of texts; None if the bank does not say."""
+    if reader.config.fusion.reads_pairs:  # the fusion compares two texts, and can do nothing else
+        return True
+    pair = reader.info.get("pair")
+    return None if pair is None else bool(pair)
+
+
+def default_examples(bank: ReaderBank) -> tuple[Example, ...]:
+    """Return three examples for the page that fit the bank's tasks; none if no task reads text.
+
+    If all tasks learnt pairs of texts, all three are pairs; if only some did, the last is a pair. A task whose answers
+    are words in place of a mask has an example with the tokenizer's mask token.
+    """
+    readers = [bank[task] for task in bank if medium_of(bank, task) == TEXT]
+    if not readers:
+        return ()
+    with_pairs = [reader for reader in readers if learnt_pairs(reader)]
+    if len(with_pairs) == len(readers):
+        return _PAIRS
+    first, second, third = _TEXTS
+    if with_pairs:
+        third = _PAIRS[0]
+    mask = tokenizer_of(bank.processor).mask_token
+    if mask is not None and not all(kind_of(reader.config.head.kind).has_classes for reader in readers):
+        second = _GAP.format(mask=mask)
+    return first, second, third

@@ -53,12 +53,15 @@ def ask(address: str, path: str, body: Any = None, **headers: str) -> Any:
 
 
 def test_a_bank_is_served_and_what_was_accepted_is_answered_at_the_end(bank_folder: Path):
-    with serving(bank_folder, "--max-client-batch-size", "3") as (address, process):
+    page = ("--title", "Moods", "--example", "[draft] a film", "--example", '["a film", "the film"]')
+    with serving(bank_folder, "--max-client-batch-size", "3", *page) as (address, process):
         found = ask(address, "/predict", {"inputs": [["the film is good ."], ["bad"]], "tasks": "mood"})
         said = library.predict(library.ReaderBank.from_pretrained(bank_folder), ["the film is good .", "bad"])
         scores = [{one["label"]: one["score"] for one in row} for row in found]
         assert scores == [pytest.approx(one["mood"]["probabilities"], abs=1e-5) for one in said]
-        assert ask(address, "/info")["max_client_batch_size"] == 3
+        info = ask(address, "/info")
+        assert info["max_client_batch_size"] == 3
+        assert (info["title"], info["examples"]) == ("Moods", ["[draft] a film", ["a film", "the film"]])
         answered: list[Any] = []
         asking = [
             threading.Thread(target=lambda: answered.append(ask(address, "/predict", {"inputs": "film " * 25})))

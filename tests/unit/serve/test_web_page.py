@@ -2,20 +2,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from tests.support.finetuned import image_processor, vit
 from tests.support.stored import tiny_bank
 
 from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError
 from lamina.fusion.gated import Gated
 from lamina.fusion.pooled_layers import PooledLayers
-from lamina.heads.sequence_classification import SequenceClassification
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import ImageClassification, SequenceClassification
 from lamina.serve import Settings, create_app
+from lamina.serve.web_page import default_examples
+from lamina.store import load
 from lamina.studies import contributions
 
 TEXT = "the film is good ."
+GOLDEN = Path(__file__).parents[2] / "golden" / "files"
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +88,7 @@ def test_only_the_page_s_own_scripts_run_and_it_holds_nothing_of_the_bank(bank: 
     assert len(re.findall(r"sha256-", policy)) == 3
     assert "http://" not in response.text.replace("http://www.w3.org", "")
     assert "https://" not in response.text
-    for word in ("private", "s3cret", "mood", "{{"):
+    for word in ("private", "s3cret", "mood", "Lopez", "{{"):
         assert word not in response.text
 
 
@@ -89,3 +96,42 @@ def test_a_server_may_have_no_page(bank: ReaderBank):
     with TestClient(create_app(bank, page=False)) as client:
         assert client.get("/").status_code == 404
         assert client.post("/explain", json={"inputs": TEXT}).status_code == 200
+
+
+def test_a_title_and_examples_can_be_set_and_fit_the_bank_if_they_are_not(bank: ReaderBank):
+    with TestClient(create_app(bank, name="films")) as client:
+        info = client.get("/info").json()
+    assert info["title"] == "films on bert"
+    assert len(info["examples"]) == 3
+    assert all(isinstance(example, str) for example in info["examples"])
+    chosen = {"title": "Films", "examples": ["a film", ("a film", "the film")]}
+    with TestClient(create_app(bank, Settings.of(**chosen))) as client:
+        info = client.get("/info").json()
+    assert info["title"] == "Films"
+    assert info["examples"] == ["a film", ["a film", "the film"]]
+
+
+def test_examples_of_a_bank_that_learnt_pairs_are_pairs_and_one_of_images_has_none():
+    bank = tiny_bank()
+    bank["mood"].info["pair"] = True
+    first, second, third = default_examples(bank)
+    assert isinstance(first, str)
+    assert isinstance(second, str)
+    assert isinstance(third, tuple)
+    bank["who"].info["pair"] = True
+    assert all(isinstance(example, tuple) for example in default_examples(bank))
+    images = ReaderBank(vit(), image_processor())
+    images.add("animal", Reader(ScalarMix(), ImageClassification(("bird", "cat"))))
+    assert default_examples(images) == ()
+
+
+def test_a_task_of_masked_words_has_an_example_with_a_mask():
+    model, tokenizer = load(GOLDEN / "base")
+    bank = ReaderBank.from_pretrained(GOLDEN / "bank", model, tokenizer)
+    assert any("[MASK]" in example for example in default_examples(bank))
+
+
+@pytest.mark.parametrize("values", [{"title": ""}, {"examples": [""]}, {"examples": [("a", "b", "c")]}])
+def test_a_title_and_examples_that_are_no_texts_are_refused(values: dict[str, object]):
+    with pytest.raises(ConfigError, match=f"serve: {next(iter(values))}"):
+        Settings.of(**values)

@@ -1,237 +1,281 @@
 "use strict";
 (() => {
-  const at = (id) => document.getElementById(id);
+  const byId = (id) => document.getElementById(id);
   const root = document.documentElement, system = matchMedia("(prefers-color-scheme: dark)");
-  const most = 8; // classes that are shown at once
-  let bank = null, asking = null;
+  const SHOWN = 8; // labels and classes of a task that are shown at once; the others are behind "more"
+  const SCALES = [0.05, 0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1]; // ends of the axis of layer shares
+  let bank = null, pending = null; // the answer of /info, and the AbortController of the question that runs
 
-  // Elements: always from text, never from markup.
+  // Elements are always built from text, never from markup.
 
   const make = (tag, fields, ...children) => {
     const element = Object.assign(document.createElement(tag), fields);
     element.append(...children);
     return element;
   };
+  const quiet = (text) => make("p", { className: "quiet" }, text);
   const percent = (share) => `${(share * 100).toFixed(1)} %`;
+  const withMore = (items, render) => {
+    const shown = [render(items.slice(0, SHOWN))], rest = items.slice(SHOWN);
+    if (rest.length) shown.push(make("details", {}, make("summary", { className: "quiet" }, `${rest.length} more`), render(rest)));
+    return shown;
+  };
 
-  // The theme: the system's, until the switch is used.
+  // Theme: the system's, until the button is used.
 
   const isDark = () => (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
-  const showTheme = () => at("theme").setAttribute("aria-pressed", String(isDark()));
-  at("theme").addEventListener("click", () => {
+  const showTheme = () => byId("theme").setAttribute("aria-pressed", String(isDark()));
+  byId("theme").addEventListener("click", () => {
     root.dataset.theme = isDark() ? "light" : "dark";
     try {
       localStorage.setItem("lamina-theme", root.dataset.theme);
     } catch {
-      // a browser that keeps nothing
+      // the browser allows no storage: the choice holds until the page is closed
     }
     showTheme();
   });
   system.addEventListener("change", showTheme);
   showTheme();
 
-  // The server: every request has the key, if there is one, and ends in what it says or in an Error in words.
+  // Requests. Each carries the key if there is one, and returns JSON or throws an Error with a readable message.
 
-  const keyed = () => {
+  const authorization = () => {
     const key = sessionStorage.getItem("lamina-key");
     return key === null ? {} : { Authorization: `Bearer ${key}` };
   };
   const call = async (path, body, signal) => {
-    const headers = { ...keyed(), ...(body && { "Content-Type": "application/json" }) };
-    let response, said;
+    const headers = { ...authorization(), ...(body && { "Content-Type": "application/json" }) };
+    let response, json;
     try {
       response = await fetch(path, { method: body ? "POST" : "GET", headers, body: body && JSON.stringify(body), signal });
-      said = await response.json();
+      json = await response.json();
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      throw new Error("The server does not answer. Is it still running?");
+      throw new Error("The server does not respond. Is it still running?");
     }
-    if (response.ok) return said;
+    if (response.ok) return json;
     if (response.status === 401) lock();
-    throw new Error(plain(said.error ?? "the server could not answer"));
+    throw new Error(readable(json.error ?? "the server could not answer"));
   };
-  const plain = (text) => {
-    const own = text
+  // The server's messages are written for clients of the API; replace what a user of the page cannot do.
+  const readable = (message) => {
+    const text = message
       .replace(/^serve: /, "")
       .replace(/^(text|file) 0 /, "the $1 ")
-      .replace(/ Send truncate=true to cut it\.$/, " Tick the box to have only its start read.")
+      .replace(/ Send truncate=true to cut it\.$/, " Tick the box to cut it off.")
       .replace(/ Send Authorization: Bearer KEY\.$/, "");
-    return own.charAt(0).toUpperCase() + own.slice(1);
+    return text.charAt(0).toUpperCase() + text.slice(1);
   };
-  const tell = (text) => {
-    at("problem").textContent = text;
-    at("problem").hidden = !text;
+  const showProblem = (text) => {
+    byId("problem").textContent = text;
+    byId("problem").hidden = !text;
   };
 
-  // The key
+  // API key
 
   const lock = () => {
-    const given = sessionStorage.getItem("lamina-key") !== null;
     sessionStorage.removeItem("lamina-key");
-    at("unlock").hidden = false;
-    at("ask").hidden = true;
-    at("key").focus();
-    return given;
+    byId("unlock").hidden = false;
+    byId("ask").hidden = true;
+    byId("key").focus();
   };
-  at("unlock").addEventListener("submit", (event) => {
+  byId("unlock").addEventListener("submit", (event) => {
     event.preventDefault();
-    const key = at("key").value.trim();
-    if (!/^[\x21-\x7e]+$/.test(key)) return tell("A key has letters, digits and signs, and no spaces.");
+    const key = byId("key").value.trim();
+    if (!/^[\x21-\x7e]+$/.test(key)) return showProblem("A key consists of ASCII letters, digits and punctuation, without spaces.");
     sessionStorage.setItem("lamina-key", key);
-    at("key").value = "";
-    at("unlock").hidden = true;
+    byId("key").value = "";
+    byId("unlock").hidden = true;
     start();
   });
 
-  // What is asked, and the link that holds it
+  // The question, and the link that holds it
 
-  const file = () => at("file").files[0];
-  const media = () => new Set(Object.values(bank.tasks).map((task) => task.reads));
-  const longest = () => Math.max(...Object.values(bank.tasks).filter((task) => task.reads === "text").map((task) => task.max_length));
-  const mediumOf = (one) => [...media()].find((medium) => one.type.startsWith(`${medium}/`));
+  const taskList = () => Object.values(bank.tasks);
+  const file = () => byId("file").files[0];
+  const media = () => new Set(taskList().map((task) => task.reads));
+  const longest = () => Math.max(...taskList().filter((task) => task.reads === "text").map((task) => task.max_length));
+  const mediumOf = (chosen) => [...media()].find((medium) => chosen.type.startsWith(`${medium}/`));
   const inputs = async () => {
-    if (!file()) return at("second").value ? [at("text").value, at("second").value] : at("text").value;
-    const encoded = await new Promise((done, fail) => {
-      const reader = Object.assign(new FileReader(), { onload: () => done(reader.result), onerror: () => fail(reader.error) });
+    if (!file()) return byId("second").value ? [byId("text").value, byId("second").value] : byId("text").value;
+    const encoded = await new Promise((resolve, reject) => {
+      const reader = Object.assign(new FileReader(), { onload: () => resolve(reader.result), onerror: () => reject(reader.error) });
       reader.readAsDataURL(file());
     });
     return { [mediumOf(file())]: encoded.slice(encoded.indexOf(",") + 1) };
   };
-  const missing = () => {
-    if (!file()) return at("texts").hidden ? "Choose a file first." : at("text").value.trim() ? "" : "Type a text first.";
-    if (!mediumOf(file())) return `${file().name} is no file that this bank reads; it reads ${[...media()].join(" and ")}.`;
-    const size = Math.ceil(file().size / 3) * 4, most = bank.payload_limit;
-    const mb = (bytes) => `${((bytes * 3) / 4e6).toFixed(1)} MB`;
-    return size + 1000 > most ? `${file().name} has ${mb(size)}; this server takes ${mb(most)}.` : "";
+  // Why the question cannot be sent; "" if it can.
+  const obstacle = () => {
+    if (!file()) return byId("texts").hidden ? "Choose a file first." : byId("text").value.trim() ? "" : "Type a text first.";
+    if (!mediumOf(file())) return `${file().name} cannot be read here. This bank reads files of type ${[...media()].filter((medium) => medium !== "text").join(" and ")}.`;
+    const size = Math.ceil(file().size / 3) * 4, limit = bank.payload_limit; // Base64 has 4 characters for 3 bytes
+    const megabytes = (characters) => `${((characters * 3) / 4e6).toFixed(1)} MB`;
+    return size + 1000 > limit ? `${file().name} has ${megabytes(size)}; this server accepts up to ${megabytes(limit)}.` : "";
   };
-  at("file").addEventListener("change", () => {
-    for (const old of at("preview").children) URL.revokeObjectURL(old.src);
+  byId("file").addEventListener("change", () => {
+    for (const old of byId("preview").children) URL.revokeObjectURL(old.src);
     const medium = file() && mediumOf(file());
     const fields = medium && { src: URL.createObjectURL(file()), alt: file().name, controls: true };
-    at("preview").replaceChildren(...(medium ? [make(medium === "image" ? "img" : "audio", fields)] : []));
-    at("link").hidden = Boolean(file()); // a link holds texts alone
-    at("texts").hidden = Boolean(file()) || !media().has("text");
+    byId("preview").replaceChildren(...(medium ? [make(medium === "image" ? "img" : "audio", fields)] : []));
+    byId("link").hidden = Boolean(file()); // a link holds texts only
+    byId("texts").hidden = Boolean(file()) || !media().has("text");
     if (file()) ask();
   });
+  // A bank that has learnt no pairs shows no second box, unless a link brings a second text, which must not be hidden.
+  const setTexts = (text, second) => {
+    byId("text").value = text;
+    byId("second").value = second;
+    byId("pair").open = second !== "";
+    byId("pair").hidden = second === "" && !taskList().some((task) => task.reads === "text" && task.pairs !== false);
+  };
   const remember = () => {
-    const held = new URLSearchParams({ text: at("text").value });
-    if (at("second").value) held.set("second", at("second").value);
-    if (at("truncate").checked) held.set("truncate", "1");
-    history.replaceState(null, "", `#${held}`);
+    const fields = new URLSearchParams({ text: byId("text").value });
+    if (byId("second").value) fields.set("second", byId("second").value);
+    if (byId("truncate").checked) fields.set("truncate", "1");
+    history.replaceState(null, "", `#${fields}`);
   };
   const restore = () => {
-    const held = new URLSearchParams(location.hash.slice(1));
-    if (!held.has("text")) return false;
-    at("text").value = held.get("text");
-    at("second").value = held.get("second") ?? "";
-    at("pair").open = at("second").value !== "";
-    at("truncate").checked = held.has("truncate");
+    const fields = new URLSearchParams(location.hash.slice(1));
+    if (!fields.has("text")) return false;
+    setTexts(fields.get("text"), fields.get("second") ?? "");
+    byId("truncate").checked = fields.has("truncate");
     ask();
     return true;
   };
-  at("link").addEventListener("click", async () => {
+  byId("link").addEventListener("click", async () => {
     remember();
     try {
       await navigator.clipboard.writeText(location.href);
-      at("link").textContent = "Copied";
+      byId("link").textContent = "Copied";
     } catch {
-      at("link").textContent = "It is in the address bar"; // pages without https may not write to the clipboard
+      byId("link").textContent = "Copy it from the address bar"; // pages without https may not write to the clipboard
     }
-    setTimeout(() => (at("link").textContent = "Copy link"), 2500);
+    setTimeout(() => (byId("link").textContent = "Copy link"), 2500);
   });
 
-  const answering = () => {
+  const answeringTasks = () => {
     const medium = file() ? mediumOf(file()) : "text";
     return Object.keys(bank.tasks).filter((task) => bank.tasks[task].reads === medium);
   };
   const ask = async () => {
-    asking?.abort();
-    const mine = (asking = new AbortController());
-    tell(missing());
-    if (missing()) {
-      at("answers").setAttribute("aria-busy", "false"); // an earlier question was given up
+    pending?.abort(); // a new question replaces the one that runs
+    const question = (pending = new AbortController());
+    showProblem(obstacle());
+    if (obstacle()) {
+      byId("answers").setAttribute("aria-busy", "false"); // the question before was aborted
       return;
     }
-    const text = at("second").value || at("text").value;
+    const text = byId("second").value || byId("text").value;
     if (!file()) remember();
-    at("answers").setAttribute("aria-busy", "true");
+    byId("answers").setAttribute("aria-busy", "true");
     try {
-      bank = await call("info", null, mine.signal); // its readers may have changed since
-      const body = { inputs: await inputs(), truncate: at("truncate").checked, tasks: answering() };
-      const said = await call("predict", body, mine.signal);
-      show(said, text);
-      explain(await call("explain", { ...body, tasks: Object.keys(said) }, mine.signal), file() ? "file" : "text");
+      bank = await call("info", null, question.signal); // readers may have been added or removed since
+      const body = { inputs: await inputs(), truncate: byId("truncate").checked, tasks: answeringTasks() };
+      const answers = await call("predict", body, question.signal);
+      showAnswers(answers, text);
+      const explanation = await call("explain", { ...body, tasks: Object.keys(answers) }, question.signal);
+      showExplanation(explanation, file() ? "file" : "text");
     } catch (error) {
       if (error.name === "AbortError") return;
-      tell(error.message);
+      showProblem(error.message);
     }
-    at("answers").setAttribute("aria-busy", "false");
+    byId("answers").setAttribute("aria-busy", "false");
   };
-  at("ask").addEventListener("submit", (event) => {
+  byId("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     ask();
   });
-  at("ask").addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
+  byId("ask").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
   });
   addEventListener("hashchange", () => bank && restore());
 
+  // Before the first question: examples, and the labels of each reader
+
+  const showExamples = () => {
+    const buttons = bank.examples.map((example) => {
+      const [text, second = ""] = [example].flat();
+      const label = second ? `${text} / ${second}` : text;
+      const button = make("button", { type: "button", title: label }, label);
+      button.addEventListener("click", () => {
+        setTexts(text, second);
+        ask();
+      });
+      return button;
+    });
+    byId("examples").replaceChildren(...buttons);
+    byId("examples").hidden = !buttons.length;
+  };
+  const plainLabels = (task) => [...new Set(task.labels.map((label) => label.replace(/^[BIES]-/, "")))]; // without BIO prefixes
+  const chips = (labels) => make("ul", { className: "chips" }, ...labels.map((label) => make("li", {}, label)));
+  const possibleAnswers = (task) => {
+    if (task.problem_type === "regression") return [quiet("Answers with a number.")];
+    if (!task.has_classes) return [quiet("Answers with words from the model's vocabulary.")];
+    return withMore(plainLabels(task), chips);
+  };
+  const showReaders = () => {
+    const cards = Object.entries(bank.tasks).map(([name, task]) => {
+      const kind = task.kind.replaceAll("_", " ") + (task.problem_type === "multi_label" ? ", several labels at once" : "");
+      return make("article", { className: "card reader" }, make("h2", {}, name), quiet(kind), ...possibleAnswers(task));
+    });
+    byId("readers").replaceChildren(...cards);
+  };
+
   // Answers
 
-  const bars = (rows, isFirst, full = 1) => {
+  const bars = (rows, isFirst, { full = 1, mark = null } = {}) => {
     const grid = make("div", { className: "bars" });
     for (const { label, score } of rows) {
-      const own = isFirst(score) ? "first" : "";
-      const filled = make("i");
+      const emphasis = isFirst(score) ? " first" : "";
+      const filled = make("i"), track = make("span", { className: mark === null ? "track" : "track marked" }, filled);
       filled.style.setProperty("--share", Math.max(0, Math.min(1, score / full)));
-      const track = make("span", { className: "track" }, filled);
-      grid.append(make("span", { className: own }, label), track, make("span", { className: `number ${own}` }, percent(score)));
+      if (mark !== null) track.style.setProperty("--mark", mark / full);
+      grid.append(make("span", { className: `label${emphasis}` }, label), track, make("span", { className: `number${emphasis}` }, percent(score)));
     }
     return grid;
   };
-  const classes = (rows, task) => {
-    const several = bank.tasks[task].problem_type === "multi_label", top = Math.max(...rows.map((row) => row.score));
-    const isFirst = (score) => (several ? score >= 0.5 : score === top);
-    const shown = [bars(rows.slice(0, most), isFirst)];
-    if (rows.length > most) {
-      const rest = bars(rows.slice(most), isFirst);
-      shown.push(make("details", {}, make("summary", { className: "quiet" }, `${rows.length - most} more`), rest));
-    }
-    return shown;
+  const classBars = (rows, task) => {
+    const isMultiLabel = bank.tasks[task].problem_type === "multi_label", best = Math.max(...rows.map((row) => row.score));
+    const isFirst = (score) => (isMultiLabel ? score >= 0.5 : score === best);
+    return withMore(rows, (shown) => bars(shown, isFirst));
   };
-  const marked = (spans, text, task) => {
-    const letters = Array.from(text); // places are counted in characters, not in units of UTF-16
-    const labels = [...new Set(bank.tasks[task].labels.map((label) => label.replace(/^[BIES]-/, "")))];
+  const markedText = (spans, text, task) => {
+    const characters = Array.from(text); // places are counted in characters, not in units of UTF-16
+    const labels = plainLabels(bank.tasks[task]).filter((label) => label !== "O");
     const line = make("p", { className: "said" });
-    let done = 0;
+    let end = 0;
     for (const span of [...spans].sort((a, b) => a.start - b.start)) {
-      if (span.start < done) continue;
-      const label = span.label ?? span.candidates?.map((one) => one.token).join(", ") ?? "";
+      if (span.start < end) continue; // overlaps the span before
+      const label = span.label ?? span.candidates?.map((candidate) => candidate.token).join(", ") ?? "";
       const tag = make("span", { className: "tag" }, span.score === undefined ? label : `${label} ${percent(span.score)}`);
-      const own = `own${Math.max(0, labels.filter((one) => one !== "O").indexOf(label)) % 6}`;
-      line.append(letters.slice(done, span.start).join(""));
-      line.append(make("mark", { className: own }, letters.slice(span.start, span.end).join(""), tag));
-      done = span.end;
+      const colour = `own${Math.max(0, labels.indexOf(label)) % 6}`;
+      line.append(characters.slice(end, span.start).join(""));
+      line.append(make("mark", { className: colour }, characters.slice(span.start, span.end).join(""), tag));
+      end = span.end;
     }
-    line.append(letters.slice(done).join(""));
-    return spans.length ? [line] : [line, make("p", { className: "quiet" }, "Nothing is found.")];
+    line.append(characters.slice(end).join(""));
+    return spans.length ? [line] : [line, quiet("Nothing found.")];
   };
-  const answer = (said, text, task) => {
-    if (Array.isArray(said)) return said.length && "score" in said[0] && !("start" in said[0]) ? classes(said, task) : marked(said, text, task);
-    if ("value" in said) return [make("p", { className: "value" }, String(Number(said.value.toPrecision(4))))];
-    if ("candidates" in said) return classes(said.candidates.map((one) => ({ label: one.token, score: one.score })), task);
-    return [make("p", { className: "said" }, said.text ?? JSON.stringify(said))];
+  const renderAnswer = (answer, text, task) => {
+    if (Array.isArray(answer)) {
+      const isClasses = answer.length && "score" in answer[0] && !("start" in answer[0]);
+      return isClasses ? classBars(answer, task) : markedText(answer, text, task);
+    }
+    if ("value" in answer) return [make("p", { className: "value" }, String(Number(answer.value.toPrecision(4))))];
+    if ("candidates" in answer) return classBars(answer.candidates.map(({ token, score }) => ({ label: token, score })), task);
+    return [make("p", { className: "said" }, answer.text ?? JSON.stringify(answer))];
   };
-  const unlike = (task) => {
-    const { pairs, reads } = bank.tasks[task], asked = at("second").value !== "";
-    if (reads !== "text" || pairs === null || pairs === asked) return [];
-    return [make("p", { className: "quiet" }, pairs ? "It learnt from pairs of texts; this is one." : "It learnt from single texts; this is a pair.")];
+  const pairNote = (task) => {
+    const { pairs, reads } = bank.tasks[task], isPair = byId("second").value !== "";
+    if (reads !== "text" || pairs === null || pairs === isPair) return [];
+    return [quiet(pairs ? "Trained on pairs of texts; this is a single text." : "Trained on single texts; this is a pair.")];
   };
-  const show = (said, text) => {
-    at("time").textContent = "";
-    at("answers").replaceChildren(
-      ...Object.entries(said).map(([task, own]) => {
-        const left = make("div", { className: "answer" }, ...answer(own, text, task), ...unlike(task));
+  const showAnswers = (answers, text) => {
+    byId("timing").hidden = true; // until the explanation of this answer is there
+    byId("readers").hidden = true;
+    byId("answers").replaceChildren(
+      ...Object.entries(answers).map(([task, answer]) => {
+        const left = make("div", { className: "answer" }, ...renderAnswer(answer, text, task), ...pairNote(task));
         const card = make("article", { className: "card task" }, make("h2", {}, task), left);
         card.dataset.task = task;
         return card;
@@ -239,80 +283,90 @@
     );
   };
 
-  // Where answers came from
+  // Explanations: the layers and tokens that an answer comes from
 
   const sums = (rows) => rows.map((row) => row.reduce((sum, share) => sum + share, 0));
   const layerName = (layer) => (layer === 0 ? "0, embeddings" : String(layer));
-  const layers = (own) => {
-    if (own.layers.length === 1) return make("p", { className: "quiet" }, `It reads layer ${layerName(own.layers[0])} alone.`);
-    const shares = own.importance ?? (own.contributions && sums(own.contributions));
-    if (!shares) return make("p", { className: "quiet" }, `It reads the layers ${own.layers.join(", ")}, and does not weigh them.`);
-    const top = Math.max(...shares);
-    const rows = own.layers.map((layer, row) => ({ label: layerName(layer), score: shares[row] })).reverse();
-    return bars(rows, (score) => score === top && top > Math.min(...shares), top);
+  const layerShares = (reasons) => {
+    const { layers, importance, contributions } = reasons;
+    if (layers.length === 1) return [quiet(`Reads layer ${layerName(layers[0])} only.`)];
+    const shares = importance ?? (contributions && sums(contributions));
+    if (!shares) return [quiet(`Reads layers ${layers.join(", ")}, without a weight for each.`)];
+    const equal = 1 / layers.length, largest = Math.max(...shares), full = SCALES.find((end) => end >= 1.05 * Math.max(largest, equal)) ?? 1;
+    const rows = layers.map((layer, row) => ({ label: layerName(layer), score: shares[row] })).reverse(); // top layer first
+    const chart = bars(rows, (score) => score === largest && largest > Math.min(...shares), { full, mark: equal });
+    chart.append(make("span", { className: "axis" }, make("span", {}, "0"), make("span", {}, `${full * 100} %`)));
+    const line = make("span", { className: "line" });
+    line.setAttribute("aria-hidden", "true");
+    const note = `1/${layers.length} = ${percent(equal)}: every layer's share if all counted the same.`;
+    return [chart, make("p", { className: "quiet legend" }, line, note)];
   };
   const shade = (element, share, title) => {
     element.style.setProperty("--share", share);
     element.title = title;
     return element;
   };
-  const byToken = (own) => {
-    const shares = sums(own.tokens.map((_, token) => own.contributions.map((row) => row[token])));
-    const most = Math.max(...shares);
-    const words = own.tokens.map((token, at) => shade(make("span", {}, token), shares[at] / most, `${token}: ${percent(shares[at])}`));
+  const tokenShares = ({ tokens, contributions }) => {
+    const shares = sums(tokens.map((_, token) => contributions.map((row) => row[token])));
+    const largest = Math.max(...shares);
+    const words = tokens.map((token, place) => shade(make("span", {}, token), shares[place] / largest, `${token}: ${percent(shares[place])}`));
     return make("p", { className: "shaded" }, ...words);
   };
-  const byLayer = (own) => {
-    const most = Math.max(...own.contributions.flat());
+  const heatmap = ({ tokens, layers, contributions }) => {
+    const largest = Math.max(...contributions.flat());
     const row = (shares, layer) => {
-      const title = (token) => `${own.tokens[token]} · layer ${layer}: ${percent(shares[token])}`;
-      const cells = shares.map((share, token) => shade(make("td"), share / most, title(token)));
+      const title = (token) => `${tokens[token]} · layer ${layer}: ${percent(shares[token])}`;
+      const cells = shares.map((share, token) => shade(make("td"), share / largest, title(token)));
       return make("tr", {}, make("th", { scope: "row" }, String(layer)), ...cells);
     };
-    const heads = own.tokens.map((token) => make("th", { scope: "col" }, token));
-    const rows = own.contributions.map((shares, at) => row(shares, own.layers[at])).reverse();
+    const heads = tokens.map((token) => make("th", { scope: "col" }, token));
+    const rows = contributions.map((shares, place) => row(shares, layers[place])).reverse();
     const table = make("table", {}, make("thead", {}, make("tr", {}, make("td"), ...heads)), make("tbody", {}, ...rows));
     const box = make("div", { className: "heat", tabIndex: 0 }, table);
     box.setAttribute("role", "region");
     box.setAttribute("aria-label", "Contribution of each layer at each token");
-    const note = `The stronger the colour, the more. The strongest cell is ${percent(most)} of all that is taken.`;
-    return [box, make("p", { className: "quiet" }, note)];
+    return [box, quiet(`Rows are layers. The strongest cell contributes ${percent(largest)} of the total.`)];
   };
-  const explain = (reasons, what) => {
-    const { without_readers: alone, with_readers: together } = reasons.seconds, count = Object.keys(reasons.tasks).length;
+  const showExplanation = (explanation, what) => {
+    const { without_readers: alone, with_readers: together } = explanation.seconds, count = Object.keys(explanation.tasks).length;
     const ms = (seconds) => `${(seconds * 1000).toPrecision(3)} ms`;
-    const more = together > alone ? `+${((together / alone - 1) * 100).toFixed(0)} %` : "no difference shows";
-    at("time").textContent = `One pass over this ${what}: ${ms(alone)} without readers, ${ms(together)} with ${count === 1 ? "one" : count} (${more}).`;
-    for (const card of at("answers").children) {
-      const own = reasons.tasks[card.dataset.task];
-      const learned = own.importance ? "Importance of each layer" : own.contributions ? "Each layer's part in this text" : "Layers";
-      card.append(make("div", { className: "layers" }, make("h3", {}, learned), layers(own)));
-      if (own.contributions) card.append(make("div", { className: "tokens" }, make("h3", {}, "What is taken of each token, and from which layer"), byToken(own), ...byLayer(own)));
+    const difference = together > alone ? `+${((together / alone - 1) * 100).toFixed(0)} %` : "no measurable difference";
+    const readers = `${count} ${count === 1 ? "reader" : "readers"}`;
+    byId("time").textContent = `One pass over this ${what}: ${ms(alone)} without readers, ${ms(together)} with ${readers} (${difference}).`;
+    byId("timing").hidden = false;
+    for (const card of byId("answers").children) {
+      const reasons = explanation.tasks[card.dataset.task];
+      const heading = reasons.importance ? "Importance of each layer" : reasons.contributions ? "Contribution of each layer to this answer" : "Layers";
+      card.append(make("div", { className: "layers" }, make("h3", {}, heading), ...layerShares(reasons)));
+      if (reasons.contributions) card.append(make("div", { className: "tokens" }, make("h3", {}, "Contribution of each token"), tokenShares(reasons), ...heatmap(reasons)));
     }
   };
 
-  // The start
+  // Start
 
   const start = async () => {
-    tell("");
-    const given = sessionStorage.getItem("lamina-key") !== null;
+    showProblem("");
+    const hadKey = sessionStorage.getItem("lamina-key") !== null;
     try {
       bank = await call("info");
     } catch (error) {
-      return tell(at("unlock").hidden || given ? error.message : "");
+      return showProblem(byId("unlock").hidden || hadKey ? error.message : ""); // a first visit needs no error, only the form
     }
-    const count = Object.keys(bank.tasks).length;
-    at("name").textContent = document.title = bank.name;
-    at("about").textContent = `${count} ${count === 1 ? "task" : "tasks"} read off one pass of ${bank.model_type} on ${bank.device}${media().has("text") ? ` · up to ${longest()} tokens` : ""}`;
-    const others = [...media()].filter((medium) => medium !== "text");
-    at("texts").hidden = !media().has("text");
-    at("link").hidden = !media().has("text");
-    at("cut").hidden = [...media()].every((medium) => medium === "image"); // which is read whole
-    at("files").hidden = !others.length;
-    at("file").accept = others.map((medium) => `${medium}/*`).join();
-    at("file-label").textContent = others.map((medium) => ({ image: "Image", audio: "Sound" })[medium] ?? medium).join(" or ");
-    at("ask").hidden = false;
-    if (!restore()) (at("texts").hidden ? at("file") : at("text")).focus();
+    const count = taskList().length, hasText = media().has("text");
+    byId("name").textContent = document.title = bank.title;
+    byId("about").textContent = `${count} ${count === 1 ? "task" : "tasks"}, answered in one pass of ${bank.model_type} on ${bank.device}${hasText ? ` · texts of up to ${longest()} tokens` : ""}`;
+    const fileMedia = [...media()].filter((medium) => medium !== "text");
+    byId("texts").hidden = !hasText;
+    byId("link").hidden = !hasText;
+    byId("cut").hidden = [...media()].every((medium) => medium === "image"); // an image is never cut
+    byId("files").hidden = !fileMedia.length;
+    byId("file").accept = fileMedia.map((medium) => `${medium}/*`).join();
+    byId("file-label").textContent = fileMedia.map((medium) => ({ image: "Image", audio: "Audio" })[medium] ?? medium).join(" or ");
+    setTexts(byId("text").value, byId("second").value); // a text that was typed stays when the key is asked for again
+    showExamples();
+    showReaders();
+    byId("ask").hidden = false;
+    if (!restore()) (hasText ? byId("text") : byId("file")).focus();
   };
   start();
 })();
