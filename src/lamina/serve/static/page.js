@@ -121,12 +121,17 @@
     byId("texts").hidden = Boolean(file()) || !media().has("text");
     if (file()) ask();
   });
-  // A bank that has learnt no pairs shows no second box, unless a link brings a second text, which must not be hidden.
+  // No second box for a bank that learnt no pairs, unless a link brings a second text, which must not be hidden.
+  // Banks that were put together without `fit` say nothing about pairs (null): they have the box.
+  const learntPairs = () => {
+    const known = taskList().filter((task) => task.reads === "text" && task.pairs !== null);
+    return !known.length || known.some((task) => task.pairs);
+  };
   const setTexts = (text, second) => {
     byId("text").value = text;
     byId("second").value = second;
     byId("pair").open = second !== "";
-    byId("pair").hidden = second === "" && !taskList().some((task) => task.reads === "text" && task.pairs !== false);
+    byId("pair").hidden = second === "" && !learntPairs();
   };
   const remember = () => {
     const fields = new URLSearchParams({ text: byId("text").value });
@@ -206,7 +211,11 @@
     byId("examples").replaceChildren(...buttons);
     byId("examples").hidden = !buttons.length;
   };
-  const plainLabels = (task) => [...new Set(task.labels.map((label) => label.replace(/^[BIES]-/, "")))]; // without BIO prefixes
+  // Labels of spans carry their place in the span as a prefix (B-, I-, ...), and "O" means that there is no span.
+  const plainLabels = ({ labels }) => {
+    if (!labels.some((label) => /^[BIES]-/.test(label))) return labels;
+    return [...new Set(labels.map((label) => label.replace(/^[BIES]-/, "")))].filter((label) => label !== "O");
+  };
   const chips = (labels) => make("ul", { className: "chips" }, ...labels.map((label) => make("li", {}, label)));
   const possibleAnswers = (task) => {
     if (task.problem_type === "regression") return [quiet("Answers with a number.")];
@@ -241,7 +250,7 @@
   };
   const markedText = (spans, text, task) => {
     const characters = Array.from(text); // places are counted in characters, not in units of UTF-16
-    const labels = plainLabels(bank.tasks[task]).filter((label) => label !== "O");
+    const labels = plainLabels(bank.tasks[task]);
     const line = make("p", { className: "said" });
     let end = 0;
     for (const span of [...spans].sort((a, b) => a.start - b.start)) {
@@ -294,7 +303,7 @@
     if (!shares) return [quiet(`Reads layers ${layers.join(", ")}, without a weight for each.`)];
     const equal = 1 / layers.length, largest = Math.max(...shares), full = SCALES.find((end) => end >= 1.05 * Math.max(largest, equal)) ?? 1;
     const rows = layers.map((layer, row) => ({ label: layerName(layer), score: shares[row] })).reverse(); // top layer first
-    const chart = bars(rows, (score) => score === largest && largest > Math.min(...shares), { full, mark: equal });
+    const chart = bars(rows, (score) => score === largest && largest > 1.05 * equal, { full, mark: equal });
     chart.append(make("span", { className: "axis" }, make("span", {}, "0"), make("span", {}, `${full * 100} %`)));
     const line = make("span", { className: "line" });
     line.setAttribute("aria-hidden", "true");
