@@ -19,7 +19,8 @@ from lamina.tasks import kind_of
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from lamina.bank import Reader, ReaderBank
+    from lamina.bank import ReaderBank
+    from lamina.bank.reader import ReaderModule
     from lamina.serve.settings import Example
 
 _POLICY = (
@@ -73,11 +74,11 @@ def _hash(text: str) -> str:
 
 def default_title(bank: ReaderBank, name: str) -> str:
     """Return the page's title for the bank called `name`: its name and that of its model, without folders."""
-    model = PurePath(bank.model.name_or_path).name or bank.model.config.model_type
+    model = PurePath(bank.model.name_or_path or "").name or bank.model.config.model_type
     return f"{name} on {model}"
 
 
-def learnt_pairs(reader: Reader) -> bool | None:
+def learnt_pairs(reader: ReaderModule) -> bool | None:
     """Tell whether a reader was trained on pairs of texts; None if the bank does not say."""
     if reader.config.fusion.reads_pairs:  # the fusion compares two texts, and can do nothing else
         return True
