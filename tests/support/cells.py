@@ -18,7 +18,7 @@ from lamina.studies.runner import Cell
 from lamina.train.learner import Learner
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed (extra 'ray')")
-in_worker = recipe_run._in_worker
+in_worker = recipe_run._train_in_worker
 
 
 def cells(folder: Path, count: int = 4, *, fails: int = -1, dies: int = -1, always: bool = False) -> list[Cell]:

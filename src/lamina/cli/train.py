@@ -15,7 +15,7 @@ from lamina.utils import pluralize
 
 if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
-    from lamina.recipes.run_recipe import Run
+    from lamina.recipes.run_recipe import RecipeResult
 
 SHOWN = 20  # rows of the printed table of a sweep
 _OUTPUT = "Folder to save to; an earlier run in it is replaced. Default: out/<recipe>."
@@ -80,7 +80,7 @@ def train(  # noqa: PLR0913
     end_if_failed(failures)
 
 
-def _show(run: Run, folder: Path) -> None:
+def _show(run: RecipeResult, folder: Path) -> None:
     """Print a row per task, method and setting of a run (the best of a sweep) and how many texts were truncated."""
     from lamina.recipes.summary_table import printed
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError, check_known
 from lamina.recipes.paper_tables import check_metrics, check_one_metric
-from lamina.recipes.schema import OF_FILES
+from lamina.recipes.schema import FILE_KEYS
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import limited
 from lamina.tasks.task import Task
@@ -65,7 +65,7 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         for part, path in (recipe.files or {}).items():
             given[part] = root / path if isinstance(path, str) else tuple(root / file for file in path)
         metric = recipe.metric if recipe.masked_lm is None else None
-        task = Task.from_files(name=name, metric=metric, **recipe.model_dump(include=OF_FILES), **given)
+        task = Task.from_files(name=name, metric=metric, **recipe.model_dump(include=FILE_KEYS), **given)
     task = task if recipe.pair_separator is None else task.join_pairs(recipe.pair_separator)
     pairs = any(split.pairs for split in task.splits.values())
     texts = 1 if recipe.masked_lm is None or recipe.masked_lm.rows or not pairs else 2  # both of a pair become rows

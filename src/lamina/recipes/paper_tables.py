@@ -1,16 +1,16 @@
-"""The tables and figures of a paper: the recipe keys `table` and `figure`, and how runs fill them."""
+"""The tables and figures of a paper: the recipe keys `table` and `figure`, and how the results of runs fill them."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, TypedDict
 
 from pydantic import BeforeValidator, Field, PositiveFloat
 
 from lamina.errors import ConfigError, check_known
 from lamina.layers.selectors import select
 from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report
-from lamina.recipes.strict_yaml import Strict, at, read_yaml
+from lamina.recipes.strict_yaml import Fields, Strict, error_at, read_yaml
 from lamina.train.grid import METHOD, expand, full_key
 from lamina.train.results import sort_key, summarise
 
@@ -18,91 +18,121 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
     from lamina.recipes.strict_yaml import YamlFile
+    from lamina.recipes.summary_table import SummaryRow
 
-ABSENT, LEFT_OUT = object(), object()  # a method has no such setting; the recipe leaves the value out
-PUBLISHED = "published.yaml"  # beside the recipe: what its paper prints
-PARAMETERS = "parameters"  # beside a task's own metrics
-Coordinates = dict[str, Any]  # "task", "method" and the settings of a grid
-_MANY = 10_000  # layers: a selector that names so many goes up to the top, wherever that is
+ABSENT = object()  # what an axis shows for a run whose method does not have the axis's setting
+LEFT_OUT = object()  # what an axis shows for a run whose value the recipe leaves out, by the name null
+PUBLISHED = "published.yaml"  # a file beside the recipe with the numbers that its paper prints
+PARAMETERS = "parameters"  # can be shown in place of a metric: the number of trained parameters
+_MANY = 10_000  # layers of an imaginary model; a selector that names more than half of them names all up to the top
+
+# Where the score of a run stands: "task", "method", "model", "train_base" and each key of its grid -> the run's value.
+Coordinates: TypeAlias = dict[str, object]
+Grid: TypeAlias = dict[str, list[object]]  # key of a grid -> its values
+Numbers: TypeAlias = dict[str, dict[str, float]]  # row -> column -> number, as a paper prints it
 
 
-def _axis(given: Any) -> Any:
-    """Return an axis from "insert.layers", {"count": "insert.layers"} or {"task": {"sst2-10": "10 %"}}."""
-    if isinstance(given, str):
-        return {"key": given}
-    if isinstance(given, dict) and len(given) == 1 and "key" not in given:
-        ((key, value),) = given.items()
+def _expand_axis(value: object) -> object:
+    """Return the fields of an `Axis` for the short forms that a recipe may use; any other value is returned unchanged.
+
+    The short forms are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
+    """
+    if isinstance(value, str):
+        return {"key": value}
+    if isinstance(value, dict) and len(value) == 1 and "key" not in value:
+        ((key, content),) = value.items()
         if key == "count":
-            return {"key": value, "count": True}
-        if isinstance(value, dict):
-            return {"key": key, "names": {str(name): label for name, label in value.items()}}
-    return given
+            return {"key": content, "count": True}
+        if isinstance(content, dict):
+            return {"key": key, "names": {str(name): shown for name, shown in content.items()}}
+    return value
 
 
-def _listed(given: Any) -> Any:
-    return given if isinstance(given, list) else [given]
+def _to_list(value: object) -> list[object]:
+    """Return a list as it is, and any other value as a list of that value alone."""
+    return value if isinstance(value, list) else [value]
 
 
 class _Axis(Strict):
-    key: str  # "task", "method", "model", "train_base", "epoch" (of a figure's x), or a key of a grid
-    count: bool = False  # how many layers a selector names, 0 where no edit is made
-    names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> what is shown; null: left out
+    """One property of a run that tells rows, columns, points or curves apart, and how its values are shown."""
 
-    def find(self, place: Coordinates) -> Any:
-        """Return the value of this axis for a run, as it is shown; ABSENT or LEFT_OUT if it is not shown."""
-        value = place.get(self.key, ABSENT)
+    key: str  # "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch"
+    count: bool = False  # show the number of layers that a selector names; 0 where no edit is made
+    names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> shown instead; null: left out
+
+    def shown_value(self, coordinates: Coordinates) -> object:
+        """Return what this axis shows for a run.
+
+        Args:
+            coordinates: The properties of the run.
+
+        Returns:
+            The run's value, the number of layers that the value selects, or the name that the recipe puts in place of
+            the value. ABSENT if the run does not have the property, LEFT_OUT if the recipe leaves the value out.
+
+        Raises:
+            ConfigError: If layers are counted, and the value is not a layer selector or names all layers up to the top.
+        """
+        value = coordinates.get(self.key, ABSENT)
         if value is ABSENT:
             return ABSENT
         if self.count:
-            return _count(value)
-        label = self.names.get(text(value), value)
-        return LEFT_OUT if label is None and text(value) in self.names else label
+            return _count_layers(value)
+        shown = self.names.get(to_text(value), value)
+        return LEFT_OUT if shown is None and to_text(value) in self.names else shown
 
 
-AS_LIST = BeforeValidator(_listed)
-Axis = Annotated[_Axis, BeforeValidator(_axis)]
+AS_LIST = BeforeValidator(_to_list)
+Axis = Annotated[_Axis, BeforeValidator(_expand_axis)]
 Axes = Annotated[list[Axis], AS_LIST]
-Grid = dict[str, list[Any]]
-Numbers = dict[str, dict[str, float]]  # row -> column -> as printed
 
 
-def _count(selector: Any) -> int:
+def _count_layers(selector: object) -> int:
+    """Return how many layers a selector names, 0 for None; raise ConfigError if that depends on the model's depth."""
     layers = 0 if selector is None else len(select(selector, _MANY, op="layers"))
     if layers > _MANY // 2:
         raise ConfigError(f"{selector!r} names layers up to the top, whose number is not known. Write '1-24' or so")
     return layers
 
 
-def text(value: Any) -> str:
-    """Return a value of an axis as the text of a row or column."""
+def to_text(value: object) -> str:
+    """Return a value that an axis shows as the text for the name of a row or column; None becomes "none"."""
     return "none" if value is None else str(value)
 
 
 class Published(Strict):
-    """What a paper prints, from `published.yaml` beside the recipe."""
+    """The numbers that a paper prints for a table or figure: one entry of `published.yaml` beside the recipe."""
 
-    source: str  # paper and table
+    source: str  # the paper, and the number of its table or figure
     values: Numbers = Field(default_factory=dict)
-    others: Numbers = Field(default_factory=dict)  # rows that the paper quotes of other work
-    notes: Annotated[list[str], AS_LIST] = Field(default_factory=list)  # say misprints
+    others: Numbers = Field(default_factory=dict)  # rows that the paper quotes from other papers
+    notes: Annotated[list[str], AS_LIST] = Field(default_factory=list)  # remarks, for example on misprints
 
 
-def with_published(file: YamlFile, path: Path) -> dict[str, Any]:
-    """A recipe's fields, with what its tables and figures name of the `published.yaml` beside it in place of the names.
+def with_published(file: YamlFile, path: Path) -> Fields:
+    """Return the fields of a recipe in which each name under `published` is replaced by the paper's numbers.
+
+    Tables and figures of a recipe refer by name to entries of `published.yaml` in the folder of the recipe. That file
+    is read only if there is such a name.
+
+    Args:
+        file: The recipe's file; its fields are not changed.
+        path: The path of the recipe.
 
     Raises:
-        DataError: If that file is not there or is no YAML.
-        UnknownNameError: If it has no such entry.
+        DataError: If `published.yaml` is needed, and is missing or not valid.
+        UnknownNameError: If it has no entry of that name.
     """
     fields, entries = dict(file.fields), None
     for key in ("table", "figure"):
-        items = [dict(item) if isinstance(item, dict) else item for item in _listed(fields.get(key, []))]
+        items = [dict(item) if isinstance(item, dict) else item for item in _to_list(fields.get(key, []))]
         for number, item in enumerate(items):
             if isinstance(item, dict) and isinstance(name := item.get("published"), str):
                 entries = read_yaml(path.parent / PUBLISHED).fields if entries is None else entries
-                line, _ = file.find((key, number, "published"))
+                line, _ = file.locate((key, number, "published"))
                 check_known(f"recipe {path}, line {line}, {key}.published", [name], entries, "table or figure")
                 item["published"] = entries[name]
         if key in fields:
@@ -111,52 +141,62 @@ def with_published(file: YamlFile, path: Path) -> dict[str, Any]:
 
 
 class TableRecipe(Strict):
-    """A table: every cell has the best of all settings that are neither rows nor columns, by validation score."""
+    """The layout of a table, as a recipe describes it under `table`.
+
+    Settings that are neither rows nor columns are searched: each cell shows the setting with the best validation score.
+    """
 
     title: str | None = None
     rows: Axes = Field(default_factory=lambda: [_Axis(key="method")], min_length=1)
     columns: Axes = Field(default_factory=lambda: [_Axis(key="task")], min_length=1)
-    metrics: list[str] = Field(default_factory=list)  # each a column; by default that of each task
-    part: Literal["validation", "test"] | None = None  # by default the test part where it is scored
-    scale: PositiveFloat = 1.0  # 100: per cent
-    digits: Annotated[int, Field(ge=0, le=6)] = 3
+    metrics: list[str] = Field(default_factory=list)  # one column for each; empty: the metric of each task
+    part: Literal["validation", "test"] | None = None  # split; None: the test split if it is scored, else validation
+    scale: PositiveFloat = 1.0  # scores are multiplied by this; 100 shows per cent
+    digits: Annotated[int, Field(ge=0, le=6)] = 3  # after the decimal point
     published: Published | None = None
 
 
 class FigureRecipe(Strict):
-    """Curves: every point has the best of all settings that are no axis; a method that has no x is a line across."""
+    """The layout of a figure with curves, as a recipe describes it under `figure`.
+
+    Settings that are no axis are searched: each point shows the setting with the best validation score. A method that
+    does not have the setting of the x axis is drawn as a horizontal line.
+    """
 
     title: str | None = None
     x: Axis
-    series: Axis = Field(default_factory=lambda: _Axis(key="method"))
-    facet: Axis | None = None
+    series: Axis = Field(default_factory=lambda: _Axis(key="method"))  # one curve for each value
+    facet: Axis | None = None  # one panel for each value
     x_title: str | None = None
     log_x: bool = False
-    metric: str | None = None  # by default that of each task
-    part: Literal["validation", "test"] | None = None
-    scale: PositiveFloat = 1.0
-    published: Published | None = None  # its source and notes stand below
+    metric: str | None = None  # None: the metric of each task
+    part: Literal["validation", "test"] | None = None  # split; None: the test split if it is scored, else validation
+    scale: PositiveFloat = 1.0  # scores are multiplied by this; 100 shows per cent
+    published: Published | None = None  # its source and notes are printed below the figure
 
     @property
     def axes(self) -> list[_Axis]:
-        """All axes; without a facet, x and series."""
+        """All axes of the figure: x, series, and facet if there is one."""
         return [self.x, self.series, *([] if self.facet is None else [self.facet])]
 
 
-def place_of_x(axis: _Axis, place: Coordinates) -> Any:
-    """What `find` gives, but ABSENT too for a value that the names of an x axis do not have."""
-    is_named = not axis.names or text(place.get(axis.key)) in axis.names
-    return axis.find(place) if is_named else ABSENT
+def x_value(axis: _Axis, coordinates: Coordinates) -> object:
+    """Return what the x axis of a figure shows for a run; see `_Axis.shown_value` for arguments and errors.
+
+    The difference: where the axis has names, a value without a name gives ABSENT, so that it is a horizontal line.
+    """
+    has_name = not axis.names or to_text(coordinates.get(axis.key)) in axis.names
+    return axis.shown_value(coordinates) if has_name else ABSENT
 
 
-def label(axes: Sequence[_Axis], place: Coordinates) -> str | None:
-    """Return the name of a row or column; None if it is left out."""
-    parts = [axis.find(place) for axis in axes]
-    return None if LEFT_OUT in parts else ", ".join(text(part) for part in parts if part is not ABSENT)
+def axes_label(axes: Sequence[_Axis], coordinates: Coordinates) -> str | None:
+    """Return the name of the row or column of a run, made of what each axis shows; None if the run is left out."""
+    parts = [axis.shown_value(coordinates) for axis in axes]
+    return None if LEFT_OUT in parts else ", ".join(to_text(part) for part in parts if part is not ABSENT)
 
 
-def grid_keys(recipe: Recipe, task: str, method: str) -> Grid:
-    """The grid of a method on a task, by full keys, without its seeds."""
+def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
+    """Return the grid of a method of a recipe on a task, with the full form of each key and without "seed"."""
     if recipe.methods:
         body, known = recipe.methods[method], recipe.methods[method].keys()
     else:
@@ -166,50 +206,62 @@ def grid_keys(recipe: Recipe, task: str, method: str) -> Grid:
     return {key: values for key, values in grid.items() if key != "seed"}
 
 
-def of_run(recipe: Recipe) -> Coordinates:
-    """What is the same for all of a run, and tells it from another that is drawn beside it."""
+def recipe_coordinates(recipe: Recipe) -> Coordinates:
+    """Return the coordinates that all runs of a recipe share, which tell them from the runs of another recipe."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 
-def places(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
-    """Every task, method and value of these keys, in the order of the recipe's runs; some may come several times."""
+def all_coordinates(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
+    """Yield the coordinates of every task and method of a recipe with every value of some keys of their grids.
+
+    Args:
+        recipe: The recipe; its runs give the order.
+        keys: Keys of grids; all others are left out, so that equal coordinates may be yielded several times.
+    """
     for name, task in recipe.tasks.items():
         for method in recipe.methods or task.readers:
-            grid = {key: own for key, own in grid_keys(recipe, name, method).items() if key in (*keys, METHOD)}
+            full = method_grid(recipe, name, method)
+            grid = {key: values for key, values in full.items() if key in (*keys, METHOD)}
             if recipe.methods:
                 settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
             else:
                 settings = [spec.settings for spec in expand(task.readers[method].template(task.outline()), grid)]
             for chosen in settings:
-                yield {**of_run(recipe), "task": name, "method": method, **chosen}
+                yield {**recipe_coordinates(recipe), "task": name, "method": method, **chosen}
 
 
-def cells_of(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
-    """Return the names of a table's rows and columns that the recipe's runs will fill."""
-    found = list(places(recipe, {axis.key for axis in (*table.rows, *table.columns)}))
-    names = ([label(axes, place) for place in found] for axes in (table.rows, table.columns))
-    rows, columns = ([name for name in dict.fromkeys(side) if name is not None] for side in names)
-    return rows, [column_of(column, metric, table) for column in columns for metric in table.metrics or [""]]
+def row_and_column_names(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
+    """Return the names of the rows, and those of the columns, that the runs of a recipe will fill in a table."""
+    runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}))
+    labels = ([axes_label(axes, run) for run in runs] for axes in (table.rows, table.columns))
+    rows, columns = ([name for name in dict.fromkeys(side) if name is not None] for side in labels)
+    return rows, [column_name(column, metric, table) for column in columns for metric in table.metrics or [""]]
 
 
-def column_of(column: str, metric: str, table: TableRecipe) -> str:
-    """Return the name of a column, with the metric if there are several."""
+def column_name(column: str, metric: str, table: TableRecipe) -> str:
+    """Return the name of a column, to which the metric is added if the table has several metrics."""
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
 
 
 def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
-    """Raise a ValidationError, with its place, if a table or figure names what the recipe does not have.
+    """Check that everything that the tables and figures of a recipe name exists in the recipe.
 
-    Unless the recipe is `whole`, values, rows and columns may be missing.
+    Args:
+        recipe: The recipe.
+        whole: Whether names of values and the rows and columns of published numbers must exist too. False for a recipe
+            in which a sweep has replaced values.
+
+    Raises:
+        ValidationError: If something does not exist or scores of several tasks would be mixed; it says where.
     """
     for number, table in enumerate(recipe.table):
-        with at("table", number):
+        with error_at("table", number):
             _check_axes(recipe, {"rows": table.rows, "columns": table.columns}, whole)
             _check_scores(recipe, table.metrics, "metrics", table.part)
             if whole and table.published is not None:
                 _check_published(recipe, table, table.published)
     for number, figure in enumerate(recipe.figure):
-        with at("figure", number):
+        with error_at("figure", number):
             axes = {"x": [figure.x], "series": [figure.series], "facet": [figure.facet] if figure.facet else []}
             _check_axes(recipe, axes, whole)
             _check_scores(recipe, [figure.metric] if figure.metric else [], "metric", figure.part)
@@ -217,167 +269,225 @@ def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
                 raise ConfigError("metric is parameters, which are the same in every epoch")
 
 
-def _check_axes(recipe: Recipe, axes: dict[str, list[_Axis]], whole: bool) -> None:
+def _check_axes(recipe: Recipe, axes: Mapping[str, list[_Axis]], whole: bool) -> None:
+    """Check the axes of one table or figure of a recipe.
+
+    Args:
+        recipe: The recipe.
+        axes: The axes under each key of the table or figure, such as "rows" or "x".
+        whole: Whether the values that an axis names must exist.
+
+    Raises:
+        ConfigError: If the recipe has several tasks and no axis is "task".
+        ValidationError: If the key of an axis, or a value that it names, does not exist, or layers cannot be counted.
+    """
     keys = {axis.key for side in axes.values() for axis in side}
     if len(recipe.tasks) > 1 and "task" not in keys:
         raise ConfigError(f"scores of {len(recipe.tasks)} tasks would be mixed; {' or '.join(axes)} must name 'task'")
-    found = list(places(recipe, keys))
+    runs = list(all_coordinates(recipe, keys))
     pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
-    known = dict.fromkeys(
-        ["task", "method", *of_run(recipe), *(key for pair in pairs for key in grid_keys(recipe, *pair))]
-    )
-    for side, axis in ((side, axis) for side, own in axes.items() for axis in own):
-        with at(side):
+    grid_keys = [key for pair in pairs for key in method_grid(recipe, *pair)]
+    known = dict.fromkeys(["task", "method", *recipe_coordinates(recipe), *grid_keys])
+    for side, axis in ((side, axis) for side, side_axes in axes.items() for axis in side_axes):
+        with error_at(side):
             check_known("recipe", [axis.key], [*known, *(["epoch"] if side == "x" else [])], "axis")
-            values = dict.fromkeys(text(place[axis.key]) for place in found if axis.key in place)
+            values = dict.fromkeys(to_text(run[axis.key]) for run in runs if axis.key in run)
             check_known("recipe", axis.names if whole else (), values, axis.key)
-            for place in found:
-                axis.find(place)
+            for run in runs:
+                axis.shown_value(run)
 
 
 def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
+    """Raise a ValidationError unless every task of a recipe has the metrics and split of a table or figure.
+
+    `key` is the key under which the table or figure names its metrics. A test split has scores only if the recipe
+    evaluates on it.
+    """
     for task in recipe.tasks.values():
-        with at(key):
+        with error_at(key):
             check_known("recipe", metrics, [*task.metrics, PARAMETERS], "metric")
     if part == "test" and recipe.evaluate != "test":
-        with at("part"):
+        with error_at("part"):
             raise ConfigError("part is test, but test parts are scored only with 'evaluate: test'")
 
 
 def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
-    """Raise UnknownNameError if a table or figure shows a metric that a task does not have, once its data is read."""
-    shown = [*(metric for table in recipe.table for metric in table.metrics), *(own.metric for own in recipe.figure)]
-    check_known(f"recipe, task {task}", filter(None, shown), [*known, PARAMETERS], "metric")
+    """Raise UnknownNameError if a table or figure of a recipe shows a metric that a task does not have.
+
+    `known` are the metrics of the task, which depend on its data and so are complete only once the data is read.
+    """
+    shown = [metric for table in recipe.table for metric in table.metrics]
+    shown += [figure.metric for figure in recipe.figure if figure.metric]
+    check_known(f"recipe, task {task}", shown, [*known, PARAMETERS], "metric")
 
 
 def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
-    """Raise ConfigError if one cell or point has the scores of tasks whose metrics (task -> metric) differ."""
+    """Check that no cell or point mixes the scores of tasks with different metrics.
+
+    Args:
+        recipe: The recipe with its tables and figures.
+        metrics: The metric of each task, by the task's name.
+
+    Raises:
+        ConfigError: If a cell or point shows several tasks whose metrics differ, and no metric was chosen for it.
+    """
     shown = [(table.metrics, [table.rows, table.columns]) for table in recipe.table]
-    shown += [([own.metric] if own.metric else [], [[axis] for axis in own.axes]) for own in recipe.figure]
-    for own, sides in shown:
-        met: dict[tuple[str | None, ...], str] = {}
+    shown += [([figure.metric] if figure.metric else [], [[axis] for axis in figure.axes]) for figure in recipe.figure]
+    for chosen, sides in shown:
+        metric_of: dict[tuple[str | None, ...], str] = {}  # names of row and column, or of a point -> metric
         keys = {axis.key for side in sides for axis in side}
-        for place in () if own else places(recipe, keys):
-            names = tuple(label(side, place) for side in sides)
-            metric = metrics[place["task"]]
-            if None not in names and met.setdefault(names, metric) != metric:
-                came = f"'{', '.join(filter(None, names))}' mixes tasks whose metrics are {met[names]} and {metric}"
-                raise ConfigError(f"recipe: {came}. Give it 'metrics', or each task a name of its own.")
+        for run in () if chosen else all_coordinates(recipe, keys):
+            names = tuple(axes_label(side, run) for side in sides)
+            metric = metrics[str(run["task"])]
+            if None not in names and metric_of.setdefault(names, metric) != metric:
+                cell = f"'{', '.join(filter(None, names))}'"
+                problem = f"{cell} mixes tasks whose metrics are {metric_of[names]} and {metric}"
+                raise ConfigError(f"recipe: {problem}. Give it 'metrics', or each task a name of its own.")
 
 
 def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:
-    rows, columns = cells_of(recipe, table)
-    with at("published"):
+    """Raise a ValidationError if published numbers have a row or column that a table of the recipe does not have."""
+    rows, columns = row_and_column_names(recipe, table)
+    with error_at("published"):
         check_known("recipe, published", published.values, rows, "row")
         for values in (*published.values.values(), *published.others.values()):
             check_known("recipe, published", values, columns, "column")
 
 
-Rows = list[dict[str, Any]]
+class _ScoreSummary(TypedDict):
+    """The scores of several runs in short, by the names of the fields of `Cell` and `Point`."""
+
+    mean: float
+    spread: float
+    interval: float | None
+    runs: int
 
 
-def pivot(recipe: Recipe, table: Rows, history: Rows, order: Sequence[str]) -> Report:
-    """Return the tables and figures of a recipe, filled from its runs.
+def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRow], order: Sequence[str]) -> Report:
+    """Return the tables and figures of a recipe, filled with the scores of its runs.
 
     Args:
         recipe: The recipe.
-        table: A row per task, method and setting; see `summaries`.
-        history: A row per run ("reader") and epoch with all validation scores, for curves over epochs.
+        table: One row per task, method and setting; see `summaries`.
+        history: One row per run ("reader") and epoch with all validation scores, for curves over epochs.
         order: Names of the runs in the recipe's order.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     rows = sorted(table, key=lambda row: ranks[row["runs"][0]["reader"]])
-    figures = [_curves(recipe, figure, rows, history) for figure in recipe.figure]
-    return Report([_table(recipe, given, rows) for given in recipe.table], figures)
+    figures = [_fill_figure(recipe, figure, rows, history) for figure in recipe.figure]
+    return Report([_fill_table(recipe, layout, rows) for layout in recipe.table], figures)
 
 
-def _place(recipe: Recipe, row: Mapping[str, Any]) -> Coordinates:
-    return {**of_run(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
+def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
+    """Return the coordinates of the runs that a row of results stands for."""
+    return {**recipe_coordinates(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
 
 
-def _table(recipe: Recipe, given: TableRecipe, rows: Rows) -> PivotTable:
-    names, columns = cells_of(recipe, given)
-    part = given.part or recipe.evaluate or "validation"
-    groups: dict[tuple[str, str], Rows] = {}
+def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
+    """Return a table of a recipe, filled from rows of results in the recipe's order."""
+    names, columns = row_and_column_names(recipe, layout)
+    part = layout.part or recipe.evaluate or "validation"
+    groups: dict[tuple[str, str], list[SummaryRow]] = {}
     for row in rows:
-        name, column = (label(axes, _place(recipe, row)) for axes in (given.rows, given.columns))
+        name, column = (axes_label(axes, _coordinates(recipe, row)) for axes in (layout.rows, layout.columns))
         if name is not None and column is not None:
             groups.setdefault((name, column), []).append(row)
     cells = []
     for (name, column), group in groups.items():
-        best, settings = _best(recipe, group, [*given.rows, *given.columns])
-        for metric in given.metrics or [best[0]["metric"]]:
-            figures = _figures(best, metric, part, given.scale)
-            cells.append(Cell(name, column_of(column, metric, given), metric, **figures, settings=settings))
-    paper = given.published
+        best, settings = _best(recipe, group, [*layout.rows, *layout.columns])
+        for metric in layout.metrics or [best[0]["metric"]]:
+            summary = _score_summary(best, metric, part, layout.scale)
+            cells.append(Cell(name, column_name(column, metric, layout), metric, **summary, settings=settings))
+    paper = layout.published
     about = {} if paper is None else {**paper.model_dump(exclude={"values"}), "published": paper.values}
-    title = given.title or "Best of every method"
-    return PivotTable(title, part, names, columns, cells, given.digits, given.scale, **about)
+    title = layout.title or "Best of every method"
+    return PivotTable(title, part, names, columns, cells, layout.digits, layout.scale, **about)
 
 
-def _curves(recipe: Recipe, given: FigureRecipe, rows: Rows, history: Rows) -> Curves:
-    by_epoch = given.x.key == "epoch"
-    part = "validation" if by_epoch else given.part or recipe.evaluate or "validation"
-    groups: dict[tuple[Any, ...], Rows] = {}
+def _fill_figure(
+    recipe: Recipe, layout: FigureRecipe, rows: Sequence[SummaryRow], history: Sequence[TableRow]
+) -> Curves:
+    """Return a figure of a recipe, filled from rows of results in the recipe's order, or over epochs from `history`."""
+    by_epoch = layout.x.key == "epoch"
+    part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
+    groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}
     for row in rows:
-        found = [axis.find(_place(recipe, row)) for axis in (given.facet, given.series) if axis is not None]
-        x = place_of_x(given.x, _place(recipe, row))
-        if LEFT_OUT not in (*found, x):
-            names = ["" if name is ABSENT else text(name) for name in found]
-            at = None if x is ABSENT else x if isinstance(x, int | float) else text(x)
-            groups.setdefault((*([] if given.facet else [""]), *names, at), []).append(row)
+        coordinates = _coordinates(recipe, row)
+        facet = ABSENT if layout.facet is None else layout.facet.shown_value(coordinates)
+        series, x = layout.series.shown_value(coordinates), x_value(layout.x, coordinates)
+        if LEFT_OUT not in (facet, series, x):
+            facet, series = ("" if value is ABSENT else to_text(value) for value in (facet, series))
+            x = None if x is ABSENT else x if isinstance(x, int | float) else to_text(x)
+            groups.setdefault((facet, series, x), []).append(row)
     points = []
     for (facet, series, x), group in groups.items():
-        best, settings = _best(recipe, group, given.axes)
-        metric = given.metric or best[0]["metric"]
+        best, settings = _best(recipe, group, layout.axes)
+        metric = layout.metric or best[0]["metric"]
         if by_epoch:
-            found = _over_epochs(best, metric, history, given.scale)
+            by_x = _epoch_summaries(best, metric, history, layout.scale)
         else:
-            found = {x: _figures(best, metric, part, given.scale)}
-        points += [Point(facet, series, at, metric, **figures, settings=settings) for at, figures in found.items()]
-    about = {} if given.published is None else given.published.model_dump(include={"source", "notes"})
-    name = f"blocks of {given.x.key}" if given.x.count else given.x.key
-    x_title = name if given.x_title is None else given.x_title
-    return Curves(given.title or f"Scores by {name}", part, x_title, points, given.log_x, given.scale, **about)
+            by_x = {x: _score_summary(best, metric, part, layout.scale)}
+        points += [Point(facet, series, at, metric, **summary, settings=settings) for at, summary in by_x.items()]
+    about = {} if layout.published is None else layout.published.model_dump(include={"source", "notes"})
+    name = f"blocks of {layout.x.key}" if layout.x.count else layout.x.key
+    x_title = name if layout.x_title is None else layout.x_title
+    return Curves(layout.title or f"Scores by {name}", part, x_title, points, layout.log_x, layout.scale, **about)
 
 
-def _best(recipe: Recipe, rows: Rows, axes: Sequence[Axis]) -> tuple[Rows, dict[str, Any]]:
-    """The row with the best validation score of each task; and, of a single task, the settings that were searched."""
-    tasks: dict[str, Rows] = {}
+def _best(
+    recipe: Recipe, rows: Sequence[SummaryRow], axes: Sequence[_Axis]
+) -> tuple[list[SummaryRow], dict[str, object]]:
+    """Choose the best of the settings that one cell or point stands for.
+
+    Args:
+        recipe: The recipe.
+        rows: All rows of results that belong to the cell or point, at least one.
+        axes: The axes of the table or figure.
+
+    Returns:
+        The row with the best mean validation score of each task; and, if there is a single task, those settings of its
+        row that were searched (that differ among `rows`) and that no axis shows by their value.
+    """
+    tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:
         tasks.setdefault(row["task"], []).append(row)
-    best = [min(own, key=lambda row: sort_key(row["metric"], row["mean"])) for own in tasks.values()]
+    best = [min(task, key=lambda row: sort_key(row["metric"], row["mean"])) for task in tasks.values()]
     if len(best) > 1:
         return best, {}
-    named = {axis.key for axis in axes if not axis.names}
-    found = [_place(recipe, row) for row in rows]
-    differ = {key for place in found for key in place if any(place[key] != other.get(key) for other in found)}
-    return best, {key: value for key, value in _place(recipe, best[0]).items() if key in differ - named}
+    shown = {axis.key for axis in axes if not axis.names}
+    runs = [_coordinates(recipe, row) for row in rows]
+    searched = {key for run in runs for key in run if any(run[key] != other.get(key) for other in runs)}
+    return best, {key: value for key, value in _coordinates(recipe, best[0]).items() if key in searched - shown}
 
 
-def _values(row: Mapping[str, Any], metric: str, part: str) -> list[float]:
-    """Return the scores of a row's runs."""
+def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
+    """Return the score of each run of a row on a split; for the metric "parameters", their number once."""
     if metric == PARAMETERS:
-        return [float(row[PARAMETERS])]
+        return [float(row["parameters"])]
     key = "score" if part == "validation" else "test"
     if metric != row["metric"]:
         key = metric if part == "validation" else f"test_{metric}"
     return [run[key] for run in row["runs"]]
 
 
-def _over_epochs(best: Rows, metric: str, history: Rows, scale: float) -> dict[int, dict[str, Any]]:
+def _epoch_summaries(
+    best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow], scale: float
+) -> dict[int, _ScoreSummary]:
+    """Return, for each epoch, the summary of the validation scores (times `scale`) of all runs of the `best` rows."""
     names = {run["reader"] for row in best for run in row["runs"]}
-    found: dict[int, list[float]] = {}
+    scores: dict[int, list[float]] = {}
     for row in history:
         if row["reader"] in names:
-            found.setdefault(int(row["epoch"]), []).append(row[metric] * scale)
-    return {epoch: _summed_up(values) for epoch, values in sorted(found.items())}
+            scores.setdefault(int(row["epoch"]), []).append(row[metric] * scale)
+    return {epoch: _summarise(values) for epoch, values in sorted(scores.items())}
 
 
-def _figures(best: Rows, metric: str, part: str, scale: float) -> dict[str, Any]:
-    return _summed_up([value * scale for row in best for value in _values(row, metric, part)])
+def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: float) -> _ScoreSummary:
+    """Return the summary of the scores (times `scale`) that all runs of the `best` rows have on a split."""
+    return _summarise([value * scale for row in best for value in _scores(row, metric, part)])
 
 
-def _summed_up(values: Sequence[float]) -> dict[str, Any]:
-    found = summarise(values)
-    return {"mean": found.mean, "spread": found.spread, "interval": found.interval, "runs": found.count}
+def _summarise(values: Sequence[float]) -> _ScoreSummary:
+    """Return mean, sample standard deviation, half of the 95 % interval, and count of at least one score."""
+    summary = summarise(values)
+    return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval, "runs": summary.count}

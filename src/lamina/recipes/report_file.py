@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from pydantic import FiniteFloat, StringConstraints, TypeAdapter
 
@@ -21,12 +21,14 @@ _Drawn = Annotated[
     str, StringConstraints(pattern=r"^(report\.(md|tex)|(figure-\d+|importance(-over-training)?)\.(png|svg|html))$")
 ]
 _Number = FiniteFloat | int
-_Printed = dict[str, dict[str, _Number]]
+_Printed = dict[str, dict[str, _Number]]  # row -> column -> number, as a paper prints it
+# A row of a table of results: column -> value. Its columns depend on the task's metrics and the method's settings.
+TableRow: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the mean score of a method over all runs of its best setting, times the table's scale."""
+    """A cell of a table: the mean score over all runs of the best setting, multiplied by the scale of the table."""
 
     row: str
     column: str
@@ -35,12 +37,16 @@ class Cell:
     spread: FiniteFloat  # sample standard deviation
     interval: FiniteFloat | None  # half the width of the 95 % t interval; None for a single run
     runs: int
-    settings: dict[str, Any]  # what was searched, as it was chosen by validation score; empty where nothing was
+    settings: dict[str, object]  # the searched settings and the values that won by validation score; may be empty
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve, with the same fields as a cell of a table. `x` is None for a method that is a line across."""
+    """A point of a curve, with the same scores as a cell of a table.
+
+    `facet` names the panel and `series` the curve; "" if the figure has only one. An `x` of None stands for a
+    horizontal line: the method does not have the setting that the x axis shows.
+    """
 
     facet: str
     series: str
@@ -50,57 +56,65 @@ class Point:
     spread: FiniteFloat
     interval: FiniteFloat | None
     runs: int
-    settings: dict[str, Any]
+    settings: dict[str, object]
 
 
 @dataclass(frozen=True)
 class PivotTable:
-    """A table with the rows and columns of a paper. Cells without a run are missing from `cells`."""
+    """A table with the rows and columns of a paper. Cells for which no run ended are missing from `cells`."""
 
     title: str
-    part: str
+    part: str  # the split that the scores come from: "validation" or "test"
     rows: list[str]
     columns: list[str]
     cells: list[Cell]
-    digits: int = 3
-    scale: FiniteFloat = 1.0  # scores are times this
-    source: str = ""
-    published: _Printed = field(default_factory=dict)  # row -> column -> as printed
-    others: _Printed = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    digits: int = 3  # after the decimal point
+    scale: FiniteFloat = 1.0  # the factor that scores were multiplied by
+    source: str = ""  # the paper, and the number of its table
+    published: _Printed = field(default_factory=dict)  # the paper's own numbers for the same cells
+    others: _Printed = field(default_factory=dict)  # rows that the paper quotes from other papers
+    notes: list[str] = field(default_factory=list)  # remarks on the paper's numbers
 
 
 @dataclass(frozen=True)
 class Curves:
-    """A figure: points of several series, in one or several panels."""
+    """A figure: the points of one or several curves, in one or several panels."""
 
     title: str
-    part: str
+    part: str  # the split that the scores come from: "validation" or "test"
     x_title: str
     points: list[Point]
     log_x: bool = False
-    scale: FiniteFloat = 1.0
-    source: str = ""
-    notes: list[str] = field(default_factory=list)
+    scale: FiniteFloat = 1.0  # the factor that scores were multiplied by
+    source: str = ""  # the paper, and the number of its figure
+    notes: list[str] = field(default_factory=list)  # remarks on the paper's numbers
 
 
 @dataclass(frozen=True)
 class Report:
-    """All tables and figures of a run; `files` are the files that `lamina report` wrote from them."""
+    """All tables and figures of a recipe, filled with the scores of its runs: the contents of `report.json`."""
 
     tables: list[PivotTable]
     figures: list[Curves]
-    files: list[_Drawn] = field(default_factory=list)
-    format: int = FORMAT
+    files: list[_Drawn] = field(default_factory=list)  # names of the files that `lamina report` wrote beside it
+    format: int = FORMAT  # version of the file's format
 
 
 def write_report_file(path: Path, report: Report) -> None:
-    """Write a report as JSON; an older file is replaced whole or not at all."""
+    """Write a report to `path` as JSON; an older file is replaced as a whole or, if writing fails, not at all.
+
+    Raises:
+        StoreError: If the file cannot be written.
+    """
     write_text(path, json.dumps(asdict(report), indent=1))
 
 
 def read_report_file(folder: Path) -> Report:
-    """Return the report of a folder; raise StoreError if its file is missing, damaged or of another version."""
+    """Read `report.json` in the output folder of a recipe.
+
+    Raises:
+        StoreError: If the file is missing, damaged, or written in the format of another version of Lamina.
+    """
     if not is_file(path := folder / REPORT):
         what = "lamina train writes one beside its tables"
         raise StoreError(f"report: {folder} holds no {REPORT}; {what}. Give the output folder of a recipe.")
@@ -111,4 +125,4 @@ def read_report_file(folder: Path) -> Report:
         return _ADAPTER.validate_python(fields)
 
 
-_ADAPTER: TypeAdapter[Any] = TypeAdapter(Report)
+_ADAPTER: TypeAdapter[Report] = TypeAdapter(Report)

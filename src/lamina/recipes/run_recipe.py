@@ -1,4 +1,4 @@
-"""Run a recipe: every reader or method of every task and seed, and a table of the results."""
+"""Run a recipe: train every reader or method on every task with every seed, and write tables of the results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import datasets
 import torch
@@ -27,7 +27,7 @@ from lamina.recipes.paper_tables import pivot
 from lamina.recipes.preflight import check_edits
 from lamina.recipes.report_file import REPORT, Report, read_report_file, write_report_file
 from lamina.recipes.schema import slug
-from lamina.recipes.summary_table import markdown, summaries
+from lamina.recipes.summary_table import SummaryRow, markdown, summaries
 from lamina.store import load, save
 from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room, claimed, staged
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.cells.run_cells import State
+    from lamina.layers.types import Processor
+    from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
     from lamina.store.files import Files
     from lamina.tasks.task import Task
@@ -53,28 +56,28 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SAVE_STEPS = 1000  # between checkpoints, where a recipe does not say
+SAVE_STEPS = 1000  # optimizer steps between two checkpoints, unless the recipe sets `save_steps`
 TABLES = ("table.json", "table.md", "table.parquet", "importances.parquet", REPORT)
-_OF_EACH = ("rows", "importances", "history", "steps", "seconds", "truncated")  # noted of a run that ended
+_SAVED_FIELDS = ("rows", "importances", "history", "steps", "seconds", "truncated")  # saved of each separate run
 
 
 @dataclass(frozen=True)
-class Run:
+class RecipeResult:
     """The results of a recipe.
 
-    Rows have their settings, every validation score at the best epoch, and with `evaluate: test` every test score
-    ("test" by the task's metric, "test_f1" and so on).
+    Each row in `rows` has the run's settings, every validation score at the best epoch, and with `evaluate: test` every
+    test score ("test" by the task's metric, "test_f1" and so on).
     """
 
-    table: list[dict[str, Any]] = field(default_factory=list)  # one row per task, method and setting; see `summaries`
-    rows: list[dict[str, Any]] = field(default_factory=list)  # one per reader or fine-tuned model
-    importances: list[dict[str, Any]] = field(default_factory=list)  # one row per reader, epoch (or step) and layer
-    history: list[dict[str, Any]] = field(default_factory=list)  # one row per reader or model, and epoch
+    table: list[SummaryRow] = field(default_factory=list)  # one row per task, method and setting; see `summaries`
+    rows: list[TableRow] = field(default_factory=list)  # one row per reader or fine-tuned model
+    importances: list[TableRow] = field(default_factory=list)  # one row per reader, epoch (or step) and layer
+    history: list[TableRow] = field(default_factory=list)  # one row per reader or model, and epoch
     report: Report = field(default_factory=lambda: Report([], []))  # the recipe's tables and figures
-    steps: int = 0
+    steps: int = 0  # optimizer steps
     seconds: float = 0.0
-    truncated: dict[str, int] = field(default_factory=dict)  # task -> how many training texts lost their end
-    failures: list[Failure] = field(default_factory=list)  # of separate runs
+    truncated: dict[str, int] = field(default_factory=dict)  # task -> number of training texts that were truncated
+    failures: list[Failure] = field(default_factory=list)  # separate runs that ended with an error
     bank: ReaderBank | None = None  # every reader, at its best epoch; None if each was trained separately
 
 
@@ -84,34 +87,39 @@ def run_recipe(
     data: str | Path | None = None,
     output: str | Path | None = None,
     ray: str | None = None,
-    **options: Any,
-) -> Run:
+    **options: object,
+) -> RecipeResult:
     """Train the readers or fine-tune the models of a recipe.
 
     Args:
         recipe: From `load_recipe`.
-        data: Folder with one subfolder per preset, or (for `files`) the folder they are relative to; None: presets
-            come from the hub.
-        output: Folder for the bank (none of readers trained separately), fine-tuned models (in `models`), checkpoints
-            and tables: a row per method, per reader, and per epoch and layer.
-        ray: Where to train separate runs as tasks of Ray; see `lamina.cells.run_cells`. None: one by one, here.
-        **options: Of `lamina.fit`, in place of those under the recipe's own `fit`; what a task, reader, method or grid
-            says of itself stays. With resume, runs that ended are not repeated, and the one that
-            was killed goes on from its checkpoint.
+        data: Folder with one subfolder per preset; paths under `files` are relative to this folder. None: presets come
+            from the hub, and paths are relative to the working directory.
+        output: Folder for the tables, the checkpoints, the bank (unless readers are trained separately) and, in
+            `models`, the fine-tuned models. None: nothing is written.
+        ray: Train separate runs as tasks of Ray, on the cluster that this names; see `lamina.cells.run_cells`.
+            None: one after the other, in this process.
+        **options: Options of `lamina.fit` that replace those under `fit` of the recipe. Options that a task, reader,
+            method or grid sets itself stay. With `resume=True`, runs that ended are not repeated, and runs that were
+            killed go on from their last checkpoint.
 
     Returns:
-        What came out. Of separate runs, one that fails is recorded, in `failures.json` too, and the others go on.
+        The results. A separate run that fails does not stop the others: it is in `failures`, and in `failures.json` of
+        the output folder.
 
     Raises:
-        ConfigError: If `ray` is given and readers share their passes, or no run came to its end.
+        ConfigError: If an option is not allowed, `ray` is given for readers that share passes of the model, no separate
+            run ended without an error, or a run that shall be resumed had other settings or data.
+        DataError: If the data of a task cannot be read or used.
+        StoreError: If the output folder cannot be written, or a file in it is damaged.
     """
-    with _bars_of_others(show=_shown(recipe, options)):
+    with _other_progress_bars(show=_shows_progress(recipe, options)):
         return _run(recipe, data, None if output is None else Path(output), options, ray)
 
 
 @contextmanager
-def _bars_of_others(*, show: bool) -> Iterator[None]:
-    """Keep transformers, datasets and the hub from showing bars of their own here, unless `show`."""
+def _other_progress_bars(*, show: bool) -> Iterator[None]:
+    """Hide the progress bars of transformers, datasets and huggingface_hub inside the context, unless `show` is set."""
     shown = {
         (bars.disable_progress_bar, bars.enable_progress_bar): bars.is_progress_bar_enabled(),
         (datasets.disable_progress_bars, datasets.enable_progress_bars): datasets.is_progress_bar_enabled(),
@@ -127,33 +135,46 @@ def _bars_of_others(*, show: bool) -> Iterator[None]:
             enable()
 
 
-def _run(recipe: Recipe, data: str | Path | None, folder: Path | None, options: dict[str, Any], ray: str | None) -> Run:
-    alone = bool(recipe.separately or recipe.methods)  # each run has a fresh model
-    if ray is not None and not alone:
-        what = "the readers of the recipe share each pass of the model, in one process"
-        raise ConfigError(f"recipe: ray is given; {what}. Leave it out, or set separately: true.")
-    with nullcontext() if folder is None or rank() else claimed(folder, TABLES if alone else ()):
+def _run(
+    recipe: Recipe,
+    data: str | Path | None,
+    folder: Path | None,
+    options: Mapping[str, object],
+    ray: str | None,
+) -> RecipeResult:
+    """Run a recipe with the arguments of `run_recipe`, and write its tables to the output `folder`."""
+    is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
+    if ray is not None and not is_separate:
+        problem = "the readers of the recipe share each pass of the model, in one process"
+        raise ConfigError(f"recipe: ray is given; {problem}. Leave it out, or set separately: true.")
+    with nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ()):
         session = _Session(recipe, load_tasks(recipe, data), folder)
         specs = session.expand(options)
-        if not alone:
+        if not is_separate:
             return session.train(specs, output=folder)
         check_edits(recipe, specs, session.tasks)
-        given = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, options))
-        show = _shown(recipe, options) and len(specs) > 1
-        run = session.apart(specs, given, progress=show, ray=ray)
+        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, options))
+        show = _shows_progress(recipe, options) and len(specs) > 1
+        run = session.train_separately(specs, source, progress=show, ray=ray)
         if folder is not None and rank() == 0:
             with staged(folder, TABLES) as stage:
-                for name, write in _files(run, folder).items():
+                for name, write in _table_files(run, folder).items():
                     write(stage / name)
         return run
 
 
-def _shown(recipe: Recipe, options: dict[str, Any]) -> bool:
-    return {"progress": True, **recipe.fit, **options}["progress"]
+def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
+    """Return whether progress bars are shown: True unless `options`, or else the recipe, set `progress` to False."""
+    return bool({"progress": True, **recipe.fit, **options}["progress"])
 
 
-def _files(run: Run, folder: Path | None) -> Files:
-    with suppress(StoreError):  # what was drawn before is drawn anew, or goes, by `lamina report`
+def _table_files(run: RecipeResult, folder: Path | None) -> Files:
+    """Return, for each file name in `TABLES`, a function that writes this file for the results of a recipe.
+
+    If the output `folder` has a report already, its list of drawn files goes into the new one. So the next
+    `lamina report` replaces or removes them.
+    """
+    with suppress(StoreError):  # the folder has no report yet, or a damaged one
         drawn = [] if folder is None else read_report_file(folder).files
         run = replace(run, report=replace(run.report, files=drawn))
     return dict(
@@ -171,54 +192,76 @@ def _files(run: Run, folder: Path | None) -> Files:
     )
 
 
+class _Places(TypedDict, total=False):
+    """The folders that a training run writes to, as keyword arguments of `lamina.train.training_run.train`."""
+
+    output: Path | None
+    checkpoints: Path | None
+    events: Path | None
+
+
 @dataclass(frozen=True)
 class _Session:
-    """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder."""
+    """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
+
+    `tasks` has, for each task, a copy for every repeat of its subsample. `encodings` is filled as runs are trained.
+    """
 
     recipe: Recipe
     tasks: dict[str, list[Task]]
     folder: Path | None
     encodings: Encodings = field(default_factory=dict)
 
-    def expand(self, options: dict[str, Any]) -> dict[str, RunSpec]:
-        """Return every run of the recipe, by name."""
+    def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
+        """Return every run of the recipe by name; `options` of `lamina.fit` replace those of the recipe.
+
+        Raises:
+            ConfigError: If an option or a combination of settings is not allowed.
+        """
         return expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
 
-    def train(self, specs: dict[str, RunSpec], *, output: Path | None = None, own: Separate | None = None) -> Run:
-        """Train some readers in one pass, or one model, on a fresh base; `output` gets everything.
+    def train(
+        self, specs: dict[str, RunSpec], *, output: Path | None = None, separate: SeparateRuns | None = None
+    ) -> RecipeResult:
+        """Train readers together in one pass of a fresh base model, or fine-tune one fresh model.
 
-        One that is trained by itself has its `own` checkpoints, from which it goes on.
+        Args:
+            specs: The readers by name, or the one model. A run of separate runs is one reader or one model.
+            output: Folder that gets the bank or model, the checkpoints and the tables. None: none of them is written.
+            separate: The separate runs to which the run belongs. It then has its own checkpoints, goes on from the last
+                of them, and offers its model to be saved. None: the run is not a separate one.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
         target, processor = self._load(specs, tasks)
-        checkpoints = None if own is None else own.checkpoints(*specs)
-        changes: dict[str, Any] = {}
+        changes: dict[str, object] = {}
         (shared, *_) = options.values()
         if isinstance(target, ReaderBank):
             changes["epochs"] = {name: chosen.epochs for name, chosen in options.items()}
             rates = {name: chosen.learning_rate or RATES[True] for name, chosen in options.items()}
             changes["learning_rate"] = rates
         if output is None:
-            changes["resume"] = own is not None
-        if not (output is None and own is None) and shared.save_steps is None:
+            changes["resume"] = separate is not None
+        if not (output is None and separate is None) and shared.save_steps is None:
             changes["save_steps"] = SAVE_STEPS
         shared = shared.model_copy(update=changes)
         bank = target if isinstance(target, ReaderBank) else None
-        places: dict[str, Any] = {"output": output, "checkpoints": checkpoints}
-        if own is not None and self.folder is not None:
-            places["events"] = self.folder.joinpath("events", *specs)
-        tables = Tables(TABLES, lambda result: _files(self._run(specs, result, bank), self.folder))
+        places: _Places = {"output": output}
+        if separate is not None:
+            places["checkpoints"] = separate.checkpoints(*specs)
+            if self.folder is not None:
+                places["events"] = self.folder.joinpath("events", *specs)
+        tables = Tables(TABLES, lambda result: _table_files(self._result(specs, result, bank), self.folder))
         result = train(target, tasks, shared, processor=processor, encodings=self.encodings, tables=tables, **places)
-        run = self._run(specs, result, bank)
-        if own is not None and not isinstance(target, ReaderBank):
+        run = self._result(specs, result, bank)
+        if separate is not None and not isinstance(target, ReaderBank):
             (name,) = specs
-            own.offer(name, target, processor, run.rows[0])
+            separate.offer(name, target, processor, run.rows[0])
         return run
 
-    def _run(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> Run:
-        """Return the results of a training run with the tasks, methods and settings of the recipe."""
-        rows = []
+    def _result(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> RecipeResult:
+        """Return the results of one call of `train`, with the tasks, methods and settings of the recipe in each row."""
+        rows: list[TableRow] = []
         for row in result.table:
             name, metric = row["reader"], row["metric"]
             spec, tests = specs[name], result.test.get(name, {})
@@ -227,43 +270,75 @@ class _Session:
         truncated = {specs[name].task: count for name, count in result.truncated.items()}
         rows = sorted_rows(rows)
         table = self._table(rows, specs)
-        report = pivot(self.recipe, table, result.history, list(specs))
-        more: dict[str, Any] = {"steps": result.steps, "seconds": result.seconds, "truncated": truncated, "bank": bank}
-        return Run(table, rows, result.importances, result.history, report, **more)
+        return RecipeResult(
+            table=table,
+            rows=rows,
+            importances=result.importances,
+            history=result.history,
+            report=pivot(self.recipe, table, result.history, list(specs)),
+            steps=result.steps,
+            seconds=result.seconds,
+            truncated=truncated,
+            bank=bank,
+        )
 
-    def _table(self, rows: list[dict[str, Any]], specs: dict[str, RunSpec]) -> list[dict[str, Any]]:
+    def _table(self, rows: list[TableRow], specs: dict[str, RunSpec]) -> list[SummaryRow]:
+        """Return the summary of the results of runs, one row per task, method and setting; see `summaries`."""
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
-    def separate(self, specs: dict[str, RunSpec]) -> Separate | None:
-        """Return the folder of runs that are trained separately; None without an output folder."""
-        return None if self.folder is None else Separate(self.recipe, self.folder, specs, self.tasks)
+    def separate_runs(self, specs: dict[str, RunSpec]) -> SeparateRuns | None:
+        """Return the folder of the files of separate runs; None if there is no output folder."""
+        return None if self.folder is None else SeparateRuns(self.recipe, self.folder, specs, self.tasks)
 
-    def apart(self, specs: dict[str, RunSpec], given: bytes | None, **how: Any) -> Run:
-        """Train each as a cell of its own; with an output folder, what was ended goes on where it was.
+    def train_separately(
+        self, specs: dict[str, RunSpec], source: bytes | None, *, progress: bool, ray: str | None
+    ) -> RecipeResult:
+        """Train every run as a cell of its own, which starts from a fresh model.
 
-        Cells for workers are made of what is `given` to open a session from.
+        With an output folder, the results of each run are saved when it ends. If the options say `resume`, runs that
+        ended before are read from there, and runs that were killed go on from their last checkpoint.
+
+        Args:
+            specs: All runs by name.
+            source: What a worker of Ray opens its session from, pickled; see `_open_session`. None: no workers.
+            progress: Whether to show how many runs ended.
+            ray: The cluster of Ray; None: train in this process.
+
+        Raises:
+            ConfigError: If no run ended without an error, or a run that shall be resumed had other settings or data.
+            StoreError: If the output folder cannot be written, or a file in it is damaged.
         """
-        own = self.separate(specs)
-        work = partial(self.alone, specs, own) if given is None else partial(_in_worker, given)
+        separate = self.separate_runs(specs)
+        work = partial(self.train_one, specs, separate) if source is None else partial(_train_in_worker, source)
         cells = [Cell({"run": name}, partial(work, name), name) for name in specs]
-        done, on_end = ({}, lambda _cell, _state: None) if own is None else (own.begin(cells), own.end)
-        states, failures = run_cells(cells, op="recipe", done=done, on_end=on_end, **how)
-        if own is not None and rank() == 0:
-            note_failures(own.folder, failures)
+        done, on_end = ({}, lambda _cell, _state: None) if separate is None else (separate.begin(cells), separate.end)
+        states, failures = run_cells(cells, op="recipe", done=done, on_end=on_end, progress=progress, ray=ray)
+        if separate is not None and rank() == 0:
+            note_failures(separate.folder, failures)
         if not states:
-            what = f"the first, {failures[0].key['run']}: {failures[0].error}"
-            raise ConfigError(f"recipe: none of {len(failures)} runs came to its end; {what}")
+            first = f"the first, {failures[0].key['run']}: {failures[0].error}"
+            raise ConfigError(f"recipe: none of {len(failures)} runs came to its end; {first}")
         return self._joined(specs, states, failures)
 
-    def alone(self, specs: dict[str, RunSpec], own: Separate | None, name: str) -> dict[str, Any]:
-        """Train one run separately, from its checkpoint if there is one, and return its results as JSON."""
-        logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
-        run = self.train({name: specs[name]}, own=own)
-        return {key: getattr(run, key) for key in _OF_EACH}
+    def train_one(self, specs: dict[str, RunSpec], separate: SeparateRuns | None, name: str) -> State:
+        """Train the separate run called `name`, from its last checkpoint if there is one.
 
-    def _joined(self, specs: dict[str, RunSpec], states: list[dict[str, Any]], failures: list[Failure]) -> Run:
-        """Return the results of separate runs as one; runs that failed are not in the tables."""
-        joined = Run(failures=failures)
+        Returns the fields of its `RecipeResult` that are saved, JSON-ready. With `separate`, the files of the run are
+        written to its folder.
+        """
+        logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
+        run = self.train({name: specs[name]}, separate=separate)
+        return {key: getattr(run, key) for key in _SAVED_FIELDS}
+
+    def _joined(self, specs: dict[str, RunSpec], states: list[State], failures: list[Failure]) -> RecipeResult:
+        """Return the results of separate runs as one; runs that failed are not in its tables.
+
+        Args:
+            specs: All runs by name.
+            states: What `train_one` returned for each run that ended, after a round trip through JSON.
+            failures: The runs that failed.
+        """
+        joined = RecipeResult(failures=failures)
         for state in states:
             for row in state["rows"]:
                 row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
@@ -275,8 +350,22 @@ class _Session:
         sums = {key: sum(state[key] for state in states) for key in ("steps", "seconds")}
         return replace(joined, table=table, report=pivot(self.recipe, table, joined.history, list(ended)), **sums)
 
-    def _load(self, specs: dict[str, RunSpec], tasks: dict[str, Task]) -> tuple[ReaderBank | PreTrainedModel, Any]:
-        """Return a new bank with the readers, or a new model with its edits, and the processor."""
+    def _load(
+        self, specs: dict[str, RunSpec], tasks: dict[str, Task]
+    ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
+        """Load the recipe's model for readers that are trained together, or for one run that fine-tunes the model.
+
+        Args:
+            specs: The readers by name, or the one run.
+            tasks: The task of each, by the same name.
+
+        Returns:
+            A new bank with the readers, or the new model with the edits of its method; and the processor. The weights
+            of a new head and of edits are drawn from the run's seed.
+
+        Raises:
+            LaminaError: If the model cannot be loaded, an edit cannot be applied, or a reader does not fit the model.
+        """
         (first, *_), recipe = specs.values(), self.recipe
         kinds = {name: task.kind for name, task in tasks.items()}
         if first.reader is None:
@@ -297,36 +386,52 @@ class _Session:
         return bank, processor
 
 
-def _in_worker(given: bytes, name: str) -> dict[str, Any]:
-    """Train one run in a worker process, which reads the data once for all of its runs."""
-    session, specs, own = _opened(given)
-    return session.alone(specs, own, name)
+def _train_in_worker(source: bytes, name: str) -> State:
+    """Train the separate run called `name` in a worker process of Ray, and return its results; see `train_one`.
+
+    The worker reads the data once for all runs that it trains from the same `source`; see `_open_session`.
+    """
+    session, specs, separate = _open_session(source)
+    return session.train_one(specs, separate, name)
 
 
 @lru_cache(maxsize=1)
-def _opened(given: bytes) -> tuple[_Session, dict[str, RunSpec], Separate | None]:
-    where, recipe, data, folder, options = pickle.loads(given)
-    os.chdir(where)  # what is relative is so there, and a worker belongs to one run
+def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
+    """Open the session of a recipe in a worker process of Ray.
+
+    Changes the working directory of the process to that of the process that started the run, so that relative paths
+    mean the same. A worker serves one run only.
+
+    Args:
+        source: A pickled tuple: working directory, recipe, data folder, output folder, and options of `lamina.fit`.
+
+    Returns:
+        The session, all runs of the recipe by name, and the folder of separate runs (None without an output folder).
+    """
+    directory, recipe, data, folder, options = pickle.loads(source)
+    os.chdir(directory)
     session = _Session(recipe, load_tasks(recipe, data), folder)
     specs = session.expand({**options, "progress": False})
-    return session, specs, session.separate(specs)
+    return session, specs, session.separate_runs(specs)
 
 
-_FREE = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}  # change nothing that is learnt
+# options that do not change what a run learns, so that a run may be resumed with other values
+_UNCHECKED = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}
 
 
 @dataclass(frozen=True)
-class Separate:
-    """The folder of a recipe's separate runs, and the scores of those that ended.
+class SeparateRuns:
+    """The files of a recipe's separate runs in the output folder, and the scores of the runs that ended.
 
-    A run has a file in "separate", and beside it, until it has ended, its checkpoints and its model.
+    Each run that ended has a file of results in the subfolder "separate". Until then its checkpoints are there, and
+    after training, for a short time, its model. Models that are to be saved end up in the subfolder "models".
     """
 
     recipe: Recipe
-    folder: Path
-    specs: Mapping[str, RunSpec]
-    tasks: Mapping[str, Sequence[Task]]  # with a copy per repeat
-    scores: dict[str, tuple[str, float]] = field(default_factory=dict)  # run -> metric and score
+    folder: Path  # the recipe's output folder
+    specs: Mapping[str, RunSpec]  # all runs by name
+    tasks: Mapping[str, Sequence[Task]]  # every task, with a copy for each repeat of its subsample
+    scores: dict[str, tuple[str, float]] = field(default_factory=dict)  # run that ended -> its metric and best score
 
     @property
     def place(self) -> Path:
@@ -335,92 +440,126 @@ class Separate:
 
     @cached_property
     def _base(self) -> tuple[str, int]:
-        """The fingerprint of the model that all runs start from, and its bytes."""
+        """A fingerprint of the weights that all runs start from, and the size of the saved model in bytes."""
         model, _ = load(self.recipe.model, revision=self.recipe.revision)
         return starting_weights(model, list(model.parameters())), saved_bytes(model)
 
     @cached_property
     def _shelf(self) -> Shelf:
+        """The files of results, one for each run that ended."""
         return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
 
-    def begin(self, cells: Iterable[Cell]) -> dict[str, dict[str, Any]]:
-        """What the runs gave that ended before and go on; what other runs left behind is cleared.
+    def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
+        """Prepare the folder for a run of the recipe.
+
+        Reads the results of runs that ended before, unless the options say not to resume. Removes the checkpoints and
+        temporary models of every run that ended or starts anew; a run that goes on keeps its checkpoints.
+
+        Args:
+            cells: The cell of each run.
+
+        Returns:
+            The results of each run that need not be trained again, by its name; see `_Session.train_one`.
 
         Raises:
-            ConfigError: If one that goes on was another run.
-            StoreError: If its file is damaged, there is no room for the models that are yet to be kept, or something
-                else is in the way.
+            ConfigError: If a run that shall be resumed had other settings or data.
+            StoreError: If a file of results is damaged, or the disk has no room for the models that are yet to be
+                saved.
         """
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
         for name, state in done.items():
-            self._note(name, state)
+            self._note_score(name, state)
         check_room(self.folder, self._models_left() * self._base[1])
         for name, spec in self.specs.items():
             if name in done or not spec.options.get("resume"):
                 self._clear(name)
         return done
 
-    def end(self, cell: Cell, state: dict[str, Any]) -> None:
-        """Keep what a run gave; if its model is the best of its task, put it where that is.
+    def end(self, cell: Cell, state: State) -> None:
+        """Save the results of a run that ended, save its model if the recipe keeps it, and remove its checkpoints.
+
+        Args:
+            cell: The cell of the run.
+            state: The results, from `_Session.train_one`.
 
         Raises:
-            StoreError: If the model is not where its worker wrote it, or the folder cannot be written.
+            StoreError: If the model is not where the worker should have written it, or the folder cannot be written.
         """
-        self._note(cell.name, state)
+        self._note_score(cell.name, state)
         if rank() == 0:
             if self.recipe.methods and self.recipe.keep != "none":
-                self._keep(cell.name)
+                self._keep_model(cell.name)
             self._shelf.write(cell, state)
         self._clear(cell.name)
 
     def checkpoints(self, name: str) -> Path:
-        """Return the folder of a run's checkpoints."""
+        """Return the folder of the checkpoints of the run called `name`."""
         return self.place / f"{name}.checkpoints"
 
     def _clear(self, name: str) -> None:
-        """Remove the checkpoints of a run, and its model unless it is kept."""
+        """Remove the checkpoints of the run called `name`, and its model if it was not moved to "models"."""
         if rank() == 0:
             Checkpoints(self.checkpoints(name), "recipe").clear()
-            discard(self._own_model(name))
+            discard(self._temporary_model(name))
 
-    def _note(self, name: str, state: Mapping[str, Any]) -> None:
+    def _note_score(self, name: str, state: State) -> None:
+        """Record the metric and best score of the run called `name` from its results."""
         (row,) = state["rows"]
         self.scores[name] = row["metric"], row["score"]
 
     def _models_left(self) -> int:
-        """How many models are yet to be written, at most, the one that another takes the place of counted too."""
+        """Return how many models will yet be on the disk at the same time, at most, besides those that are there."""
         left = self.specs.keys() - self.scores.keys()
         if not self.recipe.methods or self.recipe.keep == "none" or not left:
             return 0
         if self.recipe.keep == "all":
             return len(left)
-        tasks = ({self.specs[name].task for name in names} for names in (left, self.scores))
-        return len(set.difference(*tasks)) + 1
+        tasks_left, tasks_done = ({self.specs[name].task for name in names} for names in (left, self.scores))
+        return len(tasks_left - tasks_done) + 1  # while a better model replaces that of its task, both are there
 
     def _is_best(self, name: str, metric: str, score: float) -> bool:
-        """Whether no run of its task that ended has a better score; of equals the first in the recipe is the best."""
-        own = sort_key(metric, score), self._order[name]
+        """Return whether no run of the same task that ended is better than the run called `name` with this score.
+
+        Of runs with equal scores, the first in the recipe's order is the best.
+        """
+        rank_of_run = sort_key(metric, score), self._order[name]
         others = [other for other in self.scores if other != name and self.specs[other].task == self.specs[name].task]
-        return all(own < (sort_key(*self.scores[other]), self._order[other]) for other in others)
+        return all(rank_of_run < (sort_key(*self.scores[other]), self._order[other]) for other in others)
 
     @cached_property
     def _order(self) -> dict[str, int]:
+        """Name of each run -> its position in the recipe's order."""
         return {name: number for number, name in enumerate(self.specs)}
 
-    def _own_model(self, name: str) -> Path:
+    def _temporary_model(self, name: str) -> Path:
+        """Return the folder in which the model of the run called `name` lies until it is moved or removed."""
         return self.place / f"{name}.model"
 
     def _model(self, name: str) -> Path:
-        """Return the folder that a run writes its model to."""
-        return self.folder / "models" / name if self.recipe.keep == "all" else self._own_model(name)
+        """Return the folder to which the run called `name` writes its model."""
+        return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
 
-    def offer(self, name: str, model: PreTrainedModel, processor: Any, row: Mapping[str, Any]) -> None:
-        """Write the model of a run that ended, if it may be kept for all that is known here."""
+    def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
+        """Save the model of a run that was just trained, if the recipe keeps all models or this may be the best.
+
+        Called in the process that trained the run, which may not know the scores of all other runs; `end` decides.
+
+        Args:
+            name: The name of the run.
+            model: The trained model.
+            processor: Its processor, which is saved too.
+            row: The row of results of the run, with "metric" and "score".
+        """
         keep = self.recipe.keep
         if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):
             save(model, self._model(name), processor)
 
-    def _keep(self, name: str) -> None:
+    def _keep_model(self, name: str) -> None:
+        """Move the model of a run that ended to "models" if it is the best of its task; with `keep: all` it is there.
+
+        Raises:
+            StoreError: If the model is not where the process that trained the run should have written it.
+        """
         wanted, place = self.recipe.keep == "all" or self._is_best(name, *self.scores[name]), self._model(name)
         if wanted and not is_dir(place):
             hint = "Give an output folder that all workers share, or `keep: none`."
@@ -429,16 +568,21 @@ class Separate:
             move(place, self.folder / "models" / slug(self.specs[name].task))
 
     def _identity(self, name: str) -> dict[str, Any]:
-        """What decides what a run learns, JSON-ready; see `lamina.train.identity`."""
+        """Return everything that decides what the run called `name` learns, JSON-ready.
+
+        It is saved with the results of the run and compared when the run is resumed; see
+        `lamina.train.identity.difference`.
+        """
         recipe, spec = self.recipe, self.specs[name]
         task = self.tasks[spec.task][spec.repeat]
         facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
         facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
         facts |= {key: getattr(task, key) for key in ("by_row", "label_all_tokens", "image_size")}
-        facts |= FitOptions.of(spec.options).model_dump(exclude=_FREE)
+        facts |= FitOptions.of(spec.options).model_dump(exclude=_UNCHECKED)
         settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
-        digests: dict[str, Any] = {"": {"weights of the model": self._base[0]}}
+        digests = {"": {"weights of the model": self._base[0]}}
         for part, split in task.splits.items():
-            settings[where := f"in the {part} part of '{spec.task}'"] = {"rows": len(split)}
+            where = f"in the {part} part of '{spec.task}'"
+            settings[where] = {"rows": len(split)}
             digests[where] = data_digests(split)
         return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))

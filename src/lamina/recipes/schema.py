@@ -1,11 +1,14 @@
-"""The keys of a recipe, a YAML file that says what to train; all are checked before data or a model is loaded."""
+"""The keys of a recipe, which is a YAML file that says what to train.
+
+Every key and value is checked here, as far as that is possible before data or a model is loaded.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     BeforeValidator,
@@ -22,8 +25,8 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
-from lamina.recipes.paper_tables import AS_LIST, FigureRecipe, TableRecipe, check_layout, with_published
-from lamina.recipes.strict_yaml import Strict, at, checked, fail, raise_first, read_yaml
+from lamina.recipes.paper_tables import AS_LIST, FigureRecipe, Grid, TableRecipe, check_layout, with_published
+from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline, check_image_size
 from lamina.tasks.presets import find_preset
@@ -40,135 +43,160 @@ if TYPE_CHECKING:
     from lamina.registry import Registry
     from lamina.tasks.presets import Preset
 
-OF_FILES = {  # a preset has its own
-    *("kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels", "by_row", "stratify")
-}
+# Keys of a task that describe its files. They are refused beside a preset, which settles all of them.
+FILE_KEYS = {"kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels", "by_row", "stratify"}
 
 
-def check_options(given: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless all keys are options of `lamina.fit` with valid values; a dict per reader is refused."""
+def check_options(options: Mapping[str, object]) -> None:
+    """Check the options of `lamina.fit` in a recipe.
+
+    Raises:
+        ConfigError: If a value is not allowed, or "epochs" or "learning_rate" is a mapping of readers to numbers.
+        UnknownNameError: If there is no such option, or no such choice for an option.
+    """
     for key in ("epochs", "learning_rate"):
-        if isinstance(given.get(key), dict):
-            raise ConfigError(f"{key} is {given[key]}; give one number here, and tasks and readers their own")
-    FitOptions.of(dict(given))
+        if isinstance(options.get(key), dict):
+            raise ConfigError(f"{key} is {options[key]}; give one number here, and tasks and readers their own")
+    FitOptions.of(options)
 
 
-def _check_edit(edit: dict[str, dict[str, Any]]) -> None:
+def _check_edit(edit: Edit) -> None:
+    """Raise a ConfigError or ValidationError unless an edit has one known name, with arguments that are allowed."""
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
-        with at(name):
+        with error_at(name):
             check_edit(name, arguments)
 
 
-_NAMED = BeforeValidator(lambda given: {"name": given} if isinstance(given, str) else given)
-Options = Annotated[dict[str, Any], checked(check_options)]  # of `lamina.fit`
-Grid = dict[str, list[Any]]  # key -> the values it takes
+Edit: TypeAlias = dict[str, Fields]  # the name of an edit -> its arguments
+Options = Annotated[dict[str, object], checked(check_options)]  # options of `lamina.fit`
+_NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
 
 
 class ReaderRecipe(Strict):
-    """One reader, or with a `grid` one for every combination of its values."""
+    """A reader of a task; with a `grid`, one reader for every combination of the grid's values."""
 
-    fusion: Annotated[dict[str, Any], _NAMED]  # a name, or a name with settings; "default": see `Reader.default`
-    head: dict[str, Any] = Field(default_factory=dict)  # settings; the labels come from the task
-    stack: str | None = None
-    learning_rate: PositiveFloat | None = None  # by default the task's
-    grid: Grid = Field(default_factory=dict)  # of "fusion.alpha", "head.dropout", "seed", "epochs" ...
+    fusion: Annotated[Fields, _NAMED]  # a name, or settings with "name"; "default" chooses by task: `Reader.default`
+    head: Fields = Field(default_factory=dict)  # settings of the head; its labels come from the task
+    stack: str | None = None  # None: the model's only stack, or its encoder
+    learning_rate: PositiveFloat | None = None  # None: the task's
+    grid: Grid = Field(default_factory=dict)  # "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values
 
     def template(self, task: ReadTask) -> Reader:
-        """Return the reader for a task, without the values of its grid."""
+        """Return the reader's config for a task, without the values of its grid.
+
+        Raises:
+            ConfigError: If a setting is not allowed, or the default reader gets settings.
+            UnknownNameError: If there is no such fusion or setting.
+        """
         if (fusion := self._fusion()) is None:
             if self.head or len(self.fusion) > 1:
                 raise ConfigError("reader: the default reader has settings of its own; give none, or name a fusion.")
             return replace(Reader.default(task), stack=self.stack)
         known = {field.name for field in fields(HEADS.get(str(task.kind))) if field.init}
-        given: dict[str, Any] = {"problem_type": task.problem_type}
+        facts: Fields = {"problem_type": task.problem_type}
         if kind_of(str(task.kind)).has_classes:
-            given["labels"] = task.labels
-        head = {"name": str(task.kind), **{key: value for key, value in given.items() if key in known}, **self.head}
+            facts["labels"] = task.labels
+        head = {"name": str(task.kind), **{key: value for key, value in facts.items() if key in known}, **self.head}
         return Reader(fusion, _build(HEADS, head), self.stack)
 
     def _fusion(self) -> FusionConfig | None:
-        """Return the fusion's config; None for the default reader."""
+        """Return the config of the reader's fusion; None if the recipe asks for the default reader."""
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: ReadTask) -> list[str]:
-        """Return every key that the grid may have."""
+        """Return the full form of every key that the reader's grid may have for a task."""
         reader = self.template(task)
         return keys_of(reader.fusion, reader.head)
 
     def check(self, task: ReadTask) -> None:
-        """Build the reader with every value of its grid; raise a ValidationError that names the key that is wrong."""
-        with at("fusion", blame=self.fusion):
+        """Build the reader for a task with every value of its grid, and forget it.
+
+        Raises:
+            ValidationError: If a setting or a value of the grid is not allowed; it names the key.
+        """
+        with error_at("fusion", blame=self.fusion):
             self._fusion()
-        with at("head", blame=self.head):
+        with error_at("head", blame=self.head):
             template = self.template(task)
-        with at("grid", blame=self.grid):
+        with error_at("grid", blame=self.grid):
             for spec in expand(template, self.grid):
                 if spec.reader is not None:
                     check_selector(spec.reader.fusion.selector())
 
 
-def _build(registry: Registry, given: dict[str, Any]) -> Any:
-    """Return a fusion or head config from a recipe's fields; raise ConfigError if a value has a wrong type."""
+def _build(registry: Registry, settings: Fields) -> Any:
+    """Return the config of a fusion or head from its settings in a recipe, which include its "name".
+
+    Raises:
+        ConfigError: If a value is not allowed or has a wrong type, say a text where a number is needed.
+        UnknownNameError: If there is no such fusion, head or setting.
+    """
     try:
-        return registry.from_dict(given)
+        return registry.from_dict(settings)
     except TypeError as error:
-        numbers = [field.name for field in fields(registry.get(given["name"])) if str(field.type) in ("int", "float")]
-        texts = [key for key in numbers if isinstance(given.get(key), str)]
-        what = f"{texts[0]} is {given[texts[0]]!r}; it must be a number, such as 0.001" if texts else str(error)
-        raise ConfigError(f"{given['name']}: {what}.") from error
+        name = settings["name"]
+        numbers = [field.name for field in fields(registry.get(name)) if str(field.type) in ("int", "float")]
+        texts = [key for key in numbers if isinstance(settings.get(key), str)]
+        reason = f"{texts[0]} is {settings[texts[0]]!r}; it must be a number, such as 0.001" if texts else str(error)
+        raise ConfigError(f"{name}: {reason}.") from error
 
 
 class SubsampleRecipe(Strict):
-    """Fewer training rows, taken at random without replacement: exactly one of the first three says how many."""
+    """A random subsample of a task's training rows, without replacement.
 
-    per_class: int | None = None  # times the number of classes
-    fraction: float | None = None
-    rows: int | None = None
-    stratified: bool = False  # class by class
-    repeats: Annotated[int, Field(gt=0, le=MOST_RUNS)] = (
-        1  # with the seeds 0, 1, ...; each has rows and runs of its own
-    )
+    Exactly one of `per_class`, `fraction` and `rows` gives its size.
+    """
+
+    per_class: int | None = None  # number of rows for each class
+    fraction: float | None = None  # share of the training rows
+    rows: int | None = None  # number of rows
+    stratified: bool = False  # draw the rows of each class separately
+    # number of subsamples, drawn with the seeds 0, 1, ...; each has its own runs
+    repeats: Annotated[int, Field(gt=0, le=MOST_RUNS)] = 1
 
     @model_validator(mode="after")
-    def _one_size(self) -> SubsampleRecipe:
-        with at(blame=sorted(self.model_fields_set)):
+    def _check_size(self) -> SubsampleRecipe:
+        """Raise a ValidationError unless there is exactly one size, and the size is allowed."""
+        with error_at(blame=sorted(self.model_fields_set)):
             self.size()
         return self
 
     def size(self) -> SampleSize:
-        """Return the number of rows as a `SampleSize`."""
+        """Return the size of the subsample; raise ConfigError if there is not exactly one, or it is not allowed."""
         return SampleSize(self.per_class, self.fraction, self.rows)
 
 
 class MethodRecipe(Strict):
-    """One way to fine-tune the model itself, or with a `grid` one for every combination of its values.
+    """A way to fine-tune the model itself; with a `grid`, one way for every combination of the grid's values.
 
-    Edits are made beforehand, in their order: each a name ("insert") with the arguments of `lamina.insert_` and the
-    like. Keys of the grid are such arguments ("insert.layers", where null leaves the edit out) and options of `fit`.
+    `edits` are applied to the model before it is trained, in their order. Each has a name, such as "insert", with the
+    arguments of the function of that name, such as `lamina.insert_`. The keys of the grid are arguments of edits, such
+    as "insert.layers", and options of `lamina.fit`. The value null for the layers of an edit leaves out the edit.
     """
 
-    edits: list[Annotated[dict[str, dict[str, Any]], checked(_check_edit)]] = Field(default_factory=list)
-    fit: Options = Field(default_factory=dict)  # in place of the run's
+    edits: list[Annotated[Edit, checked(_check_edit)]] = Field(default_factory=list)
+    fit: Options = Field(default_factory=dict)  # options that replace those of the recipe for this method
     grid: Grid = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
-        with at("grid"):
+        """Raise a ValidationError if a key of the grid is unknown, or a value is not allowed for its key."""
+        with error_at("grid"):
             check_count("grid", self.grid)
         for key, values in self.grid.items():
-            with at("grid", key):
+            with error_at("grid", key):
                 edit, dot, argument = full_key(key, self.keys(), "grid").partition(".")
                 if not values:
                     raise ConfigError(f"'{key}' has no values")
             for number, value in enumerate(values):
-                with at("grid", key, number):
+                with error_at("grid", key, number):
                     check_edit(edit, {argument: value}) if dot else check_options({edit: value})
         return self
 
     def keys(self) -> list[str]:
-        """Return every key that the grid may have."""
+        """Return the full form of every key that the grid of this method may have."""
         names = dict.fromkeys(name for edit in self.edits for name in edit)
         places = [f"{name}.{argument}" for name in names for argument in arguments_of(name).model_fields]
         return [*places, *FitOptions.model_fields]
@@ -177,59 +205,70 @@ class MethodRecipe(Strict):
 class MaskedLMRecipe(Strict):
     """Options of masked language modelling."""
 
-    rows: bool = False  # of each row by itself, a pair as one text; else of blocks of joined rows
+    rows: bool = False  # mask each row by itself (a pair as one text), not blocks of text that join many rows
 
 
-def _masked_lm(given: Any) -> Any:
-    """Return the options for the value of `masked_lm`: true is the default options, false is None."""
-    if isinstance(given, bool):
-        return {} if given else None
-    if given is None or isinstance(given, dict):
-        return given
+def _masked_lm(value: object) -> object:
+    """Return the options that the value of `masked_lm` stands for: true is the default options, false is None.
+
+    Raises:
+        ValueError: If the value is neither a boolean, None nor a mapping.
+    """
+    if isinstance(value, bool):
+        return {} if value else None
+    if value is None or isinstance(value, dict):
+        return value
     raise ValueError("masked_lm must be true, false or {rows: true}")
 
 
 class TaskRecipe(Strict):
-    """One task: a preset, or files with their columns; and the readers that learn it, unless the run has methods."""
+    """A task, from a preset or from files with named columns, with the readers that learn it.
+
+    A task has no readers if its recipe has methods, or belongs to a study.
+    """
 
     preset: Annotated[str, checked(find_preset)] | None = None
     kind: Annotated[str, checked(kind_of)] = "sequence_classification"
-    files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None  # two: translations, by line
+    # split -> file, relative to the data folder; a list of two is a text file and its translation, line by line
+    files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None
     text: str | int = "sentence"
     text_pair: str | int | None = None
     pair_separator: str | None = None  # joins a pair into one text; by default the tokenizer's own form of a pair
     label: str | int = "label"
     labels: list[str] | None = None
-    metric: str | None = None  # picks the best epoch; by default the usual one of the task
-    problem_type: str | None = None
-    missing_labels: Literal["error", "drop", "ignore"] = "error"  # what becomes of rows without a label
-    by_row: bool = False  # of running text: read each row by itself, not blocks of joined rows
-    label_all_tokens: bool = False  # learn from every sub-token of a word, not from its first alone
-    limit: PositiveInt | None = None  # training rows at most
-    limit_validation: PositiveInt | None = None
-    hold_out: bool = False  # choose by a tenth of the training rows; without a test part, validation becomes it
-    stratify: bool = True  # set rows aside class by class; else as other tasks over as many rows do
+    metric: str | None = None  # chooses the best epoch; None: the usual metric of such a task
+    problem_type: str | None = None  # None: found from the labels
+    missing_labels: Literal["error", "drop", "ignore"] = "error"  # what to do with rows that have no label
+    by_row: bool = False  # for running text: read each row by itself, not blocks of text that join many rows
+    label_all_tokens: bool = False  # learn from every sub-token of a word, not from its first sub-token only
+    limit: PositiveInt | None = None  # maximum number of training rows
+    limit_validation: PositiveInt | None = None  # maximum number of validation rows
+    # validate on a tenth of the training rows; the validation split then serves as test split if there is none
+    hold_out: bool = False
+    stratify: bool = True  # hold out the same share of each class, not the rows that other tasks of this size hold out
     subsample: SubsampleRecipe | None = None
-    image_size: int | None = None  # pixels of images' width and height; by default as the model's processor has it
-    masked_lm: Annotated[MaskedLMRecipe | None, BeforeValidator(_masked_lm)] = None  # predict hidden tokens instead
-    epochs: PositiveInt | None = None  # by default the run's
-    learning_rate: PositiveFloat | None = None  # by default the run's
-    readers: dict[str, ReaderRecipe] = Field(default_factory=dict)  # method -> reader
+    image_size: int | None = None  # width and height of images in pixels; None: that of the model's processor
+    masked_lm: Annotated[MaskedLMRecipe | None, BeforeValidator(_masked_lm)] = None  # predict masked tokens instead
+    epochs: PositiveInt | None = None  # None: the recipe's
+    learning_rate: PositiveFloat | None = None  # None: the recipe's
+    readers: dict[str, ReaderRecipe] = Field(default_factory=dict)  # name of the method -> reader
 
     @model_validator(mode="after")
-    def _check_form(self) -> TaskRecipe:
+    def _check_texts(self) -> TaskRecipe:
+        """Raise a ValidationError if keys for pairs of texts or for tagged words do not suit the task."""
         preset = self._preset
         if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
             raise ValueError("'pair_separator' is for pairs of texts; this task has one text a row")
-        with at(blame=["label_all_tokens"]):
+        with error_at(blame=["label_all_tokens"]):
             self.outline().kind.check_tags(label_all_tokens=self.label_all_tokens)
         return self
 
     @model_validator(mode="after")
     def _check(self) -> TaskRecipe:
+        """Raise a ValidationError if keys contradict each other, or a name or reader does not suit the task."""
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
-        extra = sorted(OF_FILES & self.model_fields_set)
+        extra = sorted(FILE_KEYS & self.model_fields_set)
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
         outline = self.outline()
@@ -239,22 +278,23 @@ class TaskRecipe(Strict):
             if name is not None and name not in known:
                 fail(UnknownNameError(op="recipe", got=name, known=known, what=key.replace("_", " ")), key)
         if self.image_size is not None:
-            with at("image_size"):
+            with error_at("image_size"):
                 check_image_size(self.image_size, outline.kind, "recipe")
         if self.readers and not outline.kind.readers:
             raise ValueError(f"tasks of kind {outline.kind} have no readers; give the run 'methods'")
         for name, reader in self.readers.items():
-            with at("readers", name):
+            with error_at("readers", name):
                 reader.check(outline)
         return self
 
     @property
     def _preset(self) -> Preset | None:
+        """The preset that the task names; None for a task from files."""
         return None if self.preset is None else find_preset(self.preset)[1]
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics that the task may have, as far as they are known without its data."""
+        """The metrics that the task may have, as far as that is known before its data is read."""
         if (preset := self._preset) is not None and self.masked_lm is None:
             return tuple(preset.metrics)
         types = self.outline().kind.problem_types
@@ -265,43 +305,48 @@ class TaskRecipe(Strict):
         return tuple(dict.fromkeys(metric for metrics in (*usual, *further) for metric in metrics))
 
     def outline(self) -> TaskOutline:
-        """Return what is known of the task without its data; two placeholders stand for labels that are not named."""
+        """Return the facts about the task that are known before its data is read.
+
+        If the recipe names no labels, placeholders stand for them: as many as a reader's class weights, or else two.
+        """
         second = self.text_pair if self._preset is None else self._preset.columns[1]
-        how: dict[str, Any] = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}
+        how: Fields = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}
         how |= {"image_size": self.image_size, "pairs": second is not None and self.pair_separator is None}
         if (preset := self._preset) is not None and self.masked_lm is None:
             return TaskOutline(kind_of(preset.kind), preset.problem_type, preset.class_names, **how)
         kind = kind_of(self.kind if self.masked_lm is None else "masked_lm")
         problem_type = self.problem_type or next(iter(kind.problem_types))
         weights = (reader.head.get("class_weights") for reader in self.readers.values())
-        listed = (own for own in weights if isinstance(own, list) and own)
+        listed = (values for values in weights if isinstance(values, list) and values)
         count = 1 if problem_type == "regression" else len(next(listed, (0, 0)))
         return TaskOutline(kind, problem_type, tuple(self.labels or map(str, range(count))), **how)
 
 
 class Recipe(Strict):
-    """A training run.
+    """A whole recipe: a model, tasks, and either readers for each task or methods that fine-tune the model itself.
 
-    Readers of one run share their base, so methods that train it are compared `separately`: each reader in a run of
-    its own, on a fresh model. `methods` fine-tune the model itself on every task, each time from a fresh one.
+    All readers are trained together in one pass of the model, unless `separately` is set: then each is trained in its
+    own run on a fresh model, as is needed to compare readers that train the model too. Each method is trained on
+    every task, every time on a fresh model.
     """
 
     model: str  # hub id, local folder, or "minilm" for the packaged model
-    revision: str | None = None  # on the hub
-    architecture: Annotated[dict[str, Any], checked(config_of)] | None = None  # for estimates without the hub
-    train_base: bool = False  # fine-tune the model with the readers
+    revision: str | None = None  # branch, tag or commit on the hub
+    architecture: Annotated[Fields, checked(config_of)] | None = None  # the model's config, for estimates offline
+    train_base: bool = False  # fine-tune the model together with the readers
     separately: bool = False
-    seeds: list[Seed] = Field(default=[0], min_length=1)  # one run each of every reader or method
-    evaluate: Literal["test"] | None = None  # score the best epochs on the test parts too
+    seeds: list[Seed] = Field(default=[0], min_length=1)  # every reader or method has one run for each seed
+    evaluate: Literal["test"] | None = None  # score the best epochs on the test splits too
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)
-    keep: Literal["best", "all", "none"] = "best"  # of a task's fine-tuned models, in the output folder
+    keep: Literal["best", "all", "none"] = "best"  # which fine-tuned models of each task to save in the output folder
     fit: Options = Field(default_factory=dict)
     table: Annotated[list[TableRecipe], AS_LIST] = Field(default_factory=lambda: [TableRecipe()])  # see `lamina report`
     figure: Annotated[list[FigureRecipe], AS_LIST] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _readers_or_methods(self, info: ValidationInfo) -> Recipe:
+    def _check(self, info: ValidationInfo) -> Recipe:
+        """Raise a ValidationError if readers and methods are mixed or missing, or a table names what does not exist."""
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:
             raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")
@@ -311,32 +356,47 @@ class Recipe(Strict):
         if bare and not self.methods:
             raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")
         places = {("methods", name, "fit"): method.fit for name, method in self.methods.items()}
-        for place, given in {("fit",): self.fit, **places}.items() if self.methods else ():
-            if "seed" in given:
-                fail(ConfigError(f"seed is {given['seed']}; methods take theirs from 'seeds'"), *place, "seed")
+        for place, options in {("fit",): self.fit, **places}.items() if self.methods else ():
+            if "seed" in options:
+                fail(ConfigError(f"seed is {options['seed']}; methods take theirs from 'seeds'"), *place, "seed")
         check_layout(self, whole=info.context is None)
         return self
 
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Return the recipe of a YAML file; what is wrong in it is raised as an error of Lamina that names the line."""
+    """Read and check the recipe in a YAML file.
+
+    Raises:
+        DataError: If the file, or the `published.yaml` that it refers to, cannot be read or is not valid YAML.
+        ConfigError: If a value is not allowed; the message names the line and the key.
+        UnknownNameError: If a key or name does not exist; likewise.
+    """
     file = read_yaml(Path(path))
     return parse_recipe(with_published(file, Path(path)), op=f"recipe {path}", file=file)
 
 
-def parse_recipe(
-    given: dict[str, Any], *, op: str = "recipe", file: YamlFile | None = None, swept: bool = False
-) -> Recipe:
-    """Check a recipe's fields; errors name `op`, and the lines of the file where there is one.
+def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = None, swept: bool = False) -> Recipe:
+    """Build a recipe from its fields.
 
-    Of one that is `swept`, tables and figures may name values that the sweep has taken away.
+    Args:
+        fields: The recipe's keys and values, as YAML has them.
+        op: What error messages begin with.
+        file: The file that the fields come from, so that errors can name the line; None: errors name no line.
+        swept: Whether a sweep has replaced values of grids. Tables and figures may then name values that are gone.
+
+    Raises:
+        ConfigError: If a value is not allowed.
+        UnknownNameError: If a key or name does not exist.
     """
     try:
-        return Recipe.model_validate(given, context={"swept": True} if swept else None)
+        return Recipe.model_validate(fields, context={"swept": True} if swept else None)
     except ValidationError as error:
         raise_first(error, op=op, file=file)
 
 
 def slug(name: str) -> str:
-    """Return a text as part of a run's name: "last layer + linear" becomes "last-layer-linear"."""
+    """Return a text in the form that it has in names of runs: "last layer + linear" becomes "last-layer-linear".
+
+    Each sequence of characters other than ASCII letters, digits and "_" becomes one "-", and none stands at the ends.
+    """
     return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")

@@ -1,11 +1,11 @@
-"""Read YAML strictly, and turn errors of pydantic into one sentence with the key and the line."""
+"""Read YAML files strictly, and turn pydantic's errors into errors of Lamina that name the line and the key."""
 
 from __future__ import annotations
 
 import re
 import reprlib
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeAlias
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
@@ -15,107 +15,127 @@ from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError,
 from lamina.utils import read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from pydantic_core import ErrorDetails
+
+# A mapping of a recipe as YAML has it: key -> text, number, boolean, None, list or mapping.
+Fields: TypeAlias = dict[str, Any]
 
 _YAML = "tag:yaml.org,2002:"
 _TAGS = {f"{_YAML}{kind}" for kind in ("str", "int", "float", "bool", "null", "map", "seq", "merge")}
-_DEPTH, _MOST_NODES, _MOST_BYTES = 50, 100_000, 1 << 20  # of a recipe
+_MAX_DEPTH = 50  # levels of nesting in a recipe
+_MAX_NODES = 100_000  # values in a recipe, where each use of an alias counts as all values that it stands for
+_MAX_BYTES = 1 << 20  # size of a recipe
 
 
 class YamlFile(NamedTuple):
-    """The contents of a YAML file, and the nodes that know the lines."""
+    """The contents of a YAML file, and its node tree, from which the line of each key can be looked up."""
 
-    fields: dict[str, Any]
+    fields: Fields
     root: yaml.Node
 
-    def find(self, place: Sequence[object]) -> tuple[int, list[object]]:
-        """The line (from 1) of the last key or item of a place that the file has, and the place up to there."""
-        node, line, there = self.root, self.root.start_mark.line, []
-        for part in place:
-            pairs: list[Any] = []
-            if isinstance(node, yaml.MappingNode):
-                pairs = [pair for pair in node.value if pair[0].value == str(part)]  # the last one is the file's own
+    def locate(self, path: Sequence[object]) -> tuple[int, list[object]]:
+        """Return the line of the value at a path of keys and list indices, and the part of the path that exists.
+
+        The path is followed as far as the file has its keys and items. The line, counted from 1, is that of the last
+        key or item that was found, or of the beginning of the file if not even the first one was. Index 0 is skipped
+        where the file has a single value in place of a list, since some keys of recipes allow both.
+        """
+        node, line, existing = self.root, self.root.start_mark.line, []
+        for part in path:
+            pairs: list[tuple[yaml.Node, yaml.Node]] = []
+            if isinstance(node, yaml.MappingNode):  # keys that were merged in come first: the last pair is the file's
+                pairs = [(key, value) for key, value in node.value if key.value == str(part)]
             elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
                 pairs = [(item, item) for item in node.value[part : part + 1]]
             if not pairs and part == 0:
-                continue  # what may be a list is written without one
+                continue
             if not pairs:
                 break
-            line, node = pairs[-1][0].start_mark.line, pairs[-1][1]
-            there.append(part)
-        return line + 1, there
+            key, node = pairs[-1]
+            line = key.start_mark.line
+            existing.append(part)
+        return line + 1, existing
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses what would be lost, run out of bounds or become an object: all before it is built.
+    """A YAML loader that refuses dangerous or ambiguous files with a DataError, before any value is built.
 
-    That is a key that comes twice in a mapping, as written (before keys of other mappings are merged in) or is no name
-    or number; aliases that amount to too much, or to themselves; too deep a nesting; and tags, dates included.
+    It refuses a key that a mapping has twice (keys merged in with `<<` aside), a key that is neither text nor a whole
+    number, nesting deeper than 50 levels, aliases that stand for more than 100,000 values or contain themselves, and
+    every tag that is not plain YAML. Dates are read as texts.
     """
 
-    yaml_implicit_resolvers: ClassVar = {  # a date is a text
+    yaml_implicit_resolvers: ClassVar = {
         first: [rule for rule in rules if not rule[0].endswith(":timestamp")]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
-        self.name, self._depth, self._sizes = name, 0, dict[yaml.Node, int]()
+        self.name, self._depth = name, 0
+        self._sizes = dict[yaml.Node, int]()  # number of values in each node that is complete, aliases resolved
 
-    def compose_node(self, parent: Any, index: Any) -> Any:
+    def compose_node(self, parent: yaml.Node | None, index: object) -> yaml.Node | None:
         line, is_alias = self.peek_event().start_mark.line + 1, self.check_event(yaml.AliasEvent)
         self._depth += 1
-        if self._depth > _DEPTH:
-            raise self.wrong(line, f"it is nested more than {_DEPTH} deep")
-        node: Any = super().compose_node(parent, index)
+        if self._depth > _MAX_DEPTH:
+            raise self.error(line, f"it is nested more than {_MAX_DEPTH} levels deep")
+        node: Any = super().compose_node(parent, index)  # pyright: ignore[reportArgumentType]
         self._depth -= 1
-        if is_alias and node not in self._sizes:
-            raise self.wrong(line, "an alias names what it is in")
+        if is_alias and node not in self._sizes:  # the node that the alias names is not complete yet
+            raise self.error(line, "an alias refers to a value that contains it")
         if not is_alias:
             parts = [] if isinstance(node, yaml.ScalarNode) else node.value
             parts = [part for pair in parts for part in pair] if isinstance(node, yaml.MappingNode) else parts
             self._sizes[node] = 1 + sum(map(self._sizes.__getitem__, parts))
-        if self._sizes[node] > _MOST_NODES:
-            raise self.wrong(line, f"with its aliases it has more than {_MOST_NODES:,} values")
+        if self._sizes[node] > _MAX_NODES:
+            raise self.error(line, f"with its aliases it has more than {_MAX_NODES:,} values")
         if node.tag not in _TAGS:
-            raise self.wrong(line, f"the tag {node.tag.replace(_YAML, '!!')} is not known here")
+            raise self.error(line, f"the tag {node.tag.replace(_YAML, '!!')} is not known here")
         return node
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         lines: dict[str, int] = {}
         for key, _ in node.value:
             line = key.start_mark.line + 1
             if key.tag.removeprefix(_YAML) not in ("str", "int", "merge"):
-                raise self.wrong(line, f"the key {getattr(key, 'value', None)!r} is no name; a name may need quotes")
+                value = getattr(key, "value", None)
+                raise self.error(line, f"the key {value!r} is not a name; a name may need quotes")
             if key.value in lines:
-                raise self.wrong(line, f"the key '{key.value}' is also in line {lines[key.value]}")
+                raise self.error(line, f"the key '{key.value}' is also in line {lines[key.value]}")
             lines[key.value] = line
         return node
 
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, IndexError) as error:  # numbers of no digits, or of too many
-            raise self.wrong(
-                node.start_mark.line + 1, f"{node.value[:20]} is no number ({first_line(error)})"
-            ) from error
+        except (ValueError, IndexError) as error:  # the text looks like a number, but has no digits, or too many
+            reason = f"{node.value[:20]} is not a number ({first_line(error)})"
+            raise self.error(node.start_mark.line + 1, reason) from error
 
-    def wrong(self, line: int, what: str) -> DataError:
-        return DataError(f"recipe: {self.name}, line {line}: {what}.", path=self.name, row=line)
+    def error(self, line: int, reason: str) -> DataError:
+        """Return the DataError for `reason`, which is wrong in `line` (from 1) of the file."""
+        return DataError(f"recipe: {self.name}, line {line}: {reason}.", path=self.name, row=line)
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read a recipe's YAML file, or raise a DataError; no code in it is run."""
+    """Read the YAML file of a recipe; no code in it is run.
+
+    Raises:
+        DataError: If the file cannot be read, is not YAML, is refused by the limits of this module (see `_Loader`), or
+            does not hold a mapping. The error names the file, and the line where there is one.
+    """
     try:
-        node, fields = parse_yaml(read_bytes(path, _MOST_BYTES).decode("utf-8"), str(path))
+        node, fields = parse_yaml(read_bytes(path, _MAX_BYTES).decode("utf-8"), str(path))
     except OSError as error:
         raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.") from error
     except LaminaError:
         raise
-    except Exception as error:  # constructors raise what they like
+    except Exception as error:  # PyYAML's constructors raise errors of many types
         raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
     if node is None or not isinstance(fields, dict):
         raise DataError(f"recipe: {path} holds no keys; it needs 'model' and 'tasks'.", path=str(path))
@@ -123,88 +143,127 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def parse_yaml(text: str, name: str) -> tuple[yaml.Node | None, Any]:
-    """Return the node tree and the value of a YAML text; raise a YAMLError or DataError if it cannot be read."""
+    """Return the node tree and the value of a YAML text; both are None for an empty text.
+
+    Args:
+        text: The YAML text.
+        name: What errors call the text, such as the name of its file.
+
+    Raises:
+        yaml.YAMLError: If the text is not YAML.
+        DataError: If a limit of this module is exceeded; see `_Loader`.
+    """
     loader = _Loader(text, name)
     node = loader.get_single_node()
     return node, node and loader.construct_document(node)
 
 
 class Strict(BaseModel):
-    """Base of all recipe models: an unknown key is an error that suggests the nearest known one."""
+    """The base class of all pydantic models of recipes: frozen, with strict types and without unknown keys.
+
+    An unknown key raises an UnknownNameError that suggests the closest known key.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, given: Any) -> Any:
-        for key in given if isinstance(given, dict) else ():
+    def _known_keys(cls, fields: object) -> object:
+        """Return the fields unchanged; raise a ValidationError for the first key that the model does not have."""
+        for key in fields if isinstance(fields, dict) else ():
             if key not in cls.model_fields:
                 fail(UnknownNameError(op="recipe", got=key, known=cls.model_fields, what="key"), key)
-        return given
+        return fields
 
 
 def fail(error: LaminaError, *place: str | int) -> NoReturn:
-    """Raise an error inside a pydantic check, at a place (keys, list positions) below what is checked."""
+    """Raise an error of Lamina inside a pydantic validator, as the ValidationError that pydantic expects there.
+
+    Args:
+        error: The error; `raise_first` gets it back from the ValidationError.
+        *place: Keys and list indices that lead from the validated value to the part that is wrong.
+    """
     kind = PydanticCustomError("lamina", "{error}", {"error": error})
     raise ValidationError.from_exception_data("recipe", [InitErrorDetails(type=kind, loc=place, input=None)])
 
 
 @contextmanager
-def at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
-    """Give errors inside a pydantic check their place, or that of the first key to `blame` there that they name."""
+def error_at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
+    """Raise errors of the block, inside a pydantic validator, as ValidationErrors that say where the value is wrong.
+
+    Args:
+        *place: Keys and list indices that lead from the validated value to the part that the block checks.
+        blame: Keys of that part. The first of them that the message of a LaminaError mentions is added to the place,
+            so that the line of this key is shown.
+    """
     try:
         yield
     except ValidationError as error:
         (first, *_) = error.errors()
-        fail(reason_of(first), *place, *first["loc"])
+        fail(to_lamina_error(first), *place, *first["loc"])
     except LaminaError as error:
         if isinstance(error, UnknownNameError):
-            names = [error.got, error.what, error.op]
+            mentioned = [error.got, error.what, error.op]
         else:
-            names = re.findall(r"[\w.]+", "\n".join([str(error), *getattr(error, "__notes__", ())]))
-        blamed = [key for key in blame if key in names or key.rpartition(".")[2] in names]
+            mentioned = re.findall(r"[\w.]+", "\n".join([str(error), *getattr(error, "__notes__", ())]))
+        blamed = [key for key in blame if key in mentioned or key.rpartition(".")[2] in mentioned]
         fail(error, *place, *blamed[:1])
 
 
-def checked(check: Callable[[Any], Any]) -> AfterValidator:
-    """Have pydantic run a check that raises Lamina's errors, which blame keys of the value; the value stays."""
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Return a pydantic validator that calls `check` with a value and leaves the value as it is.
 
-    def run(value: Any) -> Any:
-        with at(blame=value if isinstance(value, dict) else ()):
+    A LaminaError that `check` raises becomes a ValidationError. If the value is a mapping, the error is placed at the
+    first of its keys that the message mentions.
+    """
+
+    def validate(value: object) -> object:
+        with error_at(blame=value if isinstance(value, dict) else ()):
             check(value)
         return value
 
-    return AfterValidator(run)
+    return AfterValidator(validate)
 
 
-def reason_of(details: Mapping[str, Any]) -> LaminaError:
-    """Return one error of pydantic as an error of Lamina."""
-    error, given = details.get("ctx", {}).get("error"), details["input"]
-    if isinstance(error, LaminaError):
+def to_lamina_error(details: ErrorDetails) -> LaminaError:
+    """Return one entry of `ValidationError.errors()` as an error of Lamina.
+
+    An error that `fail` raised is returned as it was. A text that is not among the allowed literals becomes an
+    UnknownNameError, anything else a ConfigError with pydantic's message and the value that came.
+    """
+    context, value = details.get("ctx", {}), details["input"]
+    if isinstance(error := context.get("error"), LaminaError):
         return error
-    if details["type"] == "literal_error" and isinstance(given, str):
-        known = re.findall(r"'([^']*)'", details["ctx"]["expected"])
-        named = [str(part).strip("[]") for part in details["loc"] if isinstance(part, str)]
-        return UnknownNameError(op="recipe", got=given, known=known, what=named[-1] if named else "name")
+    if details["type"] == "literal_error" and isinstance(value, str):
+        known = re.findall(r"'([^']*)'", context["expected"])
+        keys = [part.strip("[]") for part in details["loc"] if isinstance(part, str)]
+        return UnknownNameError(op="recipe", got=value, known=known, what=keys[-1] if keys else "name")
     message = details["msg"].removeprefix("Value error, ")
-    return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if given is None else f", not {reprlib.repr(given)}"))
+    return ConfigError(f"{message[0].lower()}{message[1:]}" + ("" if value is None else f", not {reprlib.repr(value)}"))
 
 
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:
-    """Raise the first error of pydantic as an error of Lamina, with its line and key."""
+    """Raise the first error in a ValidationError as a ConfigError or UnknownNameError with its place in the message.
+
+    Args:
+        error: What pydantic raised for the fields of a recipe.
+        op: What the message begins with, such as "recipe cola.yaml".
+        file: The file that the fields were read from, for the number of the line; None: the message has no line.
+    """
     first = error.errors()[0]
-    reason, place = reason_of(first), [part for part in first["loc"] if part != "[key]"]
+    # pydantic marks an error in a key itself, not in its value, by an additional part "[key]"
+    reason, place = to_lamina_error(first), [part for part in first["loc"] if part != "[key]"]
     if file is not None:
-        line, there = file.find(place)
-        op, missing = f"{op}, line {line}", first["type"] == "missing"
-        place = [*there, *place[-1:]] if missing else there
-    unknown = isinstance(reason, UnknownNameError)
-    if unknown and place[-1:] == [reason.got]:
-        place = place[:-1]
+        line, existing = file.locate(place)
+        op, is_missing = f"{op}, line {line}", first["type"] == "missing"
+        place = [*existing, *place[-1:]] if is_missing else existing
+    is_unknown = isinstance(reason, UnknownNameError)
+    if is_unknown and place[-1:] == [reason.got]:
+        place = place[:-1]  # the message of an unknown name contains the name already
     where = f"{op}, {'.'.join(map(str, place))}" if place else op
-    raised = ConfigError(f"{where}: {str(reason).rstrip('.')}.")
-    if unknown:
-        raised = UnknownNameError(op=where, got=reason.got, known=reason.known, what=reason.what)
+    placed = ConfigError(f"{where}: {str(reason).rstrip('.')}.")
+    if is_unknown:
+        placed = UnknownNameError(op=where, got=reason.got, known=reason.known, what=reason.what)
     for note in getattr(reason, "__notes__", ()):
-        raised.add_note(note)
-    raise raised from error
+        placed.add_note(note)
+    raise placed from error

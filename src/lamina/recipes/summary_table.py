@@ -1,10 +1,10 @@
-"""The table of a run: means over seeds and repeats, with their spread and 95 % interval."""
+"""The table of a recipe's results: means over seeds and repeats, with their spread and 95 % interval."""
 
 from __future__ import annotations
 
 import json
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
 from lamina.recipes.expand import grid_of
 from lamina.train.results import sort_key, summarise
@@ -12,18 +12,49 @@ from lamina.train.results import sort_key, summarise
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lamina.recipes.report_file import TableRow
     from lamina.train.grid import RunSpec
 
-Rows = list[dict[str, Any]]
+
+class MeanScore(TypedDict):
+    """The scores of repeated runs in short."""
+
+    mean: float
+    spread: float  # sample standard deviation; 0 for a single run
+    interval: float | None  # half the width of the 95 % t interval; None for a single run
 
 
-def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Sequence[str]]) -> Rows:
-    """Return a row per task, method and setting from a row per run, in the recipe's order; of a grid the best first.
+class SummaryRow(MeanScore):
+    """One row of `table.json`: all runs of one task, method and setting.
 
-    A row has "task", "method", "settings", "metric", "parameters"; "mean", "spread" (sample standard deviation) and
-    "interval" (half the width of the 95 % t interval, None for a single run) of the best validation scores; the same
-    three of every other metric (of `metrics`, by task) in "scores"; of test scores in "test" and "test_scores"; all
-    "runs"; and the mean "best_epoch".
+    Its own "mean", "spread" and "interval" are those of the best validation scores by the task's metric.
+    """
+
+    task: str
+    method: str
+    settings: dict[str, object]  # values of the grid, by full key
+    metric: str  # the metric that chose the best epoch
+    parameters: int  # number that was trained
+    scores: dict[str, MeanScore]  # every other metric -> validation scores at the best epoch
+    runs: list[TableRow]  # each with "reader" (its name), "seed", "score", "best_epoch" and the other scores
+    best_epoch: float  # mean over the runs
+    test: NotRequired[MeanScore]  # scores on the test split by the task's metric, with `evaluate: test`
+    test_scores: NotRequired[dict[str, MeanScore]]  # the same for every other metric
+
+
+def summaries(
+    rows: Sequence[TableRow], specs: Mapping[str, RunSpec], metrics: Mapping[str, Sequence[str]]
+) -> list[SummaryRow]:
+    """Group the results of runs by task, method and setting.
+
+    Args:
+        rows: One row of results per run, whose name is in "reader".
+        specs: Every run by name, in the recipe's order. Each must have a row.
+        metrics: All metrics of each task, by the task's name.
+
+    Returns:
+        One row per task, method and setting. Without grids the rows are in the recipe's order; with a grid they are
+        sorted by task, and then by mean score with the best first.
     """
     by_name = {row["reader"]: row for row in rows}
     groups: dict[str, list[RunSpec]] = {}
@@ -39,44 +70,59 @@ def summaries(rows: Rows, specs: Mapping[str, RunSpec], metrics: Mapping[str, Se
     return table
 
 
-def _summary(rows: Rows, settings: dict[str, Any], metrics: Sequence[str]) -> dict[str, Any]:
+def _summary(rows: Sequence[TableRow], settings: dict[str, object], metrics: Sequence[str]) -> SummaryRow:
+    """Return the summary of the rows of all runs that share their task, method and `settings`.
+
+    Of `metrics`, all that the task has, those are summarised that the rows have.
+    """
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]
     tests = ("test", *(f"test_{metric}" for metric in others))
-    shown = ("reader", "seed", "repeat", "score", *others, *tests, "best_epoch")
-    summary = {
-        **{key: first[key] for key in ("task", "method", "metric", "parameters")},
+    columns = ("reader", "seed", "repeat", "score", *others, *tests, "best_epoch")
+    score = _mean_score(rows, "score")
+    summary: SummaryRow = {
+        "task": first["task"],
+        "method": first["method"],
+        "metric": first["metric"],
+        "parameters": first["parameters"],
         "settings": settings,
-        **_figures(rows, "score"),
-        "scores": {metric: _figures(rows, metric) for metric in others},
-        "runs": [{key: row[key] for key in shown if key in row} for row in rows],
+        "mean": score["mean"],
+        "spread": score["spread"],
+        "interval": score["interval"],
+        "scores": {metric: _mean_score(rows, metric) for metric in others},
+        "runs": [{key: row[key] for key in columns if key in row} for row in rows],
         "best_epoch": fmean(row["best_epoch"] for row in rows),
     }
     if "test" in first:
-        summary["test"] = _figures(rows, "test")
-        summary["test_scores"] = {metric: _figures(rows, f"test_{metric}") for metric in others}
+        summary["test"] = _mean_score(rows, "test")
+        summary["test_scores"] = {metric: _mean_score(rows, f"test_{metric}") for metric in others}
     return summary
 
 
-def _figures(rows: Rows, key: str) -> dict[str, Any]:
-    summary = summarise([row[key] for row in rows])
+def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
+    """Return the mean, spread and interval of the numbers that rows have in a column."""
+    summary = summarise([row[column] for row in rows])
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
 
 
-def _cells(row: dict[str, Any]) -> dict[str, str]:
-    """Return a row as the texts of a printed table, by column; means have half the width of their 95 % interval."""
-    given = {"task": row["task"], "method": row["method"], **{key: str(v) for key, v in row["settings"].items()}}
-    given |= {"metric": row["metric"], "mean": plus_minus(row)}
-    given["spread"] = "" if row["interval"] is None else f"{row['spread']:.3f}"
-    given |= {metric: plus_minus(figures) for metric, figures in row["scores"].items()}
+def _cells(row: SummaryRow) -> dict[str, str]:
+    """Return a row as the texts of a printed table, by column; a mean has "±" half the width of its interval."""
+    cells = {"task": row["task"], "method": row["method"]}
+    cells |= {key: str(value) for key, value in row["settings"].items()}
+    cells |= {"metric": row["metric"], "mean": plus_minus(row)}
+    cells["spread"] = "" if row["interval"] is None else f"{row['spread']:.3f}"
+    cells |= {metric: plus_minus(score) for metric, score in row["scores"].items()}
     if "test" in row:
-        given["test"] = plus_minus(row["test"])
-        given |= {f"test {metric}": plus_minus(figures) for metric, figures in row["test_scores"].items()}
-    return given | {"runs": str(len(row["runs"])), "parameters": f"{row['parameters']:,}"}
+        cells["test"] = plus_minus(row["test"])
+        cells |= {f"test {metric}": plus_minus(score) for metric, score in row.get("test_scores", {}).items()}
+    return cells | {"runs": str(len(row["runs"])), "parameters": f"{row['parameters']:,}"}
 
 
-def printed(table: Rows) -> tuple[list[str], list[list[str]]]:
-    """Return the columns and the cells of a printed table; columns that no row needs are left out."""
+def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
+    """Return the columns of a table, and the texts of its cells row by row, to print them on a terminal.
+
+    Columns that no row has are left out. A cell that its row does not have is an empty text.
+    """
     rows, last = [_cells(row) for row in table], ("runs", "parameters")
     settings = [key for row in table for key in row["settings"]]
     others = [name for row in rows for name in row if name not in last]
@@ -85,14 +131,14 @@ def printed(table: Rows) -> tuple[list[str], list[list[str]]]:
     return columns, [[row.get(column, "") for column in columns] for row in rows]
 
 
-def plus_minus(figures: Mapping[str, Any]) -> str:
-    """Return a mean as text, with half the width of its interval if it has one."""
-    mean, interval = figures["mean"], figures["interval"]
+def plus_minus(score: Mapping[str, Any]) -> str:
+    """Return the mean of a `MeanScore` as text, and "±" with half the width of its interval for several runs."""
+    mean, interval = score["mean"], score["interval"]
     return f"{mean:.3f}" if interval is None else f"{mean:.3f} ± {interval:.3f}"
 
 
-def markdown(table: Rows) -> str:
-    """Return the table as Markdown."""
+def markdown(table: Sequence[SummaryRow]) -> str:
+    """Return a table of results as Markdown, with the columns and cells of `printed`."""
     columns, rows = printed(table)
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (columns, *rows)]
     head, *body = (f"| {' | '.join(line)} |" for line in lines)

@@ -18,7 +18,7 @@ from lamina.errors import ConfigError, check_known, error_context
 from lamina.recipes.edits import check_selector
 from lamina.recipes.load_tasks import load_task, repeats
 from lamina.recipes.schema import TaskRecipe
-from lamina.recipes.strict_yaml import Strict, at, checked, raise_first, read_yaml
+from lamina.recipes.strict_yaml import Strict, checked, error_at, raise_first, read_yaml
 from lamina.registry import STUDIES
 from lamina.store import load, load_bank
 from lamina.store.files import claimed
@@ -185,7 +185,7 @@ class StudyTask(TaskRecipe):
     @model_validator(mode="after")
     def _no_readers(self) -> StudyTask:
         if given := sorted(self.model_fields_set & {"readers", "epochs", "learning_rate"}):
-            with at(*given[:1]):
+            with error_at(*given[:1]):
                 raise ConfigError(
                     f"'{given[0]}' is for lamina train; studies have options of their own under 'studies'"
                 )
@@ -204,10 +204,10 @@ class StudyRecipe(Strict):
     @model_validator(mode="after")
     def _check(self) -> StudyRecipe:
         if self.texts is not None and self.texts.task is not None:
-            with at("texts", "task"):
+            with error_at("texts", "task"):
                 check_known("texts", [self.texts.task], self.tasks, "task")
         for name, given in self.studies.items():
-            with at("studies", name):
+            with error_at("studies", name):
                 check_known("recipe", [name], STUDIES.names(), "study")
                 options_of(name).model_validate(given or {})
         return self

@@ -11,7 +11,7 @@ import pytest
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.recipes.expand import with_sweep
-from lamina.recipes.paper_tables import cells_of, place_of_x, places
+from lamina.recipes.paper_tables import all_coordinates, row_and_column_names, x_value
 from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
 from lamina.recipes.strict_yaml import read_yaml
 
@@ -61,7 +61,7 @@ def written(tmp_path: Path, text: str = GOOD, paper: str | None = PAPER) -> Path
 def test_rows_columns_and_what_the_paper_prints(tmp_path: Path):
     made = load_recipe(written(tmp_path))
     (table,) = made.table
-    assert cells_of(made, table) == (["none", "new, attention", "new, ffn"], ["cola", "mrpc"])
+    assert row_and_column_names(made, table) == (["none", "new, attention", "new, ffn"], ["cola", "mrpc"])
     assert table.published is not None
     assert table.published.values == {"none": {"cola": 75.87}, "new, attention": {"cola": 0, "mrpc": 91.5}}
     assert (table.published.source, table.published.notes) == ("a paper", ["a misprint"])
@@ -70,22 +70,22 @@ def test_rows_columns_and_what_the_paper_prints(tmp_path: Path):
 def test_a_sweep_may_take_rows_and_names_away(tmp_path: Path):
     text = GOOD.replace("facet: task", "facet: task, series: {insert.position: {attention: A, ffn: F}}")
     made = with_sweep(load_recipe(written(tmp_path, text)), {"insert.position": ["both"], "learning_rate": [0.1, 0.2]})
-    assert cells_of(made, made.table[0]) == (["none", "new, both"], ["cola", "mrpc"])
+    assert row_and_column_names(made, made.table[0]) == (["none", "new, both"], ["cola", "mrpc"])
     assert made.table[0].published == load_recipe(written(tmp_path, text)).table[0].published
 
 
 def test_without_keys_the_methods_are_rows_and_the_tasks_columns():
     made = parse_recipe({"model": "minilm", "tasks": {"cola": {"preset": "cola"}}, "methods": {"a": {}, "b": {}}})
-    assert cells_of(made, made.table[0]) == (["a", "b"], ["cola"])
+    assert row_and_column_names(made, made.table[0]) == (["a", "b"], ["cola"])
     assert made.figure == []
 
 
 def test_an_x_is_a_count_a_value_or_a_line_across(tmp_path: Path):
     made = load_recipe(written(tmp_path))
     axis = made.figure[0].x
-    found = [place_of_x(axis, place) for place in places(made, {"insert.layers"}) if place["task"] == "cola"]
+    found = [x_value(axis, place) for place in all_coordinates(made, {"insert.layers"}) if place["task"] == "cola"]
     assert found[1:] == [0, 2, 3]
-    assert place_of_x(axis, {"method": "none"}) is found[0]
+    assert x_value(axis, {"method": "none"}) is found[0]
 
 
 def test_a_reader_s_grid_has_its_short_keys_and_methods_of_fusion():
@@ -97,7 +97,7 @@ def test_a_reader_s_grid_has_its_short_keys_and_methods_of_fusion():
     made = parse_recipe(
         {"model": "minilm", "tasks": {"t": task}, "table": {"rows": "fusion", "columns": "fusion.alpha"}}
     )
-    assert cells_of(made, made.table[0]) == (["AdaLayers()", "AdaLayers(dim=8)"], ["1", "8"])
+    assert row_and_column_names(made, made.table[0]) == (["AdaLayers()", "AdaLayers(dim=8)"], ["1", "8"])
 
 
 BAD: list[tuple[str, str, str]] = [
@@ -197,7 +197,7 @@ CELLS: dict[Path, list[tuple[int, int]]] = {
 @pytest.mark.parametrize("path", CELLS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_the_tables_have_the_rows_and_columns_of_the_papers(path: Path):
     made = recipe(path)
-    assert [tuple(map(len, cells_of(made, table))) for table in made.table] == CELLS[path]
+    assert [tuple(map(len, row_and_column_names(made, table))) for table in made.table] == CELLS[path]
     assert all(table.published is not None and table.published.values for table in made.table)
 
 
@@ -212,7 +212,7 @@ def test_the_tables_have_the_rows_and_columns_of_the_papers(path: Path):
 def test_every_cell_of_a_printed_table_has_its_number(path: Path, empty: int):
     (table,) = recipe(path).table
     assert table.published is not None
-    rows, columns = cells_of(recipe(path), table)
+    rows, columns = row_and_column_names(recipe(path), table)
     assert sum(column not in table.published.values.get(row, {}) for row in rows for column in columns) == empty
 
 
@@ -262,7 +262,7 @@ def test_the_recipe_of_a_figure_draws_it(path: Path):
 def xs(path: Path, number: int = 0) -> list[Any]:
     made = recipe(path)
     axis = made.figure[number].x
-    found = (place_of_x(axis, place) for place in places(made, {axis.key}))
+    found = (x_value(axis, place) for place in all_coordinates(made, {axis.key}))
     return sorted({x for x in found if isinstance(x, int)})
 
 

@@ -18,7 +18,7 @@ from lamina.prediction import evaluate
 from lamina.recipes import run_recipe as runner
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_task
-from lamina.recipes.run_recipe import Run, run_recipe
+from lamina.recipes.run_recipe import RecipeResult, run_recipe
 from lamina.recipes.schema import Recipe, parse_recipe
 from lamina.recipes.summary_table import markdown, plus_minus, summaries
 from lamina.store import load, load_bank
@@ -56,7 +56,7 @@ def recipe(folder: Path, readers: dict[str, Any], *, task: dict[str, Any] | None
 
 
 @pytest.fixture(scope="module")
-def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RecipeResult, Path]:
     """Two settings of one reader and one reader without, two seeds each, scored on the test part too."""
     output = tmp_path_factory.mktemp("out")
     readers = {"Ada": {**ADA, "grid": {"alpha": [1, 8]}}, "last": LAST}
@@ -64,7 +64,7 @@ def swept(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, 
     return run_recipe(made, data=folder, output=output), output
 
 
-def test_every_reader_is_in_the_bank_and_in_the_rows(swept: tuple[Run, Path]):
+def test_every_reader_is_in_the_bank_and_in_the_rows(swept: tuple[RecipeResult, Path]):
     run, _ = swept
     names = {f"film-Ada_000{number}-{seed}" for number in (1, 2) for seed in (0, 1)} | {"film-last-0", "film-last-1"}
     assert run.bank is not None
@@ -74,7 +74,7 @@ def test_every_reader_is_in_the_bank_and_in_the_rows(swept: tuple[Run, Path]):
     assert all(row.keys() >= {"accuracy", "f1", "mcc"} - {row["metric"]} for row in run.rows)
 
 
-def test_the_table_sums_the_readers_up(swept: tuple[Run, Path]):
+def test_the_table_sums_the_readers_up(swept: tuple[RecipeResult, Path]):
     run, _ = swept
     assert [(row["method"], row["settings"]) for row in sorted(run.table, key=lambda row: str(row["settings"]))] == [
         ("Ada", {"fusion.alpha": 1}),
@@ -96,12 +96,12 @@ def test_the_table_sums_the_readers_up(swept: tuple[Run, Path]):
         assert {one["parameters"] for one in mine.values()} == {row["parameters"]}
 
 
-def test_a_sweep_s_table_is_sorted(swept: tuple[Run, Path]):
+def test_a_sweep_s_table_is_sorted(swept: tuple[RecipeResult, Path]):
     means = [row["mean"] for row in swept[0].table]
     assert means == sorted(means, reverse=True)
 
 
-def test_the_test_part_is_scored_with_the_best_weights(swept: tuple[Run, Path], folder: Path):
+def test_the_test_part_is_scored_with_the_best_weights(swept: tuple[RecipeResult, Path], folder: Path):
     run, _ = swept
     task = load_task("film", recipe(folder, {"last": LAST}).tasks["film"], folder)
     assert run.bank is not None
@@ -113,7 +113,7 @@ def test_the_test_part_is_scored_with_the_best_weights(swept: tuple[Run, Path], 
     assert any(row["test"] != row["score"] for row in run.rows)
 
 
-def test_what_is_written(swept: tuple[Run, Path]):
+def test_what_is_written(swept: tuple[RecipeResult, Path]):
     run, output = swept
     assert json.loads((output / "table.json").read_text()) == json.loads(json.dumps(run.table))
     assert (output / "table.md").read_text() == markdown(run.table)
@@ -129,7 +129,7 @@ def test_what_is_written(swept: tuple[Run, Path]):
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in run.bank.state_dict().items())
 
 
-def test_the_markdown_table(swept: tuple[Run, Path]):
+def test_the_markdown_table(swept: tuple[RecipeResult, Path]):
     lines = markdown(swept[0].table).splitlines()
     scores = "metric | mean | spread | f1 | mcc | macro_f1 | test | test f1 | test mcc | test macro_f1"
     assert lines[0] == f"| task | method | fusion.alpha | {scores} | runs | parameters |"
@@ -299,12 +299,12 @@ def methods(folder: Path, given: dict[str, Any] | None = None, **fields: Any) ->
 
 
 @pytest.fixture(scope="module")
-def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Path]:
+def tuned(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RecipeResult, Path]:
     output = tmp_path_factory.mktemp("tuned")
     return run_recipe(methods(folder, seeds=[0, 1], evaluate="test"), data=folder, output=output), output
 
 
-def test_every_method_is_a_run_of_its_own(tuned: tuple[Run, Path]):
+def test_every_method_is_a_run_of_its_own(tuned: tuple[RecipeResult, Path]):
     run, output = tuned
     names = [f"film-{one}-{seed}" for one in ("plain", "more_0001", "more_0002") for seed in (0, 1)]
     assert [row["reader"] for row in run.rows] == names
@@ -317,7 +317,7 @@ def test_every_method_is_a_run_of_its_own(tuned: tuple[Run, Path]):
     assert all(0 <= row["test"] <= 1 for row in run.rows)
 
 
-def test_the_table_of_methods(tuned: tuple[Run, Path]):
+def test_the_table_of_methods(tuned: tuple[RecipeResult, Path]):
     run, output = tuned
     assert {(row["method"], row["settings"].get("insert.layers", "-")) for row in run.table} == {
         ("plain", "-"),
@@ -333,7 +333,7 @@ def test_the_table_of_methods(tuned: tuple[Run, Path]):
     )
 
 
-def test_the_best_model_of_a_task_is_kept(tuned: tuple[Run, Path], folder: Path):
+def test_the_best_model_of_a_task_is_kept(tuned: tuple[RecipeResult, Path], folder: Path):
     run, output = tuned
     assert [path.name for path in (output / "models").iterdir()] == ["film"]
     best = max(run.rows, key=lambda row: row["score"])  # the first of equals
