@@ -1,11 +1,11 @@
-"""The model of a recipe: a config in place of the hub's, and edits, both checked before a model is loaded."""
+"""A recipe's edits and the model config that it may carry, both checked before a model is loaded."""
 
 from __future__ import annotations
 
 import inspect
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import torch
 from pydantic import BaseModel, create_model
@@ -21,26 +21,36 @@ from lamina.recipes.strict_yaml import Strict, checked
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
 
-EDITS: Any = {edit.__name__.removesuffix("_"): edit for edit in (insert_, reinit_, truncate_, freeze_, merge_)}
-_MANY = 10_000  # layers
-_MORE_KEYS = {  # what a family's model reads of its config, though the config's class does not name it
+Arguments: TypeAlias = "Mapping[str, Any]"  # name of a parameter of an edit -> its value, from YAML
+# Name of an edit in recipes -> its function. Each changes a model in place and takes the arguments of a recipe.
+EDITS: dict[str, Callable[..., object]] = {
+    edit.__name__.removesuffix("_"): edit for edit in (insert_, reinit_, truncate_, freeze_, merge_)
+}
+_MANY = 10_000  # layers of an imaginary model that is deep enough for any selector
+# Settings that the models of a family read from their config, although the config's class does not define them.
+_MORE_KEYS = {
     "deberta-v2": ("position_buckets", "share_att_key", "norm_rel_ebd"),
     "t5": ("decoder_start_token_id",),
 }
 
 
-def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
-    """Return a model's config from a recipe's `architecture`; its key "model_type" names the family."""
+def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
+    """Build a model's config from a recipe's `architecture`: "model_type", which names the family, and settings.
+
+    Raises:
+        ConfigError: If "model_type" is missing or no family of transformers, or a value is not allowed.
+        UnknownNameError: If the family has no such setting.
+    """
     from transformers import AutoConfig
 
     settings = dict(architecture)
     family = settings.pop("model_type", None)
     if family is None:
-        raise ConfigError("'architecture' has no 'model_type'; it says which family the settings are of.")
+        raise ConfigError("'architecture' has no 'model_type'; it says which family the settings belong to.")
     if not isinstance(family, str):
         raise ConfigError(f"model_type is {family!r}; it must be the name of a family, such as bert.")
     try:
@@ -54,15 +64,20 @@ def config_of(architecture: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def check_selector(value: object) -> None:
-    """Raise ConfigError unless a value is written as a layer selector; the model's depth is not known yet."""
+    """Raise ConfigError unless a value has the form of a layer selector.
+
+    Whether the layers exist cannot be checked, because the model's depth is not known yet.
+    """
     with suppress(LayerIndexError):
         select(value, _MANY, op="layers")
 
 
-_CHECKED = {"Selector": check_selector, "Parts": lambda given: None if given is None else check_parts(given)}
+# Name of a type in the signatures of edits -> the check of its values, which pydantic cannot check by itself.
+_CHECKED = {"Selector": check_selector, "Parts": lambda value: None if value is None else check_parts(value)}
 
 
 def _parameters(edit: str) -> dict[str, inspect.Parameter]:
+    """Return the parameters of an edit that a recipe may set; raise UnknownNameError if there is no such edit."""
     check_known("recipe", [edit], EDITS, "edit")
     parameters = inspect.signature(EDITS[edit]).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in ("model", "generator")}
@@ -70,21 +85,32 @@ def _parameters(edit: str) -> dict[str, inspect.Parameter]:
 
 @cache
 def arguments_of(edit: str) -> type[BaseModel]:
-    """Return a pydantic model of an edit's arguments, all of them optional."""
-    types: Any = {name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()}
+    """Return a pydantic model that checks the arguments of an edit; every argument may be missing.
+
+    Raises:
+        UnknownNameError: If there is no such edit.
+    """
+    types: dict[str, Any] = {
+        name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()
+    }
     arguments = create_model(edit, __base__=Strict, **types)
-    checks = {name: Annotated[Any, checked(check)] for name, check in _CHECKED.items()}
+    checks = {name: Annotated[object, checked(check)] for name, check in _CHECKED.items()}
     arguments.model_rebuild(_types_namespace={"Literal": Literal, **checks})
     return arguments
 
 
-def check_edit(edit: str, arguments: Mapping[str, Any]) -> None:
-    """Raise a ValidationError if an argument of an edit is unknown or its value is wrong in itself."""
+def check_edit(edit: str, arguments: Arguments) -> None:
+    """Check the arguments of an edit as far as that is possible without a model.
+
+    Raises:
+        ValidationError: If the edit has no such argument, or a value is not allowed.
+        UnknownNameError: If there is no such edit.
+    """
     arguments_of(edit).model_validate(dict(arguments), strict=True)
 
 
-def is_made(edit: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether an edit is applied: not if its layers are None.
+def is_applied(edit: str, arguments: Arguments) -> bool:
+    """Return whether an edit is applied: False if the argument that names its layers is None.
 
     Raises:
         ConfigError: If a required argument is missing.
@@ -95,10 +121,18 @@ def is_made(edit: str, arguments: Mapping[str, Any]) -> bool:
     return arguments.get("keep" if edit == "truncate" else "layers", "") is not None
 
 
-def apply_edits(
-    model: PreTrainedModel, edits: Sequence[tuple[str, Mapping[str, Any]]], *, seed: int, where: str
-) -> None:
-    """Apply edits to a model in place and in order; random weights depend on `seed`, and errors name `where`."""
+def apply_edits(model: PreTrainedModel, edits: Sequence[tuple[str, Arguments]], *, seed: int, where: str) -> None:
+    """Apply edits to a model, in place and in their order.
+
+    Args:
+        model: The model.
+        edits: The name and the arguments of each edit.
+        seed: Decides the random weights of edits that draw some; each edit has its own random numbers.
+        where: Where the edits come from, such as "recipe, methods.new"; errors name it.
+
+    Raises:
+        LaminaError: If an edit cannot be applied to the model. Earlier edits stay applied.
+    """
     for number, (name, arguments) in enumerate(edits):
         random = {}
         if "generator" in inspect.signature(EDITS[name]).parameters:

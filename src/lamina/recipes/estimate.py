@@ -1,4 +1,4 @@
-"""Estimate what a recipe would train and cost, with models that have no weights and only local data."""
+"""Estimate what a recipe would train and cost, with models without weights and without downloading data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from lamina.errors import ModelNotFoundError, error_context
 from lamina.recipes.edits import config_of
@@ -29,44 +29,56 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
     from lamina.recipes.model_size import ReaderSize
+    from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe, TaskRecipe
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 
-FORWARD, TRAINING = 2, 6  # operations per parameter and token; gradients take twice a forward's
-STATE_BYTES, CACHED_BYTES = 4, 2  # of a weight, and of an entry of a cached state
+FORWARD, TRAINING = 2, 6  # operations per parameter and token; the backward pass takes twice as many as the forward
+WEIGHT_BYTES = 4  # size of a weight, a gradient or a moment of the optimizer
+CACHED_BYTES = 2  # size of a number in a cached hidden state
+# Where the config of the model came from: `Estimate.model["config"]`.
 OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a recipe: upper limits, since early stopping cannot be foreseen.
+    """The estimate of a recipe. All numbers are upper limits, because early stopping cannot be foreseen.
 
-    Operations are 2 x parameters x tokens for a forward, and three times that where there are gradients. Embeddings,
-    with which nothing is multiplied, and attention's products of tokens with tokens are left out.
+    A forward pass counts as 2 x parameters x tokens operations, and a pass with gradients as three times as many.
+    Embeddings, which are not multiplied with anything, and the products of tokens with tokens in attention do not
+    count.
     """
 
-    model: dict[str, Any]  # "name", "parameters", whether it is "trained", and where its "config" came from
-    runs: list[dict[str, Any]]  # one row per task, method and setting, for all the runs ("count") that share it
-    tasks: list[dict[str, Any]]  # one row per task; readers of one run share their steps
-    flops: dict[str, int]  # operations of the "base" that readers share, of the "runs", and "total"
-    memory_bytes: int  # of weights, gradients and the optimizer's moments, in single precision
-    kept_bytes: int  # that readers keep for the gradients of one batch, of rows of `max_length` or else usual ones
-    kept_rows: int  # in that batch; 0 where whole models are trained, of which that is not counted
-    cache_bytes: int  # of all states that are read, in half precision; 0 where there is no cache
-    notes: list[str]  # what was assumed
+    model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from
+    runs: list[TableRow]  # one row per task, method and setting; "count" is the number of runs that share them
+    tasks: list[TableRow]  # one row per task, with its rows, tokens and steps; readers of one run share their steps
+    flops: dict[str, int]  # operations of the "base" model that readers share, of the "runs", and in "total"
+    memory_bytes: int  # weights, gradients and the optimizer's moments, in single precision
+    kept_bytes: int  # what readers store for the gradients of a batch of rows of `max_length`, or of average length
+    kept_rows: int  # number of rows of that batch; 0 if whole models are trained, for which this is not estimated
+    cache_bytes: int  # all hidden states that readers need, in half precision; 0 if there is no cache
+    notes: list[str]  # assumptions that were made
 
 
 def estimate(
-    recipe: Recipe, *, data: str | Path | None = None, output: str | Path | None = None, **options: Any
+    recipe: Recipe, *, data: str | Path | None = None, output: str | Path | None = None, **options: object
 ) -> Estimate:
-    """Estimate the runs, steps, operations and memory of a recipe; the arguments are those of `run_recipe`.
+    """Estimate the runs, steps, operations and memory of a recipe, without training or writing anything.
 
-    What a run would refuse at once is refused here too. Without `data`, published numbers stand for those of presets.
+    Args:
+        recipe: From `load_recipe`.
+        data: Folder of the data, as for `run_recipe`. None: the data of presets is not read, and their published sizes
+            are used.
+        output: The output folder that the run will have; None: none.
+        **options: Options of `lamina.fit`, as for `run_recipe`.
+
+    Raises:
+        LaminaError: Whatever `run_recipe` would raise before training, as far as it can be found without weights.
     """
     outlines, tasks = load_outlines(recipe, data)
     specs = expand_recipe(recipe, options, outlines)
-    config, source = _config(recipe)
+    config, source = _load_config(recipe)
     notes = [] if data is not None else ["rows and lengths are as published; --data counts those of local files"]
     if source != OWN:
         notes.append(f"the config of {recipe.model} is {source}")
@@ -74,12 +86,12 @@ def estimate(
     planned = [_SizedRun(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
     folder = None if output is None else Path(output)
     check_output(recipe, specs, folder)
-    if source == OWN:  # else it will run where the model is
+    if source == OWN:  # without the model's files, the recipe will be run on another machine
         check_machine(specs, folder)
         check_model(recipe, specs, {run.spec.name: run.model.model for run in planned}, tasks)
     passes = [] if recipe.methods else _passes(planned)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)
-    kept = max((_kept(shared.runs) for shared in passes if shared.part == "train"), default=None)
+    kept = max((_reader_memory(shared.runs) for shared in passes if shared.part == "train"), default=None)
     trained, parameters = recipe.train_base or bool(recipe.methods), planned[0].model.parameters
     return Estimate(
         model={"name": recipe.model, "parameters": parameters, "trained": trained, "config": source},
@@ -94,8 +106,14 @@ def estimate(
     )
 
 
-def _config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
-    """Return the model's config, or without the hub the recipe's `architecture`; and where it came from."""
+def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
+    """Return the config of a recipe's model, and where it came from: OWN or GIVEN.
+
+    If the model cannot be found, say because the hub cannot be reached, the recipe's `architecture` is the config.
+
+    Raises:
+        ModelNotFoundError: If the model cannot be found and the recipe has no `architecture`.
+    """
     try:
         return load_config(recipe.model, revision=recipe.revision), OWN
     except ModelNotFoundError as error:
@@ -106,7 +124,26 @@ def _config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
 
 
 class _SizedRun:
-    """A `RunSpec` with the sizes of its model and data; the model is on the meta device."""
+    """A run of a recipe with the sizes of its model, which is on the meta device, and of its data.
+
+    Attributes:
+        recipe: The recipe.
+        spec: The run.
+        task: The run's task with its number of rows and tokens.
+        options: The run's options of `lamina.fit`.
+        model: The model.
+        reader: The reader; None if the model itself is fine-tuned.
+        edits: The effect of the run's edits.
+        rows: Split -> number of rows that the model reads in an epoch, where a long text may be several rows.
+        tokens: Tokens of an average training row.
+        target: Maximum tokens of a text to generate; 0 if the task generates none.
+        added: Number of parameters that edits add.
+        parameters: Number of parameters of the reader, or of the edited model.
+        trained: Number of parameters that are trained.
+        steps_per_epoch: Optimizer steps of an epoch.
+        epochs: Number of epochs that begin.
+        steps: Optimizer steps in all.
+    """
 
     reader: ReaderSize | None = None
     edits = EditSize(added=0, frozen=0, deep=True)
@@ -122,12 +159,12 @@ class _SizedRun:
                 heads = [body.outline().kind.base_class for body in recipe.tasks.values()]
                 self.model = sizes.model(next((head for head in heads if head != "AutoModel"), "AutoModel"))
                 self.reader = self.model.reader(spec.reader)
-        longest = int(self.options.max_length or getattr(sizes.config, "max_position_embeddings", None) or 512)
+        max_length = int(self.options.max_length or getattr(sizes.config, "max_position_embeddings", None) or 512)
         config = copy.copy(sizes.config)
         if task.image_size is not None:
             config.image_size = task.image_size
         rows = {
-            part: kind.model_rows(task.rows.get(part, 0), task.tokens, longest, config, by_row=task.by_row)
+            part: kind.model_rows(task.rows.get(part, 0), task.tokens, max_length, config, by_row=task.by_row)
             for part in PARTS
         }
         self.rows = {part: count for part, (count, _) in rows.items()}
@@ -138,59 +175,66 @@ class _SizedRun:
         self.trained = self.parameters - self.edits.frozen
         batches = ceil(self.rows["train"] / self.options.batch_size)
         self.steps_per_epoch = ceil(batches / self.options.gradient_accumulation_steps)
-        limit: Any = self.options.max_steps
-        given: Any = self.options.epochs  # one number: readers' own epochs are options of theirs here
-        self.epochs = given if limit is None else ceil(limit / self.steps_per_epoch)  # that begin
-        self.steps = limit or self.epochs * self.steps_per_epoch
+        max_steps = self.options.max_steps
+        epochs = cast("int", self.options.epochs)  # never a mapping here: each reader has its own options
+        self.epochs = epochs if max_steps is None else ceil(max_steps / self.steps_per_epoch)
+        self.steps = max_steps or self.epochs * self.steps_per_epoch
 
     @property
-    def learnt(self) -> int:
-        """Number of training rows over all epochs."""
+    def trained_rows(self) -> int:
+        """Number of training rows that the model reads in all epochs together."""
         whole, rest = divmod(self.steps, self.steps_per_epoch)
         return whole * self.rows["train"] + rest * self.options.step_size
 
     @cached_property
     def flops(self) -> int:
-        """Operations of the run, without the base model that readers share; generated texts count once per beam."""
+        """Operations of the run, without those of the base model that readers share.
+
+        A generated text counts once for each beam.
+        """
         scored = self.epochs * self.rows["validation"] + (self.rows["test"] if self.recipe.evaluate else 0)
         if self.reader is not None:
-            return self.parameters * self.tokens * (TRAINING * self.learnt + FORWARD * scored)
+            return self.parameters * self.tokens * (TRAINING * self.trained_rows + FORWARD * scored)
         row = self.model.row(self.tokens, self.target) + self.added * self.tokens
         beams = self.options.num_beams if self.target else 1
-        return row * ((TRAINING if self.edits.deep else FORWARD) * self.learnt + FORWARD * scored * beams)
+        return row * ((TRAINING if self.edits.deep else FORWARD) * self.trained_rows + FORWARD * scored * beams)
 
 
 class _Pass(NamedTuple):
-    """Passes of the base model over the same rows that several readers share."""
+    """All passes of the base model over the rows of one split that several readers share."""
 
-    part: str
-    task: str  # of the first of them
-    steps: int
-    flops: int  # of the base
-    cache_bytes: int
-    runs: Sequence[_SizedRun]
+    part: str  # the split: "train", "validation" or "test"
+    task: str  # name of the first reader's task; the others have the same data
+    steps: int  # optimizer steps
+    flops: int  # operations of the base model
+    cache_bytes: int  # size of the hidden states in a cache
+    runs: Sequence[_SizedRun]  # the runs of the readers
 
 
-class _Kept(NamedTuple):
-    """Memory that readers keep for the gradients of one batch."""
+class _ReaderMemory(NamedTuple):
+    """The memory that readers need for the gradients of one batch, and the number of rows of this batch."""
 
     bytes: int
     rows: int
 
 
-def _kept(runs: Sequence[_SizedRun]) -> _Kept:
-    """Return the memory for the gradients of one batch of runs that share their passes."""
+def _reader_memory(runs: Sequence[_SizedRun]) -> _ReaderMemory:
+    """Return the memory for the gradients of one batch of all readers in `runs`, which share the pass of the model."""
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
     kept = first.model.kept(readers, first.options.max_length or first.tokens)
-    return _Kept(kept.of(rows), rows)
+    return _ReaderMemory(kept.of(rows), rows)
 
 
 def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
-    """Return the shared passes of some runs over one split.
+    """Return the passes over one split that runs of readers share.
 
-    The base model runs up to the highest layer that is read, for as many epochs as the longest run. The test split is
-    read once.
+    The base model runs up to the highest layer that any reader needs, for as many epochs as the longest run has. The
+    test split is read once.
+
+    Args:
+        part: The split: "train", "validation" or "test".
+        runs: The runs, at least one.
     """
     first, longest = runs[0], max(runs, key=lambda run: run.epochs)
     readers = [run.reader for run in runs if run.reader is not None]
@@ -198,7 +242,7 @@ def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
     for reader in readers:
         deepest[reader.stack] = max(reader.layers[-1], deepest.get(reader.stack, 0))
     widths = {(reader.stack, layer): reader.width for reader in readers for layer in reader.layers}
-    rows = longest.learnt if part == "train" else longest.rows[part] * (1 if part == "test" else longest.epochs)
+    rows = longest.trained_rows if part == "train" else longest.rows[part] * (1 if part == "test" else longest.epochs)
     times = TRAINING if part == "train" and first.recipe.train_base else FORWARD
     flops = times * rows * longest.tokens * longest.model.up_to(deepest)
     cache_bytes = 0 if part == "test" else first.rows[part] * first.tokens * sum(widths.values()) * CACHED_BYTES
@@ -206,23 +250,30 @@ def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
 
 
 def _passes(planned: Iterable[_SizedRun]) -> list[_Pass]:
-    """Group the runs that share passes: runs of one repeat train together, and all runs of a task validate together."""
+    """Return all passes of the base model that a recipe needs, each with the runs of readers that share it.
+
+    Tasks with the same data share their passes. Readers train together if they learn from the same repeat of a
+    subsample, and are validated and tested together in any case; runs that are separate share nothing.
+    """
     passes: dict[tuple[str, ...], list[_SizedRun]] = {}
     for run in planned:
         recipe, spec = run.recipe, run.spec
         task = recipe.tasks[spec.task]
         texts = task.model_dump_json(exclude={*NOT_DATA, "metric"})
-        alone = spec.name if recipe.separately else ""
+        separate = spec.name if recipe.separately else ""
         sample = "" if task.subsample is None else task.subsample.model_dump_json()
-        passes.setdefault(("train", texts, alone, sample, str(spec.repeat)), []).append(run)
+        passes.setdefault(("train", texts, separate, sample, str(spec.repeat)), []).append(run)
         for part in ("validation", *([recipe.evaluate] if recipe.evaluate else [])):
-            passes.setdefault((part, texts, alone), []).append(run)
+            passes.setdefault((part, texts, separate), []).append(run)
     return [_pass(part, runs) for (part, *_), runs in passes.items()]
 
 
-def _rows(planned: Iterable[_SizedRun]) -> list[dict[str, Any]]:
-    """Return a row per task, method and setting, with the number of its runs and their sizes."""
-    rows: dict[str, dict[str, Any]] = {}
+def _rows(planned: Iterable[_SizedRun]) -> list[TableRow]:
+    """Return a row per task, method and setting with the number of its runs, their sizes and their operations.
+
+    See `Estimate.runs`.
+    """
+    rows: dict[str, TableRow] = {}
     for run in planned:
         shared = {"task": run.spec.task, "method": run.spec.settings["method"], "settings": grid_of(run.spec)}
         sizes = {key: getattr(run, key) for key in ("epochs", "steps", "parameters", "added", "trained")}
@@ -232,9 +283,15 @@ def _rows(planned: Iterable[_SizedRun]) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _task_row(name: str, runs: list[_SizedRun], passes: Iterable[_Pass]) -> dict[str, Any]:
-    """Return a row about one task: training and validation rows, tokens per row and per generated text, steps."""
-    first, together = runs[0], [shared.steps for shared in passes if (shared.part, shared.task) == ("train", name)]
+def _task_row(name: str, runs: list[_SizedRun], passes: Iterable[_Pass]) -> TableRow:
+    """Return the row of one task in `Estimate.tasks`.
+
+    Args:
+        name: Name of the task.
+        runs: All runs of the task.
+        passes: All passes that readers share; none if whole models are trained.
+    """
+    first, shared_steps = runs[0], [shared.steps for shared in passes if (shared.part, shared.task) == ("train", name)]
     return {
         "task": name,
         "kind": first.task.kind.name,
@@ -245,34 +302,45 @@ def _task_row(name: str, runs: list[_SizedRun], passes: Iterable[_Pass]) -> dict
         "repeats": 1 + max(run.spec.repeat for run in runs),
         "runs": len(runs),
         "steps_per_epoch": first.steps_per_epoch,
-        "steps": sum(together if first.reader else (run.steps for run in runs)),
+        "steps": sum(shared_steps if first.reader else (run.steps for run in runs)),
     }
 
 
 def _memory(recipe: Recipe, planned: list[_SizedRun]) -> int:
-    """Return the bytes of weights, gradients and optimizer moments of everything that is trained at the same time."""
+    """Return the size in bytes of the weights, gradients and optimizer's moments that are in memory at the same time.
+
+    These are the base model with all readers that are trained together, or the largest of the models that are
+    fine-tuned one after the other.
+    """
     moments = planned[0].options.moments
     if recipe.methods:
-        return STATE_BYTES * max(run.parameters + (1 + moments) * run.trained for run in planned)
+        return WEIGHT_BYTES * max(run.parameters + (1 + moments) * run.trained for run in planned)
     together = (max if recipe.separately else sum)(run.trained for run in planned)
     base = planned[0].model.parameters * (2 + moments if recipe.train_base else 1)
-    return STATE_BYTES * ((2 + moments) * together + base)
+    return WEIGHT_BYTES * ((2 + moments) * together + base)
 
 
 def readable(count: float) -> str:
     """Return a number with three digits and a unit prefix, such as "1.23 G"."""
     power = 0 if count < 1000 else min(int(math.log10(count) / 3 + 1e-9), 8)
-    power += power < 8 and count / 1000**power >= 999.5  # which three digits round to the next thousand
+    power += power < 8 and count / 1000**power >= 999.5  # would be rounded to 1000 of the smaller unit
     return f"{count / 1000**power:.3g} {' kMGTPEZY'[power]}".strip()
 
 
-_MEASURED = 2000  # texts whose length is measured
+_MEASURED = 2000  # number of texts of each task whose length is measured, about
 
 
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
-    """Return the outlines of a recipe's tasks with their sizes, and the tasks whose data was read.
+    """Return the outlines of a recipe's tasks with their sizes, and the tasks whose data was read; both by name.
 
-    Without a data folder the published sizes of presets are used, and their data is not read.
+    Args:
+        recipe: The recipe.
+        data: Folder of the data, as for `load_tasks`. None: the data of presets is not read, and their published sizes
+            are used.
+
+    Raises:
+        DataError: If data cannot be read or used.
+        ConfigError: If the recipe evaluates on a split that a task does not have.
     """
     local = {name: body for name, body in recipe.tasks.items() if data is not None or body.preset is None}
     tasks = load_tasks(recipe.model_copy(update={"tasks": local}), data)
@@ -284,20 +352,23 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 
 
 def _published(recipe: TaskRecipe) -> TaskOutline:
+    """Return the outline of a preset's task from its published sizes, after the recipe's limits and held-out rows."""
     _, preset = find_preset(str(recipe.preset))
     outline = recipe.outline()
     whole = recipe.masked_lm is None or outline.by_row or recipe.pair_separator is not None
-    texts = 1 if whole or preset.columns[1] is None else 2  # both of a pair become rows
+    texts = 1 if whole or preset.columns[1] is None else 2  # each text of a pair becomes a row
     rows = {part: texts * count for part, count in preset.rows.items()}
     limits = {"train": recipe.limit, "validation": recipe.limit_validation}
-    own = "validation" in rows  # of which there may be less; else the limits are of the parts that are made
-    late = {"validation": recipe.limit_validation} if recipe.hold_out else {}  # of the rows that are held out
-    rows = _limited(rows, {part: limits[part] for part in limits if part not in late}, texts) if own else rows
-    if recipe.hold_out or not own:
-        held = round(HELD_OUT * rows["train"])
-        test = {"test": rows["validation"]} if "validation" in rows else {}
-        rows = {**test, **rows, "train": rows["train"] - held, "validation": held}
-    rows = _limited(rows, late if own else limits, texts)
+    has_validation = "validation" in rows
+    # the limit of rows that are held out applies after they are held out; without a validation split, all limits do
+    late = {"validation": recipe.limit_validation} if recipe.hold_out else {}
+    early = {part: limit for part, limit in limits.items() if part not in late}
+    rows = _limited(rows, early, texts) if has_validation else rows
+    if recipe.hold_out or not has_validation:
+        held_out = round(HELD_OUT * rows["train"])
+        test = {"test": rows["validation"]} if has_validation else {}
+        rows = {**test, **rows, "train": rows["train"] - held_out, "validation": held_out}
+    rows = _limited(rows, late if has_validation else limits, texts)
     if recipe.subsample is not None:
         classes, _ = outline.kind.row_classes(outline, Split.of(()))
         rows["train"] = recipe.subsample.size().count(len(classes), rows["train"])
@@ -305,12 +376,16 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
 
 
 def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
+    """Return the number of rows of each split, at most its limit in examples, each of which makes `texts` rows."""
     most = {part: texts * limit for part, limit in limits.items() if limit is not None}
     return {part: min(count, most.get(part, count)) for part, count in rows.items()}
 
 
 def _measured(task: Task) -> TaskOutline:
-    """Return the outline of a task from its data; a text has about 4/3 as many tokens as words."""
+    """Return the outline of a task with its number of rows, and an estimate of the tokens of an average row.
+
+    The estimate is 4/3 of the average number of words in a sample of the training texts, and 2 special tokens.
+    """
     train = task.split("train")
     words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))
     for row in texts if task.kind.processor == "tokenizer" else ():
@@ -318,5 +393,13 @@ def _measured(task: Task) -> TaskOutline:
         words += sum(len(part.split()) for part in ((text,) if isinstance(text, str) else text))
     rows = {part: len(split) for part, split in task.splits.items()}
     tokens = max(3, 2 + 4 / 3 * words / max(1, len(texts)))
-    asked = {"by_row": task.by_row, "image_size": task.image_size, "pairs": task.pairs}
-    return TaskOutline(task.kind, task.problem_type, tuple(task.labels), rows, tokens, **asked)
+    return TaskOutline(
+        kind=task.kind,
+        problem_type=task.problem_type,
+        labels=tuple(task.labels),
+        rows=rows,
+        tokens=tokens,
+        by_row=task.by_row,
+        image_size=task.image_size,
+        pairs=task.pairs,
+    )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from lamina.errors import ConfigError, DataError, check_known, error_context
-from lamina.recipes.edits import is_made
+from lamina.recipes.edits import is_applied
 from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
-from lamina.recipes.strict_yaml import parse_yaml
+from lamina.recipes.strict_yaml import Fields, parse_yaml
 from lamina.tasks import kind_of
 from lamina.train.grid import MOST_RUNS, RunSpec, expand, full_key, swept
 from lamina.train.options import FitOptions
@@ -21,17 +21,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from lamina.heads.base import ReadTask
+    from lamina.recipes.paper_tables import Grid
     from lamina.recipes.schema import ReaderRecipe, Recipe
 
 
 def expand_recipe(
-    recipe: Recipe, options: Mapping[str, Any], tasks: Mapping[str, ReadTask] | None = None
+    recipe: Recipe, options: Mapping[str, object], tasks: Mapping[str, ReadTask] | None = None
 ) -> dict[str, RunSpec]:
-    """Return every run of a recipe by name, in its order; `options` of `lamina.fit` replace those of its `fit`.
+    """Return every run of a recipe by name, in the recipe's order.
 
-    Its name is "<task>-<method>-<seed>", with the numbers of setting and repeat where there are several; its settings
-    are "method", the values of the grid, "seed", and with a subsample "repeat". Heads get the labels of `tasks`; None:
-    those that the recipe itself tells.
+    The name of a run is "<task>-<method>-<seed>". With a grid the number of the setting is added to the method, and
+    with a subsample the number of the repeat to the end. The settings of a run are "method", the values of the grid,
+    "seed", and with a subsample "repeat".
+
+    Args:
+        recipe: The recipe.
+        options: Options of `lamina.fit` that replace those under `fit` of the recipe.
+        tasks: The tasks by name, whose labels the heads get. None: the labels that the recipe names.
+
+    Raises:
+        ConfigError: If an option or a combination of settings is not allowed, two runs get the same name, there are
+            more than 100,000 runs, or readers that train their base together have different numbers of epochs.
+        UnknownNameError: If there is no such option.
     """
     check_options(options)
     if recipe.methods and "seed" in options:
@@ -40,14 +51,14 @@ def expand_recipe(
     specs: dict[str, RunSpec] = {}
     for name, task in recipe.tasks.items():
         known = task.outline() if tasks is None else tasks[name]
-        own = task.model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
+        task_options = task.model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
         for method, body in (recipe.methods or task.readers).items():
-            template = RunSpec(f"{slug(name)}-{slug(method)}", name, options={**options, **own})
+            template = RunSpec(f"{slug(name)}-{slug(method)}", name, options={**options, **task_options})
             with error_context(
                 f"recipe, methods.{method}" if recipe.methods else f"recipe, tasks.{name}.readers.{method}"
             ):
-                of_method = isinstance(body, MethodRecipe)
-                settings = _of_method(body, template) if of_method else _of_reader(body, known, template)
+                is_method = isinstance(body, MethodRecipe)
+                settings = _method_specs(body, template) if is_method else _reader_specs(body, known, template)
                 for spec in _repeated(recipe, method, settings):
                     if spec.name in specs:
                         raise ConfigError(
@@ -69,77 +80,103 @@ def expand_recipe(
 
 
 def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:
-    """Yield a run per setting, seed and repeat; every repeat has a different seed."""
+    """Yield a run for each setting, seed and repeat of a method.
+
+    The seed of a run is different for every repeat: seed x number of repeats + repeat.
+
+    Args:
+        recipe: The recipe, which names the seeds and the repeats of a task's subsample.
+        method: Name of the method or reader.
+        settings: One run for each setting of the method's grid, without seed and repeat. A grid may set the seed.
+    """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample
         count = 1 if subsample is None else subsample.repeats
         seeds = [setting.settings["seed"]] if "seed" in setting.settings else recipe.seeds
         for seed, repeat in itertools.product(seeds, range(count)):
             name, values = f"{setting.name}-{seed}", {"method": method, **setting.settings}
-            values["seed"] = own = seed * count + repeat
+            values["seed"] = run_seed = seed * count + repeat
             if subsample is not None:
                 name, values["repeat"] = f"{name}-{repeat}", repeat
             reader, options = setting.reader, setting.options
             if reader is None:
-                options = {**options, "seed": own}
+                options = {**options, "seed": run_seed}
             else:
-                reader = replace(reader, seed=own)
+                reader = replace(reader, seed=run_seed)
             yield replace(setting, name=name, settings=values, repeat=repeat, reader=reader, options=options)
 
 
-def _of_reader(body: ReaderRecipe, task: ReadTask, template: RunSpec) -> Iterator[RunSpec]:
+def _reader_specs(body: ReaderRecipe, task: ReadTask, template: RunSpec) -> Iterator[RunSpec]:
+    """Yield a run for each setting of a reader's grid, with the name, task and options of `template`.
+
+    The numbers of epochs and the learning rates of the reader and its grid replace those of the template.
+    """
     for spec in expand(body.template(task), body.grid, name=template.name):
-        own = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
-        options = {**template.options, **{key: value for key, value in own.items() if value is not None}}
+        changes = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
+        options = {**template.options, **{key: value for key, value in changes.items() if value is not None}}
         yield replace(spec, name=spec.name if body.grid else template.name, task=template.task, options=options)
 
 
-def _of_method(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
+def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
+    """Yield a run for each setting of a method's grid, with its edits, and with the name and task of `template`.
+
+    The options of the method and its grid replace those of the template.
+    """
     grid = {full_key(key, method.keys(), "grid"): values for key, values in method.grid.items()}
     for number, values in enumerate(itertools.product(*grid.values()), start=1):
         chosen = dict(zip(grid, values, strict=True))
-        own = {key: value for key, value in chosen.items() if "." not in key and key != "seed"}
+        grid_options = {key: value for key, value in chosen.items() if "." not in key and key != "seed"}
         edits = []
-        for name, given in (pair for edit in method.edits for pair in edit.items()):
+        for name, fixed in (pair for edit in method.edits for pair in edit.items()):
             changed = {key.partition(".")[2]: value for key, value in chosen.items() if key.startswith(f"{name}.")}
-            if is_made(name, arguments := {**given, **changed}):
+            if is_applied(name, arguments := {**fixed, **changed}):
                 edits.append((name, arguments))
         name = f"{template.name}_{number:04}" if grid else template.name
-        options = {**template.options, **method.fit, **own}
+        options = {**template.options, **method.fit, **grid_options}
         yield replace(template, name=name, settings=chosen, options=options, edits=tuple(edits))
 
 
-def grid_of(spec: RunSpec) -> dict[str, Any]:
-    """Return the settings of a run that come from a grid."""
+def grid_of(spec: RunSpec) -> dict[str, object]:
+    """Return the settings of a run that come from a grid: all but "method", "seed" and "repeat"."""
     return {key: value for key, value in spec.settings.items() if key not in ("method", "seed", "repeat")}
 
 
-def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[Any]]) -> Recipe:
+def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
     """Return a recipe with the values of a sweep in the grid of every reader or method that has the key.
 
-    Keys may be short ("alpha" for "fusion.alpha"). Values replace those that a grid has for the key.
+    Args:
+        recipe: The recipe, which is not changed.
+        sweeps: Key -> values, which replace those that a grid has for the key. A key may be short, such as "alpha" for
+            "fusion.alpha".
 
     Raises:
         UnknownNameError: If no reader or method has a key.
+        ConfigError: If a value is not allowed.
     """
-    given = recipe.model_dump(exclude_unset=True)
-    places: list[Any] = [(method, given["methods"][name], method.keys()) for name, method in recipe.methods.items()]
+    fields: Fields = recipe.model_dump(exclude_unset=True)
+    bodies: list[tuple[Grid, Fields, list[str]]] = [  # a grid, the fields of its reader or method, all keys it may have
+        (method.grid, fields["methods"][name], method.keys()) for name, method in recipe.methods.items()
+    ]
     for name, task in recipe.tasks.items():
-        outline, fields = task.outline(), given["tasks"][name]
-        places += [(reader, fields["readers"][method], reader.keys(outline)) for method, reader in task.readers.items()]
+        outline, readers = task.outline(), fields["tasks"][name].get("readers", {})
+        bodies += [(reader.grid, readers[method], reader.keys(outline)) for method, reader in task.readers.items()]
     used: set[str] = set()
-    for body, fields, keys in places:
-        fields["grid"], fitted = swept(body.grid, keys, sweeps)
-        used |= fitted
+    for grid, body, keys in bodies:
+        body["grid"], matched = swept(grid, keys, sweeps)
+        used |= matched
     unused = [key for key in sweeps if key not in used]
-    check_known("sweep", unused, dict.fromkeys(key for _, _, keys in places for key in keys), "key")
-    return parse_recipe(given, op="sweep", swept=True)
+    check_known("sweep", unused, dict.fromkeys(key for _, _, keys in bodies for key in keys), "key")
+    return parse_recipe(fields, op="sweep", swept=True)
 
 
-def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
-    """Return the values of texts such as "fusion.dim=32,64", by key; lists are in brackets."""
-    sweeps: dict[str, list[Any]] = {}
-    for text in given:
+def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
+    """Return the sweeps that the command line gives as texts such as "fusion.dim=32,64": key -> values.
+
+    Raises:
+        ConfigError: If a text has another form, or two texts have the same key.
+    """
+    sweeps: dict[str, list[object]] = {}
+    for text in texts:
         key, _, values = text.partition("=")
         key = key.strip()
         try:
@@ -149,13 +186,13 @@ def read_sweeps(given: Sequence[str]) -> dict[str, list[Any]]:
         if not key or not listed:
             raise ConfigError(f"sweep: '{text}' names no values; the form is key=value,value, as in fusion.dim=32,64.")
         if key in sweeps:
-            raise ConfigError(f"sweep: '{key}' is there twice; put all its values in one list.")
+            raise ConfigError(f"sweep: '{key}' occurs twice; put all of its values in one list.")
         sweeps[key] = listed
     return sweeps
 
 
-def _number(value: Any) -> Any:
-    """Return a text that is a number as a float, since YAML reads 1e-3 as text; all other values unchanged."""
+def _number(value: object) -> object:
+    """Return a text that is a number, which 1e-3 is in YAML, as a float; any other value unchanged."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value

@@ -1,11 +1,11 @@
-"""Load the tasks of a recipe with their data."""
+"""Load the tasks of a recipe with their data: read files, hold out rows, draw subsamples."""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known
 from lamina.recipes.paper_tables import check_metrics, check_one_metric
@@ -25,9 +25,23 @@ NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task
 
 
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
-    """Return the tasks of a recipe with their data, a list per task as `repeats` makes it.
+    """Read the data of all tasks of a recipe.
 
-    Data that several tasks share is read once. `data` is the folder of the files; None: presets come from the hub.
+    Data that several tasks share is read once.
+
+    Args:
+        recipe: The recipe.
+        data: Folder with one subfolder per preset; paths under `files` are relative to this folder. None: presets come
+            from the hub, and paths are relative to the working directory.
+
+    Returns:
+        Name of each task -> a list with one copy of the task for every repeat of its subsample, or the task alone.
+
+    Raises:
+        DataError: If data cannot be read, or does not fit its task.
+        ConfigError: If a task lacks the split on which the recipe evaluates, tables would mix tasks with different
+            metrics, or a size or limit is not allowed.
+        UnknownNameError: If a task does not have a metric that the recipe names.
     """
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
@@ -39,12 +53,12 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
         check_metrics(recipe, name, loaded[key].metrics)
         tasks[name] = repeats(body, loaded[key])
     if len(tasks) == len(recipe.tasks):
-        check_one_metric(recipe, {name: own[0].metric for name, own in tasks.items()})
+        check_one_metric(recipe, {name: copies[0].metric for name, copies in tasks.items()})
     return tasks
 
 
 def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
-    """Raise ConfigError if a task does not have the split on which the recipe evaluates."""
+    """Raise ConfigError if the recipe evaluates on a split that is not among the splits (`parts`) of a task."""
     if recipe.evaluate is not None and recipe.evaluate not in parts:
         raise ConfigError(
             f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "
@@ -53,27 +67,39 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
-    """Return one task of a recipe with its data, before subsampling."""
-    own = {"limit", "limit_validation", "label_all_tokens", "image_size"}
-    given: dict[str, Any] = recipe.model_dump(include=own)
-    limit = given.pop("limit_validation") if recipe.hold_out else None  # of what is held out
+    """Read one task of a recipe, with its data, limits and held-out rows, but before subsampling.
+
+    Args:
+        name: Name of the task.
+        recipe: The task in the recipe.
+        data: Folder of the data, as for `load_tasks`.
+
+    Raises:
+        DataError: If the data cannot be read, or does not fit the task.
+        ConfigError: If a limit or another value is not allowed.
+        UnknownNameError: If the task does not have the metric that the recipe names.
+    """
+    options = recipe.model_dump(include={"limit", "limit_validation", "label_all_tokens", "image_size"})
+    # rows that are held out below are limited afterwards, not the rows of the original validation split
+    limit = options.pop("limit_validation") if recipe.hold_out else None
     if recipe.preset is not None:
         folder = None if data is None else Path(data) / find_preset(recipe.preset)[0]
-        task = Task.preset(recipe.preset, files=folder, **given)
+        task = Task.preset(recipe.preset, files=folder, **options)
     else:
         root = Path(data or ".")
         for part, path in (recipe.files or {}).items():
-            given[part] = root / path if isinstance(path, str) else tuple(root / file for file in path)
+            options[part] = root / path if isinstance(path, str) else tuple(root / file for file in path)
         metric = recipe.metric if recipe.masked_lm is None else None
-        task = Task.from_files(name=name, metric=metric, **recipe.model_dump(include=FILE_KEYS), **given)
+        task = Task.from_files(name=name, metric=metric, **recipe.model_dump(include=FILE_KEYS), **options)
     task = task if recipe.pair_separator is None else task.join_pairs(recipe.pair_separator)
     pairs = any(split.pairs for split in task.splits.values())
-    texts = 1 if recipe.masked_lm is None or recipe.masked_lm.rows or not pairs else 2  # both of a pair become rows
+    # masked language modelling in blocks makes two rows of each pair of texts
+    rows_per_example = 1 if recipe.masked_lm is None or recipe.masked_lm.rows or not pairs else 2
     task = task if recipe.masked_lm is None else task.masked_lm(rows=recipe.masked_lm.rows)
-    if recipe.hold_out and not (_set_aside(recipe) and "test" in task.splits):
+    if recipe.hold_out and not (_lacks_validation(recipe) and "test" in task.splits):
         task = task.held_out(stratify=recipe.stratify)
     if limit is not None:
-        validation = limited(task.split("validation"), limit * texts, 0, option="limit_validation")
+        validation = limited(task.split("validation"), limit * rows_per_example, 0, option="limit_validation")
         task = replace(task, splits={**task.splits, "validation": validation})
     if recipe.metric is None:
         return task
@@ -81,20 +107,35 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
     return replace(task, metric=recipe.metric)
 
 
-def _set_aside(recipe: TaskRecipe) -> bool:
-    """Return whether the data have no validation split, so that a tenth of the training rows is already used as one."""
-    own = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
-    return "validation" not in own
+def _lacks_validation(recipe: TaskRecipe) -> bool:
+    """Return whether a task's data has no validation split, so that a tenth of its training rows serves as one."""
+    splits = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
+    return "validation" not in splits
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
-    """Return a list with the task, or with a copy per repeat of its subsample; repeat r is drawn with seed r."""
+    """Return a list of the task alone or, if its recipe has a subsample, of one subsample per repeat.
+
+    Repeat r is drawn with seed r. If a subsample has all rows of the task, so that all repeats are equal, a warning is
+    logged.
+
+    Raises:
+        ConfigError: If the size of the subsample does not fit the task, such as rows per class without classes.
+    """
     sample = recipe.subsample
     if sample is None:
         return [task]
-    size: dict[str, Any] = sample.size().given()
-    tasks = [task.subsample(**size, stratified=sample.stratified, seed=seed) for seed in range(sample.repeats)]
+    tasks = [
+        task.subsample(
+            per_class=sample.per_class,
+            fraction=sample.fraction,
+            rows=sample.rows,
+            stratified=sample.stratified,
+            seed=seed,
+        )
+        for seed in range(sample.repeats)
+    ]
     if sample.repeats > 1 and (rows := len(task.split("train"))) == len(tasks[0].split("train")):
-        what = "all %d rows are drawn, so its %d repeats have the same rows and differ in their seeds alone"
-        logger.warning(f"task %s: {what}", task.name, rows, sample.repeats)
+        message = "all %d rows are drawn, so its %d repeats have the same rows and differ only in their seeds"
+        logger.warning(f"task %s: {message}", task.name, rows, sample.repeats)
     return tasks

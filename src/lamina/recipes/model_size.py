@@ -1,4 +1,4 @@
-"""Sizes of models, of their edits and of their readers, counted on the meta device, which needs no memory."""
+"""Sizes of models, edits and readers, counted on models of the meta device, whose weights need no memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import json
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import transformers
@@ -28,34 +28,37 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
     from lamina.bank import Reader
+    from lamina.layers.stack import LayerStack
+    from lamina.recipes.edits import Arguments
     from lamina.train.memory import KeptBytes
 
-_IN_PLACE = ("insert", "reinit", "freeze")  # edits after which the blocks are where they were
+_IN_PLACE = ("insert", "reinit", "freeze")  # edits that leave every block at its position
 
 
 class EditSize(NamedTuple):
     """The effect of edits on a model's size."""
 
-    added: int  # parameters that it has more
-    frozen: int  # parameters that are not trained
-    deep: bool  # whether one in a layer is trained, so that training goes back through the layers
+    added: int  # number of parameters by which the model grows; negative if it shrinks
+    frozen: int  # number of parameters that are not trained
+    deep: bool  # whether a parameter inside a layer is trained, so that gradients flow through the layers
 
 
 class ReaderSize(NamedTuple):
     """The size of a reader and the layers that it reads."""
 
-    parameters: int  # all of them are trained
-    stack: str
+    parameters: int  # number of parameters; all are trained
+    stack: str  # name of the stack that it reads
     layers: tuple[int, ...]
-    width: int
-    module: ReaderModule  # without weights
+    width: int  # size of a hidden state
+    module: ReaderModule  # on the meta device
 
 
 @dataclass(frozen=True, eq=False)
 class ModelSize:
-    """A model on the meta device with the sizes of its parts; embeddings count only in `parameters`.
+    """A model on the meta device with the sizes of its parts.
 
-    Its edits and readers, of which a recipe has few shapes for its many runs, are each built once.
+    Embeddings count only in `parameters`, the number of all parameters. The sizes of edits and readers are remembered,
+    because the many runs of a recipe have only a few different ones.
     """
 
     model: PreTrainedModel
@@ -66,42 +69,66 @@ class ModelSize:
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
-        """Parameters of each block, by stack; a block that runs twice counts twice. {} for convolutional networks."""
+        """Name of each stack -> the number of parameters of each block; a block that runs twice counts twice.
+
+        Empty for a model without stacks, such as a convolutional network.
+        """
         return {name: [_active([block]) for block in stack.blocks] for name, stack in self._stacks.items()}
 
     @cached_property
     def rest(self) -> int:
-        """Number of parameters outside the blocks."""
+        """Number of parameters outside the blocks, without embeddings."""
         return _active([self.model]) - _active(block for stack in self._stacks.values() for block in stack.blocks)
 
     @cached_property
-    def _stacks(self) -> Mapping[str, Any]:
+    def _stacks(self) -> Mapping[str, LayerStack]:
+        """The model's stacks by name; empty for a model without stacks, which can still be fine-tuned."""
         try:
             return stacks(self.model)
-        except UnsupportedModelError:  # it is fine-tuned all the same
+        except UnsupportedModelError:
             return {}
 
     def row(self, tokens: int, target: int) -> int:
-        """Return parameters times tokens of a pass over one row; parts after the encoder read the target, if any."""
+        """Return the sum, over all parameters but embeddings, of the tokens that each reads in a pass over one row.
+
+        Args:
+            tokens: Tokens of the row. The first stack reads them.
+            target: Tokens of the text to generate. All parts after the first stack read them; if 0, those parts read
+                the tokens of the row too.
+        """
         first, *others = [sum(blocks) for blocks in self.blocks.values()] or [0]
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
 
     def up_to(self, deepest: Mapping[str, int]) -> int:
-        """Return the parameters that a token passes up to the highest layer that is read in each stack."""
+        """Return the number of parameters that a token passes until all layers that readers need are computed.
+
+        Args:
+            deepest: Name of each stack that is read -> the highest layer that is read in it. All stacks before the last
+                of them run as a whole.
+        """
         names = list(self.blocks)
         last = max(deepest, key=names.index)
         before = names[: names.index(last)]
         return sum(sum(self.blocks[name]) for name in before) + sum(self.blocks[last][: deepest[last]])
 
-    def edited(self, edits: Sequence[tuple[str, Any]], *, where: str) -> EditSize:
-        """Return the effect of edits, tried on a copy of the model; `where` is named in errors."""
-        of_head = any(isinstance(given.get("train"), list) for _, given in edits)  # which may be frozen, or in part
-        key = json.dumps([edits, self.parameters if of_head else None])
+    def edited(self, edits: Sequence[tuple[str, Arguments]], *, where: str) -> EditSize:
+        """Return the effect of edits on the model's size, by applying them to a copy of the model.
+
+        Args:
+            edits: The name and the arguments of each edit.
+            where: Where the edits come from; errors name it.
+
+        Raises:
+            LaminaError: If an edit cannot be applied.
+        """
+        # models that differ in their heads share results, unless a list of parts to train may name parts of the head
+        names_parts = any(isinstance(arguments.get("train"), list) for _, arguments in edits)
+        key = json.dumps([edits, self.parameters if names_parts else None])
         if key not in self._edits:
             model = copy.deepcopy(self.model)
             for number, edit in enumerate(edits):
                 if self._stacks and all(name in _IN_PLACE for name, _ in edits[:number]):
-                    same_stacks(self.model, model)  # to look for them again is most of the work
+                    same_stacks(self.model, model)  # saves the search for stacks, which takes most of the time
                 apply_edits(model, [edit], seed=0, where=where)
             trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
             frozen = sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
@@ -111,13 +138,17 @@ class ModelSize:
 
     @cached_property
     def _layered(self) -> list[str]:
-        """Paths of the modules that belong to layers, each ending with a dot."""
+        """Paths of the modules inside layers, each ending with a dot; without stacks, the path of the base model."""
         paths = {module: path for path, module in by_path(self.model).items()}
         modules = [module for stack in self._stacks.values() for module in (*stack.run, *stack.blocks)]
         return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
 
     def reader(self, reader: Reader) -> ReaderSize:
-        """Return the size of a reader of this model."""
+        """Return the size of a reader of this model, which is built on the meta device.
+
+        Raises:
+            LaminaError: If the reader does not fit the model, for example because a layer does not exist.
+        """
         key = replace(reader, seed=0)
         if key not in self._readers:
             name = reader.stack or tower_for(stacks(self.model), reader.head.inputs)
@@ -128,7 +159,12 @@ class ModelSize:
         return self._readers[key]
 
     def kept(self, readers: Sequence[ReaderSize], tokens: int) -> KeptBytes:
-        """Return the memory that readers of one pass keep for the gradients of rows with `tokens` tokens each."""
+        """Return the memory that readers of one pass need for the gradients of a batch of rows.
+
+        Args:
+            readers: The readers, which share the pass of the model.
+            tokens: Number of tokens of each row.
+        """
         key = (tuple(id(reader.module) for reader in readers), tokens)
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
@@ -136,18 +172,24 @@ class ModelSize:
         return self._kept[key]
 
 
-# Recipes share their architectures: each model is built, and its stacks are found, once per process.
+# Many recipes have the same model, so each model is built, and its stacks are searched, only once per process:
+# (config as JSON, auto class) -> number of labels -> the model with its sizes.
 _models: dict[tuple[str, str], dict[int, ModelSize]] = {}
 
 
 class Sizes:
-    """Builds models from one config and caches their sizes; the config is not changed."""
+    """Builds models on the meta device from one config, which is not changed, and remembers their sizes."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config, self._key = config, config.to_json_string(use_diff=False)
 
     def model(self, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
-        """Return a model with the head of an auto class of transformers and these labels; none: those of the config."""
+        """Return the model with the head of an auto class of transformers, and its sizes.
+
+        Args:
+            auto_class: Name of the auto class, such as "AutoModelForSequenceClassification".
+            labels: Class names of the head. Empty: those of the config.
+        """
         built = _models.setdefault((self._key, auto_class), {})
         if len(labels) not in built:
             config = copy.deepcopy(self.config)
@@ -158,13 +200,13 @@ class Sizes:
             if like is not None:
                 size = replace(size, _edits=like._edits, _readers=like._readers)
                 if like._stacks:
-                    same_stacks(like.model, model)  # their modules are the same but for the last layer's width
+                    same_stacks(like.model, model)  # the models differ only in the width of the head's last layer
             built[len(labels)] = size
         return built[len(labels)]
 
 
 def _active(modules: Iterable[nn.Module]) -> int:
-    """Return the number of parameters of modules, each counted once, without embeddings."""
+    """Return the number of parameters in modules, without embeddings; a shared parameter counts once."""
     parts = [part for module in modules for part in module.modules() if not isinstance(part, nn.Embedding)]
     unique = {id(parameter): parameter.numel() for part in parts for parameter in part.parameters(recurse=False)}
     return sum(unique.values())

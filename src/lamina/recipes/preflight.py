@@ -1,10 +1,10 @@
-"""Checks before a run: output folder, device, edits and model, all without weights."""
+"""Checks before the runs of a recipe: output folder, device, edits and model, all without loading weights."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lamina.data.disk_cache import cache_folder, entries
 from lamina.errors import CacheError, ConfigError, error_context
@@ -25,36 +25,60 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Processor
     from lamina.recipes.schema import Recipe
     from lamina.tasks.base import KindedTask
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 
-_ROWS = 8  # of a task that are encoded
+_ROWS = 8  # number of rows of each task that are encoded
 
 
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Raise an error unless the runs could write to the output folder and to the cache; nothing is written."""
-    alone = recipe.separately or recipe.methods
-    with nullcontext() if folder is None else claimed(folder) if alone else claimed_output(dict(specs), folder):
+    """Check that the runs of a recipe could write to the output folder and use the cache.
+
+    Args:
+        recipe: The recipe.
+        specs: All of its runs by name.
+        folder: The output folder, in which nothing is changed; None: there is none.
+
+    Raises:
+        StoreError: If the output folder cannot be written, or holds something that would be overwritten.
+        CacheError: If `cache` is "on" and states cannot be cached: the model is trained too, or the cache folder cannot
+            be read.
+    """
+    is_separate = recipe.separately or recipe.methods
+    with nullcontext() if folder is None else claimed(folder) if is_separate else claimed_output(dict(specs), folder):
         for spec in specs.values():
             options = FitOptions.of(spec.options)
             if options.cache == "on" and recipe.train_base:
                 raise CacheError("cache: the model is trained too, so its states change. Use cache='auto' or 'off'.")
             if options.cache == "on":
-                entries(cache_folder(options.cache_dir))  # a CacheError if that is no folder
+                entries(cache_folder(options.cache_dir))  # raises CacheError if the folder cannot be read
 
 
 def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Raise an error unless this machine has the device that each run's options name."""
+    """Raise ConfigError unless this machine has the device and precision that the options of each run ask for.
+
+    `specs` are all runs by name; `folder` is the output folder, None if there is none.
+    """
     for spec in specs.values():
         check_device(FitOptions.of(spec.options), folder)
 
 
 def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[KindedTask]]) -> None:
-    """Raise an error unless the edits of every run can be applied, by trying them on models without weights.
+    """Apply the edits of every run to a model without weights, to see that they can be applied.
 
-    A model that was edited before is not built from its config alone, and is left out.
+    Nothing is checked if the recipe's model was edited before it was saved, because such a model cannot be built from
+    its config alone.
+
+    Args:
+        recipe: The recipe.
+        specs: All of its runs by name.
+        tasks: The tasks by name, each with its copies; the first copy gives the labels of the model's head.
+
+    Raises:
+        LaminaError: If an edit cannot be applied.
     """
     edited = [spec for spec in specs.values() if spec.edits]
     if not edited or read_record(recipe.model, recipe.revision)[1]:
@@ -67,11 +91,11 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
         model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")
 
 
-class _Subject(NamedTuple):
-    """The model and processor of a run, which is all that encoding needs."""
+class _EncodingRunner(NamedTuple):
+    """A stand-in for the `Runner` of a run, with what is needed to encode examples: its model and processor."""
 
     base: PreTrainedModel
-    processor: Any
+    processor: Processor
 
 
 def check_model(
@@ -80,9 +104,19 @@ def check_model(
     models: Mapping[str, PreTrainedModel],
     tasks: Mapping[str, list[Task]],
 ) -> None:
-    """Raise an error unless the model's files are complete and fit the options and the first rows of each run.
+    """Check that the files of a recipe's model are complete, and that each run can start with the model.
 
-    `models` are those of the runs, without weights; of `tasks` there are those whose data is read.
+    For each run, options that name parameters are looked up in its model, and the first rows of its task are encoded.
+
+    Args:
+        recipe: The recipe.
+        specs: All of its runs by name.
+        models: The model of each run by the run's name, without weights.
+        tasks: The tasks whose data was read, by name; tasks that are missing are not encoded.
+
+    Raises:
+        LaminaError: If weights or the processor are missing, or an option or row does not fit. Notes of the error name
+            the run.
     """
     first = next(iter(models.values()))
     check_weights(recipe.model, first.config, revision=recipe.revision)
@@ -91,13 +125,15 @@ def check_model(
         raise ConfigError(
             f"recipe: {recipe.model} has no tokenizer or image processor; one is needed to read examples."
         )
-    different = {repr((spec.task, spec.options, id(models[name]))): name for name, spec in specs.items()}
-    for name in different.values():
-        spec, subject, options = specs[name], _Subject(models[name], processor), FitOptions.of(specs[name].options)
+    # runs with the same task, options and model would be checked in the same way: only one of them is
+    distinct = {repr((spec.task, spec.options, id(models[name]))): name for name, spec in specs.items()}
+    for name in distinct.values():
+        spec, options = specs[name], FitOptions.of(specs[name].options)
+        runner = _EncodingRunner(models[name], processor)
         with error_context(f"run {name}"):
             if recipe.methods or recipe.train_base:
                 parameter_groups(models[name], options, 1.0, "fit")
             for task in tasks.get(spec.task, ())[:1]:
                 part = task.split("train")
                 few = replace(task, splits={"train": part.select_rows(range(min(len(part), _ROWS)))})
-                groups_of(subject, {spec.task: few}, "train", options)  # pyright: ignore[reportArgumentType]
+                groups_of(runner, {spec.task: few}, "train", options)  # pyright: ignore[reportArgumentType]

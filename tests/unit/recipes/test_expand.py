@@ -252,7 +252,7 @@ def test_a_sweep_without_a_key_or_values(given: str):
 
 
 def test_a_sweep_that_comes_twice():
-    with pytest.raises(ConfigError, match="sweep: 'alpha' is there twice"):
+    with pytest.raises(ConfigError, match="sweep: 'alpha' occurs twice"):
         read_sweeps(["alpha=1", "alpha=2"])
 
 

@@ -250,5 +250,5 @@ def test_repeats_that_draw_every_row_say_so(tmp_path: Path, caplog: pytest.LogCa
         body = {"files": files, "subsample": {"rows": count, "repeats": 3}}
         tasks = load_tasks(tuned({"few": body}), tmp_path)["few"]
         assert [len(task.split("train")) for task in tasks] == [count] * 3
-        message = "task few: all 10 rows are drawn, so its 3 repeats have the same rows and differ in their seeds alone"
+        message = "task few: all 10 rows are drawn, so its 3 repeats have the same rows and differ only in their seeds"
         assert (message in caplog.text) is warned
