@@ -171,7 +171,7 @@ def test_a_run_whose_worker_was_killed_goes_on_from_its_checkpoint(
     made = methods(Path(), {"plain": {}, "cut": {"edits": [{"truncate": {"keep": 1}}]}}, fit=fit, seeds=[0, 1])
     whole = run_recipe(made, data=".", output=tmp_path / "here")
     (notes := tmp_path / "notes").mkdir()
-    monkeypatch.setattr(runner, "_in_worker", partial(run_that_dies, str(notes), "film-plain-1", 5))
+    monkeypatch.setattr(runner, "_train_in_worker", partial(run_that_dies, str(notes), "film-plain-1", 5))
     spread = run_recipe(made, data=".", output=tmp_path / "there", ray="auto")
     assert (spread.table, spread.rows, spread.history) == (whole.table, whole.rows, whole.history)
     assert (spread.failures, spread.steps) == ([], whole.steps)
