@@ -1,52 +1,59 @@
-# Every target makes the virtual environment first when it is missing or out of date.
+# Every target installs what it needs into .venv when it is missing or out of date.
 # `make test ARGS="-k fusion"` hands ARGS on to the command behind the target.
 
 PYTHON ?= python3
 ARGS ?=
 DATA ?=
 BIN := .venv/bin
-READY := .venv/.ready
 DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 # Parts of benchmarks, and those that need data or another tree.
 NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py frontier_picture.py losses.py few_shot.py halueval.py)
 
-.PHONY: .venv demo report test check format bench docs clean
+.PHONY: .venv demo report test check format bench docs dist clean
 
-.venv: $(READY)
+.venv: .venv/.demo .venv/.test .venv/.check
 
 # torch comes first and alone: its version decides how large everything after it is.
-$(READY): pyproject.toml constraints.txt
+.venv/.torch: constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[demo,report,tensorboard,ray,bench,test,check]'
 	touch $@
 
-demo: $(READY)
+# .venv/.demo stands for the extra [demo], .venv/.test for [test], and so on.
+.venv/.%: .venv/.torch pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[$*]'
+	touch $@
+
+demo: .venv/.demo
 	$(BIN)/lamina demo --sentences examples/data/demo-sentences.tsv $(ARGS)
 
 # One page of studies, out/report.html: of rows that the demo makes, or of real sets with DATA=FOLDER, which takes hours.
-report: $(READY)
+report: .venv/.demo .venv/.report
 	PATH="$(CURDIR)/$(BIN):$$PATH" recipes/report.sh $(DATA)
 
 # Without bytecode every process of the suite would compile all of lamina and rewrite the tests' asserts anew.
-test: $(READY)
+test: .venv/.test
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: $(READY)
+check: .venv/.check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(DOCS) --quiet --site-dir .venv/site
 
-format: $(READY)
+format: .venv/.check
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)
+bench: .venv/.bench
 	set -e; for script in $(filter-out $(NOT_TIMED),$(wildcard benchmarks/*.py)); do echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 
-docs: $(READY)
+docs: .venv/.check
 	$(DOCS) --site-dir site
+
+# dist/*.whl and dist/*.tar.gz; the wheel is then installed in an empty environment, and the README's example runs there.
+dist: .venv/.dist
+	$(BIN)/python tests/wheel.py
 
 clean:
 	rm -rf .venv site dist out .pytest_cache .ruff_cache .hypothesis .coverage

@@ -24,6 +24,7 @@ import difflib
 import re
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Self
 
 
@@ -289,3 +290,24 @@ class MissingExtraError(LaminaError, ImportError):
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
         """Return the error for a failed import; the package's name comes from the ImportError."""
         return cls(op=op, package=error.name or "?", extra=extra)
+
+
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}  # module -> the name that pip knows, where they differ
+
+
+def require_packages(op: str, extra: str, *modules: str) -> None:
+    """Check that optional packages are installed, without importing them.
+
+    Call it before work begins, so that nobody trains for an hour and then learns that a score cannot be computed.
+
+    Args:
+        op: The operation that needs them, for the message.
+        extra: The extra of Lamina that installs them.
+        *modules: Names of the packages' modules, as in an `import` statement.
+
+    Raises:
+        MissingExtraError: If a package is not installed.
+    """
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtraError(op=op, package=_DISTRIBUTIONS.get(module, module), extra=extra)

@@ -22,7 +22,6 @@ from tests.support.stored import tiny_tokenizer
 
 import lamina
 from lamina import errors
-from lamina.demo.corpus import write
 from lamina.errors import LaminaError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
@@ -100,22 +99,8 @@ def files() -> Names:
     return {}
 
 
-def corpus() -> Names:
-    """For the README, after the demo."""
-    write(Path("out/demo/corpus"), rows=100)
-    return {}
-
-
 def printed_alone(_names: Names, printed: str) -> None:
     assert printed
-
-
-def of_the_readme(_names: Names, printed: str) -> None:
-    assert "'mood': {'label':" in printed
-    assert "tensor(" in printed
-    assert Path("out/mood/lamina.json").is_file()
-    assert Path("out/edited/config.json").is_file()
-    assert Path("out/tuned/lamina_edits.json").is_file()
 
 
 def of_editing(names: Names, _printed: str) -> None:
@@ -165,7 +150,7 @@ def of_training(_names: Names, _printed: str) -> None:
 
 
 PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
-    "README.md": (corpus, of_the_readme),
+    "README.md": (dict, printed_alone),
     "docs/all.md": (dict, printed_alone),
     "docs/concepts.md": (concepts, of_concepts),
     "docs/editing.md": (editing, of_editing),

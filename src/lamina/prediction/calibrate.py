@@ -11,7 +11,7 @@ import torch
 
 from lamina.data.batches import length_batches, tokenizer_of
 from lamina.data.windows import IGNORED
-from lamina.errors import ConfigError, NotFiniteError, check_known
+from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
 from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
 from lamina.prediction.evaluate import scoring_groups
@@ -82,6 +82,7 @@ def calibrate(  # noqa: PLR0913
         NotFiniteError: If a score is no number.
     """
     check_confidence(confidence)
+    require_packages("calibrate", "metrics", "scipy")
     options = PassOptions.checked(
         "calibrate",
         batch_size=batch_size,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import unwrapped
+from lamina.tasks.metrics import require_metrics
 from lamina.train.groups import groups_of, tasks_by_name
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import PassOptions
@@ -105,6 +106,7 @@ def evaluate(  # noqa: PLR0913
         num_workers=num_workers,
     )
     tasks, bank_or_model = tasks_by_name("evaluate", tasks), unwrapped(bank_or_model)
+    require_metrics("evaluate", (metric for task in tasks.values() for metric in task.metrics))
     runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: dict[str, dict[str, Any]] = {}
     for run in runs:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from lamina.bank.layer_amounts import layer_amounts
 from lamina.data.batches import tokenizer_of
 from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
 from lamina.serve.uploads import plain
 from lamina.serve.workers import Worker, predictor_of
-from lamina.studies.states.contributions import layer_amounts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,5 +1,9 @@
 """Studies: what each layer does, as a tidy table with its settings and figures; each is one function."""
 
+from lamina.errors import require_packages
+
+require_packages("studies", "studies", "scipy", "sklearn")
+
 from lamina.studies.cutting.advise import advise
 from lamina.studies.cutting.insertion import insertion
 from lamina.studies.cutting.reinit_study import reinit

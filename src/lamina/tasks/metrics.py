@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
-import snowballstemmer
 import torch
 from torch import Tensor
 
 from lamina.data.windows import IGNORED
-from lamina.errors import ConfigError, DataError, check_known
+from lamina.errors import ConfigError, DataError, check_known, require_packages
 from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks.base import Results
 from lamina.tasks.tags import marks_spans
@@ -36,7 +35,18 @@ _MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _STEMMED = 4  # letters: shorter words stay as they are
 Tags = Sequence[Sequence[int]]  # per text a tag for every word
-_PORTER = snowballstemmer.stemmer("porter")
+
+
+_PACKAGES = {  # metric -> the modules that compute it, which the extra "metrics" installs; torch computes all others
+    "span_f1": ("seqeval",),
+    **dict.fromkeys(_ROUGE, ("torchmetrics", "snowballstemmer")),
+    **dict.fromkeys(("bleu", "chrf"), ("sacrebleu",)),
+}
+
+
+def require_metrics(op: str, metrics: Iterable[str]) -> None:
+    """Raise MissingExtraError, with `op` as the operation, if a metric needs a package that is not installed."""
+    require_packages(op, "metrics", *(module for name in metrics for module in _PACKAGES.get(name, ())))
 
 
 def better(metric: str, new: float, old: float) -> bool:
@@ -51,19 +61,31 @@ def score_classes(
 
     "f1" is "macro_f1", but of two classes that of the second one where `binary` is set.
     """
-    from torchmetrics.functional import classification as tm
-
     _check_rows(predictions, targets)
-    both, count = (predictions.long(), targets.long()), max(2, classes)
-    varies, of_second = all(len(ids.unique()) > 1 for ids in both), classes == 2 and binary
-    mean_f1 = partial(tm.multiclass_f1_score, *both, num_classes=count, average="macro")
+    count = max(2, classes)
+    cells = (targets.long() * count + predictions.long()).cpu()
+    confusion = torch.bincount(cells, minlength=count**2).reshape(count, count).double()  # true class, predicted class
+    right, true, predicted = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    sizes = true + predicted
+    f1 = 2 * right / sizes.clamp(min=1)
+    macro_f1 = f1[sizes > 0].mean()
     known = {
-        "accuracy": lambda: tm.multiclass_accuracy(*both, num_classes=count, average="micro"),
-        "f1": lambda: tm.binary_f1_score(*both) if of_second else mean_f1(),
-        "mcc": lambda: tm.multiclass_matthews_corrcoef(*both, num_classes=count) if varies else 0.0,
-        "macro_f1": mean_f1,
+        "accuracy": lambda: right.sum() / len(targets),
+        "f1": lambda: f1[1] if classes == 2 and binary else macro_f1,
+        "mcc": lambda: _matthews(right.sum(), true, predicted),
+        "macro_f1": lambda: macro_f1,
     }
     return _scores(metrics, known)
+
+
+def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
+    """Return Matthews' correlation of several classes from the number of right rows and the rows per class.
+
+    It is 0 if all rows have one class, or all predictions are one class. Source: Gorodkin 2004, equation 8.
+    """
+    rows = true.sum()
+    variances = (rows**2 - (true**2).sum()) * (rows**2 - (predicted**2).sum())
+    return float((right * rows - true @ predicted) / variances.sqrt()) if variances > 0 else 0.0
 
 
 def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
@@ -73,15 +95,31 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
     scores reach the lowest threshold that at most 1 % or 5 % of the first do, as `monitors.Calibration` chooses it; of
     fewer than 100 or 20 rows of the first class, none. All are 0 if a class has no row.
     """
-    from sklearn.metrics import roc_auc_score
-
     _check_rows(scores, targets)
-    positive, both = targets.bool(), len(targets.unique()) > 1
+    positive = targets.bool()
     known = {
-        "auroc": lambda: roc_auc_score(targets.numpy(), scores.double().numpy()) if both else 0.0,
+        "auroc": lambda: _auroc(scores, positive),
         **{name: partial(_recall_at, scores, positive, rate) for name, rate in RECALL_RATES.items()},
     }
     return _scores(metrics, known)
+
+
+def _auroc(scores: Tensor, positive: Tensor) -> float:
+    """Return the share of pairs of a positive and a negative row in which the positive one has the higher score.
+
+    Equal scores count half. It is 0 if one of both classes has no row.
+    """
+    positives, negatives = int(positive.sum()), int((~positive).sum())
+    if not positives or not negatives:
+        return 0.0
+    below = _ranks(scores.double())[positive].sum() - positives * (positives + 1) / 2
+    return float(below / (positives * negatives))
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the rank of every value, from 1; equal values share the mean of their ranks."""
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
 
 
 def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
@@ -94,27 +132,23 @@ def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
 
 def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tensor) -> dict[str, float]:
     """Score zeros and ones `[rows, classes]`: "accuracy" (of whole rows) and "f1" (over all labels at once)."""
-    from torchmetrics.functional import classification as tm
-
     _check_rows(predictions, targets)
-    both, count = (predictions.long(), targets.long()), targets.shape[-1]
+    predicted, true = predictions.bool(), targets.bool()
     known = {
-        "accuracy": lambda: tm.multilabel_exact_match(*both, num_labels=count),
-        "f1": lambda: tm.multilabel_f1_score(*both, num_labels=count, average="micro"),
+        "accuracy": lambda: (predicted == true).all(-1).double().mean(),
+        "f1": lambda: 2 * (predicted & true).sum() / (predicted.sum() + true.sum()).clamp(min=1),
     }
     return _scores(metrics, known)
 
 
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
     """Score predicted numbers: "pearson" and "spearman" correlation; 0 where one of both does not vary."""
-    from torchmetrics.functional import regression as tm
-
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
     varies = all(bool((row != row[0]).any()) and bool(row.isfinite().all()) for row in both)
     known = {
-        "pearson": lambda: tm.pearson_corrcoef(*both) if varies else 0.0,
-        "spearman": lambda: tm.spearman_corrcoef(*both) if varies else 0.0,
+        "pearson": lambda: torch.corrcoef(torch.stack(both))[0, 1] if varies else 0.0,
+        "spearman": lambda: torch.corrcoef(torch.stack([_ranks(row) for row in both]))[0, 1] if varies else 0.0,
     }
     return _scores(metrics, known)
 
@@ -278,9 +312,17 @@ def _ratios(both: int, guesses: int, trues: int) -> dict[str, float | int]:
     }
 
 
+@lru_cache(maxsize=1)
+def _porter() -> Callable[[str], str]:
+    """Return the function that stems a word by Porter's algorithm."""
+    from snowballstemmer import stemmer
+
+    return stemmer("porter").stemWord
+
+
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
-    return _PORTER.stemWord(word) if len(word) >= _STEMMED else word
+    return _porter()(word) if len(word) >= _STEMMED else word
 
 
 def _words(text: str) -> list[str]:

@@ -19,7 +19,7 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import save
-from lamina.tasks.metrics import LOWER
+from lamina.tasks.metrics import LOWER, require_metrics
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.checkpoint import Checkpoints
@@ -143,6 +143,7 @@ def _scored(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOpti
     scored = {name: task for name, task in tasks.items() if decides or "validation" in task.splits}
     if scored:
         runner.check(scored, ("validation",))
+    require_metrics(op, (metric for name in (tasks if options.test else scored) for metric in tasks[name].metrics))
     _warn_of_turns(op, scored)
     return scored
 

@@ -20,9 +20,9 @@ from lamina import (
     SequenceClassification,
     SingleLayer,
 )
+from lamina.bank.layer_amounts import layer_amounts
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies import contributions, importance
-from lamina.studies.states.contributions import layer_amounts
 
 HEAD = SequenceClassification(("no", "yes"))
 
