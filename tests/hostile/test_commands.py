@@ -395,7 +395,7 @@ def in_shell(line: str, **environment: str) -> Ran:
 
 
 CANNOT = "error: output: standard output cannot be written (No space left on device).\n"
-CLOSED = "error: output: standard output is closed; answers go there. Use > FILE or > /dev/null.\n"
+CLOSED = "error: output: standard output is closed; results are printed there. Use > FILE or > /dev/null.\n"
 
 
 @pytest.mark.parametrize(

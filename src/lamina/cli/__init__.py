@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Nothing heavy loads before a command needs it."""
+"""The command line: each command parses its arguments, calls the API and prints. torch loads only when needed."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command `lamina` and end the process.
 
-    The exit code is 0 on success, 2 for bad input, 130 after Ctrl-C, and 1 for an error in Lamina itself.
-    LAMINA_DEBUG=1 shows the traceback of any error.
+    The exit code is 0 on success, 2 for bad input, 130 after Ctrl-C, and 1 for a bug in Lamina or a failed cell of a
+    run. With LAMINA_DEBUG=1 in the environment, the traceback of an error is printed too.
 
     Args:
-        arguments: The command line without the program's name; None: that of the process.
+        arguments: Words of the command line, without the program's name. None: the arguments of this process.
     """
     from lamina.cli.application import build, quiet
 

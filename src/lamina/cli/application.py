@@ -1,4 +1,4 @@
-"""The application: its commands, exit codes and error messages, and the logging of other libraries."""
+"""The command `lamina`: its subcommands, its exit codes and error messages, and the logging of other libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, TextIO, cast
 
 import typer
 from typer.core import TyperGroup
@@ -19,12 +19,15 @@ from typer.core import TyperGroup
 from lamina.cli.output import Stream
 from lamina.errors import ConfigError, LaminaError, memory_errors
 
-SECTIONS = {
+if TYPE_CHECKING:
+    from typer._click import Command, Context, HelpFormatter
+
+SECTIONS = {  # heading in the help of `lamina` -> its commands
     "Begin": ("demo", "inspect"),
     "Train and use readers or whole models": ("train", "evaluate", "predict", "serve", "export"),
     "Change layers": ("edit",),
-    "Study layers, and report": ("study", "report"),
-    "Keep house": ("cache",),
+    "Study layers and report results": ("study", "report"),
+    "Free disk space": ("cache",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 DEBUG = "LAMINA_DEBUG"  # environment variable; any value shows tracebacks
@@ -52,16 +55,21 @@ class Warnings(logging.Handler):
 
 
 class Group(TyperGroup):
-    """The group of all commands. An error ends it with one sentence and exit code 2 (bad input) or 1 (a bug)."""
+    """The command `lamina`, which runs one of its subcommands.
 
-    def main(self, *args: Any, **options: Any) -> Any:
-        """Run the command in the arguments and end the process."""
+    An error ends the process with one sentence on standard error and exit code 2 (bad input) or 1 (a bug).
+    """
+
+    def main(self, *args: Any, **options: Any) -> object:
+        """Run the subcommand that the arguments name and end the process; `args` and `options` are those of click."""
         log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  sys.stderr is None if it is closed
-        with redirect_stderr(cast("Any", Stream(log, needed=False))):
+        with redirect_stderr(cast("TextIO", Stream(log, needed=False))):
             try:
                 if sys.stdout is None:
-                    raise ConfigError("output: standard output is closed; answers go there. Use > FILE or > /dev/null.")
-                with redirect_stdout(cast("Any", Stream(sys.stdout, needed=True))):
+                    raise ConfigError(
+                        "output: standard output is closed; results are printed there. Use > FILE or > /dev/null."
+                    )
+                with redirect_stdout(cast("TextIO", Stream(sys.stdout, needed=True))):
                     try:
                         return super().main(*args, **options)
                     finally:
@@ -72,32 +80,40 @@ class Group(TyperGroup):
                 print(f"error: {sentence(error)}", file=sys.stderr)
                 sys.exit(2 if isinstance(error, LaminaError) else 1)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of commands by purpose, each with the first paragraph of its help."""
+    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+        """Write the subcommands under the headings of `SECTIONS`, each with the first paragraph of its help."""
         for section, names in SECTIONS.items():
             with formatter.section(section):
-                helps = [(name, cast("Any", self.get_command(ctx, name)).help) for name in names]
+                commands = ((name, self.get_command(ctx, name)) for name in names)
+                helps = [(name, (command.help if command else None) or "") for name, command in commands]
                 formatter.write_dl([(name, " ".join(text.partition("\n\n")[0].split())) for name, text in helps])
 
-    def invoke(self, ctx: Any) -> Any:
-        """Run the command; Ctrl-C ends it with exit code 130 and says whether --resume can continue it."""
+    def invoke(self, ctx: Context) -> object:
+        """Run the subcommand and return its result.
+
+        Ctrl-C ends the process with exit code 130 and a line that says whether --resume can continue the run.
+        """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             command = self.get_command(ctx, ctx.invoked_subcommand or "")
-            goes_on = any(option.name == "resume" for option in getattr(command, "params", ()))
-            print("interrupted" + "; with --resume it goes on from what was saved" * goes_on, file=sys.stderr)
+            can_resume = any(option.name == "resume" for option in getattr(command, "params", ()))
+            hint = "; run the command with --resume to continue from what was saved"
+            print("interrupted" + hint * can_resume, file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
 
 
 def sentence(error: Exception) -> str:
-    """Return an error as one line with its notes; an error that Lamina did not expect is called unforeseen."""
+    """Return the message of an error on one line, with the error's notes in brackets.
+
+    An error that is not a `LaminaError` is called unexpected, with its class and how to see the traceback.
+    """
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    unforeseen = f"unforeseen {type(error).__name__}: {error}; {DEBUG}=1 shows where it came from."
-    return " ".join(f"{error if isinstance(error, LaminaError) else unforeseen}{notes}".split())
+    unexpected = f"unexpected {type(error).__name__}: {error}; set {DEBUG}=1 to see the traceback."
+    return " ".join(f"{error if isinstance(error, LaminaError) else unexpected}{notes}".split())
 
 
-def build() -> Any:
+def build() -> Command:
     """Build and return the command `lamina` with all its subcommands."""
     app = typer.Typer(cls=Group, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(lamina)
@@ -108,9 +124,9 @@ def build() -> Any:
 
 
 def quiet() -> None:
-    """Silence the progress bars and warnings of other libraries; print each warning of Lamina on a line.
+    """Silence the progress bars and warnings of other libraries, and print each log record of Lamina on a line.
 
-    Environment variables that are already set are not changed.
+    The libraries are silenced by environment variables; a variable that is already set is not changed.
     """
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
@@ -121,12 +137,12 @@ def quiet() -> None:
         logger.addHandler(Warnings(logging.INFO))
 
 
-def _show_version(wanted: bool) -> bool:
-    """Print the version and exit if --version was given; otherwise return False."""
-    if wanted:
+def _show_version(requested: bool) -> bool:
+    """Print the version of Lamina and exit with code 0 if --version was given; otherwise return False."""
+    if requested:
         print(f"lamina {version('lamina')}")
         raise typer.Exit
-    return wanted
+    return requested
 
 
 def lamina(
@@ -134,5 +150,9 @@ def lamina(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Use what is inside a pretrained transformer: read, edit and study its layers."""
+    """Use what is inside a pretrained transformer: read, edit and study its layers.
+
+    A reader is a small trained module that solves one task from the hidden states of a model. A bank is a set of
+    readers that share one model, and so one pass of it. Layer 0 is the embeddings, layer i is block i.
+    """
     del show_version

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from rich.filesize import decimal
 from typer import Option
@@ -12,6 +12,7 @@ from lamina.cli.shared_options import JsonOption
 
 if TYPE_CHECKING:
     from lamina.data.disk_cache import Entry
+    from lamina.utils import Row
 
 _CLEAR = 'Remove the entry with this key (its beginning is enough), or "all". Default: list the entries.'
 _FOLDER = "Folder of the cache. Default: $LAMINA_CACHE, or lamina in ~/.cache."
@@ -26,7 +27,8 @@ def cache(
 ) -> None:
     """List the hidden states that are cached on disk, or remove them.
 
-    Every --clear also removes unfinished files that killed runs left behind.
+    Training with the option `cache` stores the states of a frozen model, so that later epochs and runs need not compute
+    them again. Every --clear also removes unfinished files that killed runs left behind.
     """
     from lamina.data import disk_cache
 
@@ -36,8 +38,8 @@ def cache(
     count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
     total = f"{count}, {decimal(sum(entry.size_bytes for entry in entries))}"
     if as_json:
-        what = "entries" if clear is None else "removed"
-        print_json({"folder": str(folder), what: [_facts(entry) for entry in entries], "unfinished": unfinished})
+        key = "entries" if clear is None else "removed"
+        print_json({"folder": str(folder), key: [_facts(entry) for entry in entries], "unfinished": unfinished})
     elif clear is not None:
         print(f"{folder}: removed {total}")
     else:
@@ -46,29 +48,29 @@ def cache(
         else:
             print(f"{folder}: no entries")
         if unfinished:
-            print(f"{len(unfinished)} unfinished, left by runs that were killed; --clear removes them")
+            print(f"{len(unfinished)} unfinished files were left by killed runs; --clear removes them")
 
 
-def _facts(entry: Entry) -> dict[str, Any]:
-    """Return an entry of the cache as JSON."""
-    known = {name: entry.facts.get(name) for name in _FACTS}
-    own = {"size_bytes": entry.size_bytes, "age_s": entry.age_s, "problem": entry.problem}
-    return {"key": entry.key, **known, **own}
+def _facts(entry: Entry) -> Row:
+    """Return what --json prints about an entry of the cache: its key, what it holds, its size, age and problem."""
+    contents = {name: entry.facts.get(name) for name in _FACTS}
+    state = {"size_bytes": entry.size_bytes, "age_s": entry.age_s, "problem": entry.problem}
+    return {"key": entry.key, **contents, **state}
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    """Return an entry of the cache as a row of the printed table."""
+    """Return an entry of the cache as a row of the printed table, in the order of `_COLUMNS`."""
     from lamina.layers.selectors import ranges
 
     model, rows, layers, dtype = (entry.facts.get(name) for name in ("model", "rows", "layers", "dtype"))
-    read = "; ".join(f"{stack} {ranges(numbers)}" for stack, numbers in (layers or {}).items())
-    return (entry.key, model, rows, read, dtype, decimal(entry.size_bytes), age(entry.age_s), entry.problem)
+    cached = "; ".join(f"{stack} {ranges(numbers)}" for stack, numbers in (layers or {}).items())
+    return (entry.key, model, rows, cached, dtype, decimal(entry.size_bytes), age(entry.age_s), entry.problem)
 
 
 def age(seconds: float | None) -> str:
-    """Return a time in its largest unit, such as "3 h"; "" if it is not known."""
+    """Return a duration in its largest whole unit, such as "3 h" for 12,000 seconds; "" for None."""
     if seconds is None:
         return ""
     units = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
-    unit, size = next((unit for unit in units if seconds >= unit[1]), units[-1])
+    unit, size = next(((unit, size) for unit, size in units if seconds >= size), units[-1])
     return f"{int(seconds // size)} {unit}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from typer import Option
 
@@ -21,47 +21,82 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.editing.record import Edit
+    from lamina.utils import JSON
 
 _TOKENS, _SEED = 9, 3  # length and seed of the batch on which outputs are compared
-_LAYERS = 'written as a layer selector ("all", "top:4", "2-6", or "1,3")'
+_LAYERS = 'such as "all", "top:4", "2-6" or "1,3"'
 _INSERT = 'Insert layers: "attention", "ffn", "both" or "convolution".'
 _INIT = "Initial weights of inserted layers: identity, unit, xavier, he or zero."
-_PLACEMENT = 'What the activation is applied to: "weight" or "output".'
-_FREEZE = f"Freeze these layers, {_LAYERS}; 0: embeddings."
-_TRAIN_INSERTED = "Freeze all but the inserted layers, poolers and heads."
-_TRAIN = 'Freeze all but these parts of the model, as "inserted,classifier" or "layer.*.output".'
-_STACK = 'Stack to change: "encoder" or "decoder". Default: the only one, or the encoder.'
-_NEW_WEIGHTS = "Initialise weights at random that the files lack, if --head is a class that does not fit them."
-_HEAD = "Head of the model: a kind of task or a class of transformers. Default: the saved one."
+_PLACEMENT = "What the activation of an inserted layer is applied to: its weight, or its output."
+_FREEZE = f"Freeze these layers, {_LAYERS}; 0: the embeddings."
+_TRAIN_INSERTED = "Freeze everything but the inserted layers, poolers and heads."
+_TRAIN = 'Freeze everything but these parts of the model, such as "inserted,classifier" or "layer.*.output".'
+_STACK = 'Stack of blocks to change: "encoder" or "decoder". Default: the only one, or the encoder.'
+_HEAD = 'Head of the model: a kind of task, such as "masked_lm", or a class of transformers. Default: the saved one.'
+_NEW_WEIGHTS = "Initialise weights that the saved files lack at random, for example those of a new --head."
+
+
+class Counts(TypedDict):
+    """How large a model is: layers per stack, parameters, and parameters that are trained."""
+
+    layers: dict[str, int]
+    parameters: int
+    trainable: int
+
+
+class EditFacts(TypedDict):
+    """What `lamina edit` prints with --json.
+
+    `output_difference` is the largest absolute difference between the outputs before and after, on a small batch. It
+    and `saved`, the output folder, are None in a dry run.
+    """
+
+    model: str
+    architecture: str
+    edits: list[dict[str, JSON]]  # as `Edit.to_dict` returns them, with the number of parameters in place of the names
+    before: Counts
+    after: Counts
+    unchanged_parameters: int
+    output_difference: float | None
+    saved: str | None
 
 
 def edit(  # noqa: PLR0913
     model: ModelArgument,
     out: Annotated[Path | None, Option("-o", "--out", metavar="OUT", help="Folder to save to.")] = None,
-    truncate: Annotated[int | None, Option(metavar="N", help="Keep the bottom N blocks, drop the others.")] = None,
-    reinit: Annotated[str | None, Option(metavar="LAYERS", help=f"Re-initialise these blocks, {_LAYERS}.")] = None,
-    scope: Annotated[str, Option(help='What --reinit sets: "linear" maps, or all of the "block".')] = "linear",
+    truncate: Annotated[int | None, Option(metavar="N", help="Keep the bottom N blocks and drop the others.")] = None,
+    reinit: Annotated[
+        str | None, Option(metavar="LAYERS", help=f"Give these blocks new random weights, {_LAYERS}.")
+    ] = None,
+    scope: Annotated[
+        str, Option(help='Which weights --reinit replaces: "linear" (linear maps) or "block" (all).')
+    ] = "linear",
     insert: Annotated[str | None, Option(metavar="WHERE", help=_INSERT)] = None,
-    layers: Annotated[str, Option(metavar="LAYERS", help=f"Blocks that --insert goes into, {_LAYERS}.")] = "all",
+    layers: Annotated[str, Option(metavar="LAYERS", help=f"Blocks to --insert into, {_LAYERS}.")] = "all",
     init: Annotated[str, Option(help=_INIT)] = "identity",
     activation: Annotated[str, Option(help="Activation of inserted layers: gelu, relu or none.")] = "gelu",
     placement: Annotated[str, Option(help=_PLACEMENT)] = "weight",
-    kernel: Annotated[int, Option(metavar="N", help="Length of the kernel of layers after convolutions; odd.")] = 3,
+    kernel: Annotated[
+        int, Option(metavar="N", help="Kernel size of layers that are inserted after convolutions; odd.")
+    ] = 3,
     freeze: Annotated[str | None, Option(metavar="LAYERS", help=_FREEZE)] = None,
     train_inserted: Annotated[bool, Option("--train-inserted", help=_TRAIN_INSERTED)] = False,
     train: Annotated[str | None, Option(metavar="PARTS", help=_TRAIN)] = None,
-    merge: Annotated[bool, Option("--merge", help="Fold the inserted layers into their neighbours.")] = False,
+    merge: Annotated[
+        bool, Option("--merge", help="Multiply inserted layers into the layers they follow, and remove them.")
+    ] = False,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
     seed: Annotated[int, Option(help="Seed of random weights.", min=0, max=(1 << 63) - 1)] = 0,
     head: Annotated[str | None, Option(help=_HEAD)] = None,
     new_weights: Annotated[bool, Option("--new-weights", help=_NEW_WEIGHTS)] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show the effect without loading weights or saving.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace the model in OUT.")] = False,
+    force: Annotated[bool, Option("--force", help="Replace the model in OUT, if there is one.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Change a model's layers and save the result.
 
-    Edits are applied in this order: truncate, reinit, insert, freeze, merge. Layer numbers are those at that point.
+    Edits are applied in this order: truncate, reinit, insert, freeze, merge. Each edit counts the layers that are there
+    when it is applied. Plain transformers loads the result; inserted layers need Lamina unless they are merged.
     """
     import torch
 
@@ -79,26 +114,26 @@ def edit(  # noqa: PLR0913
     ):
         if name not in known:
             raise UnknownNameError(op="edit", got=str(name), known=filter(None, known), what=option)
-    how_inserted = {"--layers": layers != "all", "--init": init != "identity", "--activation": activation != "gelu"}
-    how_inserted |= {"--placement": placement != "weight", "--kernel": kernel != 3}
-    _check_used("--insert", insert, how_inserted)
-    _check_used("--reinit", reinit, {"--scope": scope != "linear"})
-    of_stack = truncate is not None or train_inserted or any(edit is not None for edit in (reinit, insert, freeze))
+    insertion = {"--layers": layers != "all", "--init": init != "identity", "--activation": activation != "gelu"}
+    insertion |= {"--placement": placement != "weight", "--kernel": kernel != 3}
+    _check_used("--insert", insertion, requested=insert is not None)
+    _check_used("--reinit", {"--scope": scope != "linear"}, requested=reinit is not None)
+    has_stack = truncate is not None or train_inserted or any(edit is not None for edit in (reinit, insert, freeze))
     names = "one of --truncate, --reinit, --insert, --freeze and --train-inserted"
-    _check_used(names, "" if of_stack else None, {"--stack": stack is not None})
-    random: Any = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
-    how: Any = {"init": init, "placement": placement, "kernel": kernel, **random}
-    how["activation"] = None if activation == "none" else activation
-    requested: list[tuple[bool, str, dict[str, Any]]] = [
+    _check_used(names, {"--stack": stack is not None}, requested=has_stack)
+    random = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
+    new_layers = {"init": init, "placement": placement, "kernel": kernel, **random}
+    new_layers["activation"] = None if activation == "none" else activation
+    requested: list[tuple[bool, str, dict[str, object]]] = [
         (truncate is not None, "truncate", {"keep": truncate, "stack": stack}),
         (reinit is not None, "reinit", {"layers": _selector(reinit), "scope": scope, **random}),
-        (insert is not None, "insert", {"position": insert, "layers": _selector(layers), **how}),
+        (insert is not None, "insert", {"position": insert, "layers": _selector(layers), **new_layers}),
         (freeze is not None, "freeze", {"layers": _selector(freeze), "stack": stack}),
         (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
         (train is not None, "freeze", {"train": [part.strip() for part in (train or "").split(",")]}),
         (merge, "merge", {}),
     ]
-    changes = [partial(EDITS[name], **arguments) for wanted, name, arguments in requested if wanted]
+    changes = [partial(EDITS[name], **arguments) for is_requested, name, arguments in requested if is_requested]
     if not changes:
         raise ConfigError(
             "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train or --merge."
@@ -108,21 +143,21 @@ def edit(  # noqa: PLR0913
     print_json(facts) if as_json else _show(facts)
 
 
-def _check_used(edit: str, asked: str | None, changed: Mapping[str, bool]) -> None:
+def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> None:
     """Raise ConfigError if an option was changed that belongs to an edit that was not requested.
 
     Args:
-        edit: The option that requests the edit, for the error.
-        asked: Its value; None: it was not given.
-        changed: Whether each option that belongs to it was changed, by name.
+        edit: The option that requests the edit, such as "--insert"; the error names it.
+        changed: Option that belongs to the edit -> whether its value is not the default.
+        requested: Whether the edit was requested.
     """
-    if asked is None and any(changed.values()):
+    if not requested and any(changed.values()):
         option = next(name for name, is_changed in changed.items() if is_changed)
         raise ConfigError(f"edit: {option} was given without {edit}, which it belongs to.")
 
 
 def _selector(text: str | None) -> int | str | list[int]:
-    """Return the layer selector of an option's text: a list of numbers, or the text itself."""
+    """Return the layer selector that an option's text stands for: [1, 3] for "1,3", other texts as they are."""
     parts = [part.strip() for part in (text or "").split(",")]
     return [int(part) for part in parts] if all(part.removeprefix("-").isdecimal() for part in parts) else text or ""
 
@@ -131,8 +166,13 @@ def _selector(text: str | None) -> int | str | list[int]:
 def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
     """Lock the folder to save to for the duration of the context.
 
+    Args:
+        out: The folder; None if no folder was given.
+        force: Whether a model in the folder may be replaced.
+
     Raises:
-        ConfigError: If no folder was given, or it holds files (with `force`: files other than a model).
+        ConfigError: If no folder was given, if it is a file, or if it is not empty. With `force` a folder that holds a
+            model is allowed, but no other files.
     """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 
@@ -143,8 +183,8 @@ def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
     with claimed(out):
         if any(path.name not in (LOCK, WORK) for path in out.iterdir()):
             if not force:
-                what = "is not empty. Give another folder, or --force to replace the model in it"
-                raise ConfigError(f"edit: {out} {what}.")
+                hint = "Give another folder, or --force to replace the model in it."
+                raise ConfigError(f"edit: {out} is not empty. {hint}")
             if not (out / "config.json").is_file() or "model_type" not in read_json(out / "config.json"):
                 raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
         yield
@@ -152,37 +192,53 @@ def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
 
 def _run(
     name: str, head: str | None, changes: list[partial[Edit]], out: Path | None, *, new_weights: bool
-) -> dict[str, Any]:
+) -> EditFacts:
+    """Load a model, apply the edits, save the result, and return what changed.
+
+    Args:
+        name: Folder or hub id of the model.
+        head: Kind of task or class of transformers for the model's head. None: the saved class.
+        changes: The edits in order; each is called with the model.
+        out: Folder to save to. None: a dry run on a model without weights, which saves nothing.
+        new_weights: Whether weights that the files lack are initialised at random.
+    """
     from lamina.store import load, outline, save, saved_class
 
     head = head or saved_class(name)
     model, processor = (outline(name, head), None) if out is None else load(name, head, new_weights=new_weights)
-    before = _facts(model)
+    before = _counts(model)
     outputs = {} if out is None else _outputs(model)
     edits = [change(model) for change in changes]
     changed = {key for edit in edits if edit.kind != "freeze" for key in edit.parameters}
-    facts: dict[str, Any] = {
-        "model": name,
-        "architecture": type(model).__name__,
-        "edits": [{**edit.to_dict(), "parameters": len(edit.parameters)} for edit in edits],
-        "before": before,
-        "after": _facts(model),
-        "unchanged_parameters": sum(p.numel() for key, p in model.named_parameters() if key not in changed),
-        "output_difference": None if out is None else _difference(outputs, _outputs(model)),
-        "saved": None if out is None else str(out),
-    }
+    facts = EditFacts(
+        model=name,
+        architecture=type(model).__name__,
+        edits=[{**edit.to_dict(), "parameters": len(edit.parameters)} for edit in edits],
+        before=before,
+        after=_counts(model),
+        unchanged_parameters=sum(p.numel() for key, p in model.named_parameters() if key not in changed),
+        output_difference=None if out is None else _difference(outputs, _outputs(model)),
+        saved=None if out is None else str(out),
+    )
     if out is not None:
         save(model, out, processor, force=True)
     return facts
 
 
-def _facts(model: PreTrainedModel) -> dict[str, Any]:
-    sizes = {"parameters": model.num_parameters(), "trainable": model.num_parameters(only_trainable=True)}
-    return {"layers": _layers(model), **sizes}
+def _counts(model: PreTrainedModel) -> Counts:
+    """Return how many layers, parameters and trainable parameters a model has."""
+    trainable = model.num_parameters(only_trainable=True)
+    return Counts(layers=_layers(model), parameters=model.num_parameters(), trainable=trainable)
 
 
 def _layers(model: PreTrainedModel) -> dict[str, int]:
-    """Return the number of layers of each stack; in a convolutional network, of its blocks of convolutions."""
+    """Return stack -> number of layers, the embeddings included.
+
+    A convolutional network has one stack, whose blocks are its blocks of convolutions.
+
+    Raises:
+        UnsupportedModelError: If the layers of the model cannot be found.
+    """
     from lamina.editing.editable import convolution_blocks
     from lamina.layers import stacks
     from lamina.layers.roles import CONVOLUTIONS, family_of
@@ -197,7 +253,10 @@ def _layers(model: PreTrainedModel) -> dict[str, int]:
 
 
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the output tensors of a model on a small random batch; of its backbone if the head rejects the batch."""
+    """Return name -> tensor of a model's outputs on a small random batch, computed in eval mode.
+
+    If the head cannot run on this batch, the outputs are those of the model without its head.
+    """
     from lamina.layers.preserve import preserve_model
     from lamina.layers.probe_input import probe_input
 
@@ -211,25 +270,27 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """Return the largest absolute difference of outputs that have the same name and shape."""
+    """Return the largest absolute difference between outputs of the same name and shape in both mappings."""
     same = [name for name in before if name in after and before[name].shape == after[name].shape]
     return max(float((before[name].double() - after[name].double()).abs().max()) for name in same)
 
 
-def _show(facts: dict[str, Any]) -> None:
+def _show(facts: EditFacts) -> None:
+    """Print the model's size before and after, a line per edit, and where the result was saved."""
     before, after = facts["before"], facts["after"]
     rows: list[tuple[object, ...]] = [
         (f"layers ({name})" if len(before["layers"]) > 1 else "layers", count, after["layers"][name])
         for name, count in before["layers"].items()
     ]
-    rows += [(what, before[what], after[what]) for what in ("parameters", "trainable")]
+    rows += [(name, before[name], after[name]) for name in ("parameters", "trainable")]
     print(f"{facts['model']}: {facts['architecture']}")
     print_table("before and after", ("", "before", "after"), rows)
     for change in facts["edits"]:
         seed = "" if change["seed"] is None else f", seed {change['seed']}"
-        layers = ", ".join(map(str, change["layers"])) or "no layers"
+        numbers = change["layers"]
+        layers = ", ".join(map(str, numbers if isinstance(numbers, list) else ())) or "no layers"
         print(f"{change['kind']}: {change['stack']} {layers}; {change['parameters']} tensors{seed}")
-    print(f"in tensors that no edit changes: {facts['unchanged_parameters']:,} parameters")
+    print(f"parameters in tensors that no edit changed: {facts['unchanged_parameters']:,}")
     if facts["saved"] is None:
         print("dry run: nothing was saved")
         return

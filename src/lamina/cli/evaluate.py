@@ -1,11 +1,11 @@
-"""`lamina evaluate`: the scores of a bank's readers, or of a whole model, on labelled texts."""
+"""`lamina evaluate`: score a bank's readers, or a whole model, on labelled texts."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypedDict, cast
 
 from typer import Option
 
@@ -23,10 +23,44 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
-_ERRORS = "Number of wrong answers to show per reader, the most confident first. Default: none."
-_DATA = "Folder with a subfolder per preset. Default: presets come from the hub."
-_SPLIT = 'Split of a preset: "train", "validation" (the default) or "test". Files are scored whole.'
-_TASK = "A reader and its task: a preset's name or a file; may be repeated. For a whole model READER is any name."
+_ERRORS = "Number of wrong predictions to show per reader, the most confident first. Default: none."
+_DATA = "Folder with a subfolder of data files per preset. Default: presets are loaded from the hub."
+_SPLIT = 'Split of a preset: "train", "validation" (the default) or "test". All rows of a file are scored.'
+_TASK = (
+    'A reader and what to score it on: a labelled file, or a preset such as "cola"; may be repeated. '
+    "For a whole model READER is any name."
+)
+
+
+class Columns(TypedDict, total=False):
+    """The columns of a file that were named on the command line, by their names or (int) by their positions."""
+
+    text: str | int
+    text_pair: str | int
+    label: str | int
+
+
+class Span(TypedDict):
+    """A span of a text with a wrong label: `start` and `end` count characters, `error` is missed, extra or wrong."""
+
+    start: int
+    end: int
+    label: str
+    error: str
+
+
+Answer: TypeAlias = str | float | list[str] | list[Span]  # a label, a number, several labels, or spans
+
+
+class WrongAnswer(TypedDict):
+    """A row that a reader answered wrongly, as `lamina.evaluate` returns it."""
+
+    row: int
+    text: str | list[str]  # a list for a pair of texts
+    true: Answer
+    predicted: Answer
+    confidence: NotRequired[float]
+    error: NotRequired[float]  # predicted - true, where the answers are numbers
 
 
 def evaluate(  # noqa: PLR0913
@@ -46,28 +80,50 @@ def evaluate(  # noqa: PLR0913
     batch_size: options.BatchSizeOption = 32,
     as_json: options.JsonOption = False,
 ) -> None:
-    """Score the readers of a bank, or a fine-tuned model, on labelled texts."""
+    """Score the readers of a bank, or a fine-tuned model, on labelled texts.
+
+    Example: lamina evaluate out/bank --task sentiment=test.tsv --text sentence --label label
+    """
     sources = _sources(task)
-    names = {"--text": text, "--pair": pair, "--label": label}
-    _check_used(sources, of_files=names, of_presets={"--data": data, "--split": split})
+    _check_used(
+        sources,
+        for_files={"--text": text, "--pair": pair, "--label": label},
+        for_presets={"--data": data, "--split": split},
+    )
     from lamina.bank import ReaderBank
     from lamina.prediction import evaluate as run
     from lamina.train.model_runner import task_of
 
     target = options.open_on(bank_or_model, base=model, device=device)
-    part, columns = split or "validation", {"text": text, "text_pair": pair, "label": label}
-    columns = {key: int(name) if name.removeprefix("-").isdecimal() else name for key, name in columns.items() if name}
+    split, columns = split or "validation", _columns(text=text, text_pair=pair, label=label)
     tasks: dict[str, Task] = {}
     for name, source in sources.items():
-        asked: Any = target[name].config.head if isinstance(target, ReaderBank) else task_of(target)
-        tasks[name] = _task(asked, source, data=data, part=part, columns=columns)
-    more: Any = {"per_class": per_class, "errors": errors, "progress": sys.stderr.isatty()}
-    scores = run(target, tasks, split=part, batch_size=batch_size, **more)
+        head = target[name].config.head if isinstance(target, ReaderBank) else task_of(target)
+        tasks[name] = _task(head, source, data=data, split=split, columns=columns)
+    scores = run(
+        target,
+        tasks,
+        split=split,
+        batch_size=batch_size,
+        per_class=per_class,
+        errors=errors,
+        progress=sys.stderr.isatty(),
+    )
     print_json(scores) if as_json else _show(scores, tasks)
 
 
+def _columns(**names: str | None) -> Columns:
+    """Return the columns that were named, by parameter of `Task.from_files`; a name that is a number becomes an int."""
+    numbered = {key: int(name) if name.removeprefix("-").isdecimal() else name for key, name in names.items() if name}
+    return cast("Columns", numbered)
+
+
 def _sources(pairs: list[str]) -> dict[str, str]:
-    """Return the preset or file of each reader, from texts such as "ner=conll2003"."""
+    """Return reader -> preset or file from the values of --task, such as "ner=conll2003".
+
+    Raises:
+        ConfigError: If a value has another form, or two values name one reader.
+    """
     sources: dict[str, str] = {}
     for pair in pairs:
         reader, _, source = pair.partition("=")
@@ -79,37 +135,45 @@ def _sources(pairs: list[str]) -> dict[str, str]:
     return sources
 
 
-def _check_used(sources: dict[str, str], *, of_files: dict[str, Any], of_presets: dict[str, Any]) -> None:
+def _check_used(
+    sources: Mapping[str, str], *, for_files: Mapping[str, object], for_presets: Mapping[str, object]
+) -> None:
     """Raise ConfigError if an option was given that none of the tasks uses.
 
-    `of_files` and `of_presets` are the values of the options for files and for presets, by name.
+    Args:
+        sources: Reader -> preset or file.
+        for_files: Option that applies to files -> its value; None: it was not given.
+        for_presets: The same for options that apply to presets.
     """
     files = [source for source in sources.values() if is_file(source)]
-    for option in (option for option, value in of_files.items() if value is not None and not files):
-        came = f"{option} was given, but no task is a file that is there"
-        raise ConfigError(f"evaluate: {came}: {', '.join(sources.values())}; columns are those of a file.")
-    for option in (option for option, value in of_presets.items() if value is not None and len(files) == len(sources)):
-        came = f"{option} was given, but no task is a preset"
-        raise ConfigError(f"evaluate: {came}: {', '.join(files)}; a file is scored whole.")
+    for option in (option for option, value in for_files.items() if value is not None and not files):
+        problem = f"{option} was given, but no task is an existing file"
+        raise ConfigError(f"evaluate: {problem}: {', '.join(sources.values())}; only files have columns.")
+    for option in (option for option, value in for_presets.items() if value is not None and len(files) == len(sources)):
+        problem = f"{option} was given, but no task is a preset"
+        raise ConfigError(f"evaluate: {problem}: {', '.join(files)}; all rows of a file are scored.")
 
 
-def _task(asked: TaskLike, source: str, *, data: Path | None, part: str, columns: dict[str, Any]) -> Task:
-    """Return the task of a preset or of a file.
+def _task(head: TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
+    """Return the task that a reader or model is scored on, with its data.
 
     Args:
-        asked: The reader's head or the model's task, which has the labels of a file.
-        source: A file that exists, or the name of a preset. A file is used whole as the split `part`.
-        data: Folder with a subfolder per preset; None: the hub.
-        part: Name of the split.
-        columns: The columns of a file.
+        head: The reader's head or the model's task. It gives the kind and the labels of a task from a file.
+        source: A file that exists, or the name of a preset.
+        data: Folder with a subfolder per preset. None: presets are loaded from the hub.
+        split: Name of the split. All rows of a file become this split.
+        columns: The columns of the file.
+
+    Raises:
+        UnknownNameError: If `source` is neither a file nor a preset.
     """
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task
 
     if is_file(path := Path(source)):
-        known: Any = {"labels": asked.labels, "problem_type": asked.problem_type}
-        task = Task.from_files(str(asked.kind), test=path, **known, **columns)
-        return replace(task, splits={part: task.splits["test"]})
+        kind, labels, problem_type = str(head.kind), head.labels, head.problem_type
+        task = Task.from_files(kind, test=path, labels=labels, problem_type=problem_type, **columns)
+        return replace(task, splits={split: task.splits["test"]})
     try:
         find_preset(source)
     except UnknownNameError:
@@ -117,47 +181,61 @@ def _task(asked: TaskLike, source: str, *, data: Path | None, part: str, columns
     return Task.preset(source, files=None if data is None else data / source.removeprefix("glue/"))
 
 
-def _show(scores: dict[str, dict[str, Any]], tasks: dict[str, Task]) -> None:
-    tables = {reader: values.pop("per_class") for reader, values in scores.items() if "per_class" in values}
-    errors = {reader: values.pop("errors") for reader, values in scores.items() if "errors" in values}
-    rows = [(reader, tasks[reader].name, *pair) for reader, values in scores.items() for pair in values.items()]
+def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) -> None:
+    """Print a table of all metrics and, for readers that have them, the scores of each label and the wrong answers.
+
+    Args:
+        scores: What `lamina.evaluate` returned: reader -> metric -> value, or "per_class" or "errors" -> rows.
+        tasks: Reader -> task.
+    """
+    rows = [
+        (reader, tasks[reader].name, metric, value)
+        for reader, values in scores.items()
+        for metric, value in values.items()
+        if metric not in ("per_class", "errors")
+    ]
     print_table("", ("reader", "task", "metric", "value"), rows)
-    for reader, table in tables.items():
-        if not table:
+    for reader, values in scores.items():
+        table = values.get("per_class")
+        if table:
+            print_table(f"\n{reader}", PER_CLASS, [[row.get(key) for key in PER_CLASS] for row in table])
+        elif table is not None:
             print(f"\n{reader}: numbers and running text have no classes")
-            continue
-        print_table(f"\n{reader}", PER_CLASS, [[row.get(key) for key in PER_CLASS] for row in table])
-    for reader, wrong in errors.items():
-        print_errors(reader, wrong)
+    for reader, values in scores.items():
+        if "errors" in values:
+            print_errors(reader, values["errors"])
 
 
-SHOWN = 600  # characters of a text, or of a part without an error between those that are marked
+SHOWN = 600  # characters of a text that are printed; a quarter as many of the text between two marked spans
 _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"}
 
 
-def print_errors(reader: str, errors: Sequence[Mapping[str, Any]]) -> None:
-    """Print the wrong answers of a reader, as `evaluate` returns them."""
+def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
+    """Print the wrong answers of a reader as a table; where answers are spans, both texts with their spans marked."""
     if not errors:
-        print(f"\n{reader}: every answer is right")
+        print(f"\n{reader}: every prediction is right")
         return
-    spans = any(isinstance(span, dict) for row in errors for span in (*_list(row["true"]), *_list(row["predicted"])))
+    sides = [answer for row in errors for answer in (row["true"], row["predicted"])]
+    has_spans = any(isinstance(part, dict) for side in sides if isinstance(side, list) for part in side)
     last = "error" if "error" in errors[0] else "confidence"
-    texts, values = ("true", "predicted") if spans else ("text",), () if spans else ("true", "predicted")
-    rows = [
-        [
-            str(row["row"]),
-            *(marked(row["text"], row[side]) if spans else _plain(row["text"]) for side in texts),
-            *(_value(row[side]) for side in values),
-            row[last],
-        ]
-        for row in errors
-    ]
-    what = "largest errors" if last == "error" else "errors, most confident first"
-    print_table(f"\n{reader}: {what}", ("row", *texts, *values, last), rows)
+    columns = ("row", *(() if has_spans else ("text",)), "true", "predicted", last)
+    rows: list[list[object]] = []
+    for row in errors:
+        if has_spans:
+            text = row["text"] if isinstance(row["text"], str) else row["text"][-1]  # of a pair the second is labelled
+            answers = [marked(text, cast("list[Span]", row[side])) for side in ("true", "predicted")]
+        else:
+            answers = [_plain(row["text"]), _value(row["true"]), _value(row["predicted"])]
+        rows.append([str(row["row"]), *answers, row.get(last)])
+    order = "largest errors" if last == "error" else "errors, most confident first"
+    print_table(f"\n{reader}: {order}", columns, rows)
 
 
-def marked(text: str, spans: Sequence[Mapping[str, Any]]) -> Text:
-    """Return a text with its spans in brackets, each with its label and error, as "[Ekeus|PER missed] heads"."""
+def marked(text: str, spans: Sequence[Span]) -> Text:
+    """Return a text with its spans in brackets, each with its label and error, as "[Ekeus|PER missed] heads".
+
+    Long stretches between the spans are shortened. The spans must be in order and must not overlap.
+    """
     from rich.text import Text
 
     out, at = Text(), 0
@@ -169,19 +247,21 @@ def marked(text: str, spans: Sequence[Mapping[str, Any]]) -> Text:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text of about `most` characters; a longer text loses words from its middle."""
+    """Return a text with " [...] " in place of the words in its middle, so that about `most` characters remain.
+
+    A text of at most `most` characters is returned as it is.
+    """
     if len(text) <= most:
         return text
     return f"{text[: most // 2].rsplit(None, 1)[0]} [...] {text[-most // 2 :].split(None, 1)[-1]}"
 
 
-def _plain(text: Any) -> str:
-    return "\n".join(shortened(" ".join(str(part).split()), SHOWN) for part in _list(text))
+def _plain(text: str | list[str]) -> str:
+    """Return a text, or the texts of a pair on a line each, with single spaces and at most about 600 characters."""
+    texts = text if isinstance(text, list) else [text]
+    return "\n".join(shortened(" ".join(str(part).split()), SHOWN) for part in texts)
 
 
-def _value(value: Any) -> Any:
-    return ", ".join(value) or "-" if isinstance(value, list) else value
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+def _value(answer: Answer) -> str | float:
+    """Return an answer as the cell of a table: several labels as one text, "-" for none."""
+    return ", ".join(map(str, answer)) or "-" if isinstance(answer, list) else answer

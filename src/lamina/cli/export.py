@@ -1,10 +1,10 @@
-"""`lamina export`: a bank, a reader or a whole model for programs that do not have Lamina."""
+"""`lamina export`: write a bank, a reader or a whole model for programs that do not have Lamina."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option
 
@@ -14,11 +14,15 @@ from lamina.errors import ConfigError, check_known
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from lamina.bank import ReaderBank
+    from lamina.layers.types import Processor
+    from lamina.store.onnx import OutputFacts
 
 _SAVED = "Folder or hub id of a saved bank, or folder of a whole model, edited or not."
 _FORMAT = (
-    "onnx: one graph of the model and all readers, with the tokenizer beside it. torch: one reader in plain PyTorch."
+    "onnx: one graph of the model and its readers, with the tokenizer beside it. torch: one reader in plain PyTorch."
 )
 _READER = "Name of a reader to export; may be repeated. Default: all readers."
 _MAIN = "With --format onnx: also export the model's own output. A whole model always exports it."
@@ -43,36 +47,32 @@ def export(
 ) -> None:
     """Export a bank or a model as an ONNX graph, or one reader as plain PyTorch.
 
-    The graph is run in ONNX Runtime and compared to PyTorch before it is kept. docs/export.md shows how to use it.
+    Before the graph is saved, it is run in ONNX Runtime and its outputs are compared to PyTorch's. docs/export.md shows
+    how to use the files.
     """
     if form is Format.TORCH and (main or len(reader or ()) != 1):
-        came = "--main was given" if main else f"{len(reader or ()) or 'no'} readers were named"
-        raise ConfigError(f"export: {came}; --format torch writes one reader of a bank. Give --reader NAME once.")
+        problem = "--main was given" if main else f"{len(reader or ()) or 'no'} readers were named"
+        raise ConfigError(f"export: {problem}; --format torch writes one reader of a bank. Give --reader NAME once.")
     from lamina.bank import ReaderBank
 
     target, processor = _opened(bank_or_model, model)
     if isinstance(target, ReaderBank):
         check_known("export", reader or (), target, "reader")
     elif reader:
-        raise ConfigError(f"export: a reader was named, but {bank_or_model} is a whole model, which has none.")
-    facts: dict[str, Any]
+        raise ConfigError(f"export: a reader was named, but {bank_or_model} is a whole model, which has no readers.")
     if form is Format.TORCH:
-        facts = _write_reader(target, (reader or [""])[0], out)
+        _export_reader(cast("ReaderBank", target), (reader or [""])[0], out, as_json=as_json)
     else:
-        from lamina.store.onnx import export_onnx
-
-        facts = export_onnx(target, out, processor, readers=reader or None, main=main).model_dump()
-    if as_json:
-        print_json({"folder": str(out), **facts})
-    elif form is Format.TORCH:
-        print(f"{out}: reader '{facts['name']}' of the layers {', '.join(map(str, facts['layers']))}")
-    else:
-        rows = [_row(name, own) for name, own in facts["outputs"].items()]
-        print_table(f"{out}: within {facts['max_difference']:.0e} of PyTorch", _COLUMNS, rows)
+        _export_graph(target, processor, out, reader or None, main=main, as_json=as_json)
 
 
-def _opened(saved: str, base: str | None) -> tuple[Any, Any]:
-    """Load a bank or a whole model on the CPU and return it with its tokenizer."""
+def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel, Processor | None]:
+    """Load a bank or a whole model on the CPU and return it with its tokenizer.
+
+    Args:
+        saved: Folder or hub id of the bank or model.
+        base: Folder or hub id of the bank's base model. None: the one that the bank names.
+    """
     from lamina.store import load, saved_class
     from lamina.store.manifest import MANIFEST
     from lamina.store.models import source_of
@@ -80,21 +80,54 @@ def _opened(saved: str, base: str | None) -> tuple[Any, Any]:
     source = Path(source_of(saved, None))
     if base is None and is_file(source / "config.json") and not is_file(source / MANIFEST):
         return load(saved, saved_class(saved))
-    target: Any = options.open_on(saved, base=base, device="cpu")
+    target = options.open_on(saved, base=base, device="cpu")
     return target, getattr(target, "processor", None)
 
 
-def _write_reader(bank: ReaderBank, name: str, out: Path) -> dict[str, Any]:
-    """Export one reader as plain PyTorch and return the facts that were written about it."""
+def _export_reader(bank: ReaderBank, name: str, out: Path, *, as_json: bool) -> None:
+    """Export the reader `name` of a bank as plain PyTorch into the folder `out`, and print what was written."""
     from lamina.store.export import export_reader
     from lamina.store.files import read_json
     from lamina.store.manifest import READER
 
     export_reader(bank, name, out)
-    return read_json(out / READER)
+    facts = read_json(out / READER)
+    if as_json:
+        print_json({"folder": str(out), **facts})
+    else:
+        print(f"{out}: reader '{facts['name']}' of layers {', '.join(map(str, facts['layers']))}")
 
 
-def _row(name: str, facts: dict[str, Any]) -> tuple[object, ...]:
-    """Return an output of the graph as a row of the printed table."""
-    kind = (facts["kind"] or "the model").replace("_", " ")
-    return name, kind, " x ".join(facts["axes"]), ", ".join(facts["labels"])
+def _export_graph(
+    target: ReaderBank | PreTrainedModel,
+    processor: Processor | None,
+    out: Path,
+    readers: list[str] | None,
+    *,
+    main: bool,
+    as_json: bool,
+) -> None:
+    """Export a bank or a model as an ONNX graph, and print its outputs.
+
+    Args:
+        target: The bank or model.
+        processor: Tokenizer to save with the graph. None: the bank's.
+        out: Folder to write to.
+        readers: Names of the readers to export. None: all.
+        main: Whether to export the model's own output too.
+        as_json: Whether to print JSON instead of a table.
+    """
+    from lamina.store.onnx import export_onnx
+
+    facts = export_onnx(target, out, processor, readers=readers, main=main)
+    if as_json:
+        print_json({"folder": str(out), **facts.model_dump()})
+    else:
+        rows = [_row(name, output) for name, output in facts.outputs.items()]
+        print_table(f"{out}: within {facts.max_difference:.0e} of PyTorch", _COLUMNS, rows)
+
+
+def _row(name: str, output: OutputFacts) -> tuple[object, ...]:
+    """Return an output of the graph as a row of the printed table, in the order of `_COLUMNS`."""
+    kind = (output.kind or "the model").replace("_", " ")
+    return name, kind, " x ".join(output.axes), ", ".join(output.labels)

@@ -1,10 +1,10 @@
-"""`lamina inspect`: the layers of a model, what it costs to read them, and inserted layers drawn."""
+"""`lamina inspect`: show where each layer of a model is read and how large it is; draw inserted layers."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
 from typer import Option
 
@@ -19,14 +19,56 @@ if TYPE_CHECKING:
 _PICTURE = "Draw the weights of an inserted layer before and after training to this .png, .svg or .html file."
 _BESIDE = "With --inserted-weights: another model to draw below; may be repeated."
 _LAYER = "With --inserted-weights: number of the block, from 1. Default: the first block with an inserted layer."
-_PROJECTION = 'With --inserted-weights: projection before the layer, such as "query". Default: the first.'
+_PROJECTION = (
+    'With --inserted-weights: projection that the inserted layer follows, such as "query". Default: the first.'
+)
 _STACK = "With --inserted-weights: stack of the layer. Default: the first stack with an inserted layer."
+
+
+class Tap(TypedDict):
+    """Where a layer is read: at the "input" or "output" (`side`) of the module `path`; `block` is the block's class."""
+
+    layer: int
+    path: str
+    side: str
+    block: str | None  # None for the embeddings
+    parameters: int | None  # of the block, or of everything outside the blocks; None: not known
+
+
+class StackFacts(TypedDict):
+    """What `lamina inspect` says about a stack; `layers` counts the embeddings, `depth` does not."""
+
+    layers: int
+    depth: int
+    width: int
+    block: str | None  # classes of the blocks; None: the blocks are no modules
+    embedding_parameters: int | None
+    taps: list[Tap]
+    fingerprint: NotRequired[str]  # hash of the stack's weights
+
+
+class ModelFacts(TypedDict):
+    """What `lamina inspect` prints with --json."""
+
+    model: str
+    model_type: str
+    architecture: str
+    parameters: int
+    stacks: dict[str, StackFacts]
+
+
+class Choice(TypedDict):
+    """Which inserted layer to draw; None: the first. See `chosen_weight`."""
+
+    layer: int | None
+    projection: str | None
+    stack: str | None
 
 
 def inspect(  # noqa: PLR0913
     model: ModelArgument,
     weights: Annotated[
-        bool, Option(help="Also load the weights and show their fingerprints. Default: read the config only.")
+        bool, Option(help="Also load the weights and show a fingerprint (hash) of them. Default: read the config only.")
     ] = False,
     inserted_weights: Annotated[Path | None, Option(metavar="OUT.png", help=_PICTURE)] = None,
     beside: Annotated[list[str] | None, Option(metavar="MODEL", help=_BESIDE)] = None,
@@ -42,97 +84,127 @@ def inspect(  # noqa: PLR0913
     inserted layers, on the diagonal and off it.
     """
     if inserted_weights is not None:
-        chosen = {"layer": layer, "projection": projection, "stack": stack}
-        draw_inserted([model, *(beside or [])], inserted_weights, head, chosen, as_json=as_json)
+        choice = Choice(layer=layer, projection=projection, stack=stack)
+        draw_inserted([model, *(beside or [])], inserted_weights, head, choice, as_json=as_json)
         return
     if beside or layer is not None or projection or head or stack:
-        raise ConfigError("inspect: what to draw was named, and no picture. Use --inserted-weights OUT.png.")
+        raise ConfigError(
+            "inspect: an option says what to draw, but there is no file to draw to. Use --inserted-weights OUT.png."
+        )
     facts = describe(model, weights=weights)
     if as_json:
         print_json(facts)
         return
-    kind = f"{facts['architecture']}, family {facts['model_type']}"
-    print(f"{facts['model']}: {kind}, {text(facts['parameters'])} parameters")
-    for name, own in facts["stacks"].items():
-        blocks = f"{own['depth']} x {own['block']}" if own["block"] else pluralize(own["depth"], "block")
-        title = f"\n{name}: {pluralize(own['layers'], 'layer')} of width {own['width']}, {blocks}"
-        print_table(title, ("layer", "read at", "side", "made by", "parameters"), [_row(tap) for tap in own["taps"]])
-        if "fingerprint" in own:
-            print(f"fingerprint {own['fingerprint']}")
+    architecture = f"{facts['architecture']}, family {facts['model_type']}"
+    print(f"{facts['model']}: {architecture}, {text(facts['parameters'])} parameters")
+    for name, stack_facts in facts["stacks"].items():
+        _show(name, stack_facts)
 
 
-def _row(tap: dict[str, Any]) -> tuple[object, ...]:
-    path, block = tap["path"] or "(the model)", tap["block"] or "embeddings"
-    return (tap["layer"], path, tap["side"], block, tap["parameters"])
+def _show(name: str, facts: StackFacts) -> None:
+    """Print a stack as a table with a row per layer, and its fingerprint if it is known."""
+    blocks = f"{facts['depth']} x {facts['block']}" if facts["block"] else pluralize(facts["depth"], "block")
+    title = f"\n{name}: {pluralize(facts['layers'], 'layer')} of width {facts['width']}, {blocks}"
+    rows = [
+        (
+            tap["layer"],
+            tap["path"] or "(the model)",
+            tap["side"],
+            tap["block"] or "embeddings",
+            tap["parameters"],
+        )
+        for tap in facts["taps"]
+    ]
+    print_table(title, ("layer", "read at", "side", "made by", "parameters"), rows)
+    if "fingerprint" in facts:
+        print(f"fingerprint {facts['fingerprint']}")
 
 
-def describe(name: str, *, weights: bool = False) -> dict[str, Any]:
-    """Return facts about a model's layers as JSON; with `weights` also the fingerprint of each stack."""
+def describe(name: str, *, weights: bool = False) -> ModelFacts:
+    """Return a model's class, size and layers.
+
+    Args:
+        name: Folder or hub id of the model.
+        weights: Whether to load the weights and add the fingerprint of each stack. Otherwise only the config is read.
+
+    Raises:
+        ModelNotFoundError: If there is no such model.
+        UnsupportedModelError: If its layers cannot be found.
+    """
     from lamina.layers import stacks
     from lamina.store import fingerprint, load, outline
 
     model = load(name)[0] if weights else outline(name)
-    with nullcontext() if weights else error_context("tried without weights; --weights looks closer"):
+    with nullcontext() if weights else error_context("tried without weights; --weights tries again with them"):
         by_name = stacks(model)
-    facts = {stack_name: _stack(stack) for stack_name, stack in by_name.items()}
+    facts = {stack_name: _stack_facts(stack) for stack_name, stack in by_name.items()}
     for stack_name in facts if weights else ():
         facts[stack_name]["fingerprint"] = fingerprint(model, stack_name)
-    return {
-        "model": name,
-        "model_type": str(model.config.model_type),
-        "architecture": type(model).__name__,
-        "parameters": model.num_parameters(),
-        "stacks": facts,
-    }
+    return ModelFacts(
+        model=name,
+        model_type=str(model.config.model_type),
+        architecture=type(model).__name__,
+        parameters=model.num_parameters(),
+        stacks=facts,
+    )
 
 
-def _stack(stack: LayerStack) -> dict[str, Any]:
-    outside = _outside(stack)
+def _stack_facts(stack: LayerStack) -> StackFacts:
+    """Return the size of a stack, and where each of its layers is read."""
+    outside = _parameters_outside_blocks(stack)
     blocks = [(type(block).__name__, sum(p.numel() for p in block.parameters())) for block in stack.blocks]
-    makers = [(None, outside), *(blocks or [("?", None)] * stack.depth)]
-    return {
-        "layers": stack.layers,
-        "depth": stack.depth,
-        "width": stack.width,
-        "block": ", ".join(dict.fromkeys(kind for kind, _ in blocks)) or None,
-        "embedding_parameters": outside,
-        "taps": [
-            {"layer": layer, "path": point.path, "side": point.side, "block": kind, "parameters": size}
-            for layer, (point, (kind, size)) in enumerate(zip(stack.points, makers, strict=True))
+    sources: list[tuple[str | None, int | None]] = [(None, outside), *(blocks or [("?", None)] * stack.depth)]
+    return StackFacts(
+        layers=stack.layers,
+        depth=stack.depth,
+        width=stack.width,
+        block=", ".join(dict.fromkeys(kind for kind, _ in blocks)) or None,
+        embedding_parameters=outside,
+        taps=[
+            Tap(layer=layer, path=point.path, side=point.side, block=kind, parameters=size)
+            for layer, (point, (kind, size)) in enumerate(zip(stack.points, sources, strict=True))
         ],
-    }
+    )
 
 
-def _outside(stack: LayerStack) -> int | None:
-    """Parameters of the stack outside its blocks: the embeddings, and norms around the blocks."""
+def _parameters_outside_blocks(stack: LayerStack) -> int | None:
+    """Return how many parameters of a stack are outside its blocks (embeddings, and norms around the blocks).
+
+    None: the blocks are no modules, so that this is not known.
+    """
     if not stack.blocks:
         return None
     inside = {id(parameter) for block in stack.blocks for parameter in block.parameters()}
-    own = {id(p): p.numel() for module in stack.run for p in module.parameters(recurse=False) if id(p) not in inside}
-    return sum(own.values())
+    outside = {id(p): p for module in stack.run for p in module.parameters(recurse=False) if id(p) not in inside}
+    return sum(parameter.numel() for parameter in outside.values())
 
 
-_TITLE = "Means of the inserted weights, on the diagonal and off it; of the change those of its absolute value"
+_TITLE = "Mean inserted weights on the diagonal and off it; for the change, means of its absolute value"
 
 
-def draw_inserted(names: list[str], path: Path, head: int, chosen: dict[str, Any], *, as_json: bool) -> None:
+def draw_inserted(names: list[str], path: Path, head: int, choice: Choice, *, as_json: bool) -> None:
     """Draw one inserted layer of each model, and print the mean weights of all their inserted layers.
 
     Args:
         names: Folders or hub ids of the models.
-        path: File to draw to.
+        path: File to draw to; ends in `.png`, `.svg` or `.html`.
         head: Attention head to draw, from 0.
-        chosen: "layer", "projection" and "stack" of the layer to draw; see `chosen_weight`.
+        choice: Which inserted layer to draw.
         as_json: Print JSON instead of a table.
+
+    Raises:
+        ConfigError: If a model has no inserted layers or no such head, or the file has another suffix.
+        UnknownNameError: If no inserted layer fits `choice`.
     """
     from lamina.report.inserted_weights import chosen_weight, diagonals, inserted_weights, weight_maps
     from lamina.store import load, saved_class
 
-    found = {name: inserted_weights(load(name, saved_class(name))[0]) for name in dict.fromkeys(names)}
-    labels = [Path(name).name for name in found]
-    shown = dict(zip(found if len(set(labels)) < len(labels) else labels, found.values(), strict=True))
-    weight_maps({label: chosen_weight(weights, **chosen) for label, weights in shown.items()}, path, head=head)
-    rows = [{"model": label, **row} for label, weights in shown.items() for row in diagonals(weights)]
+    by_name = {name: inserted_weights(load(name, saved_class(name))[0]) for name in dict.fromkeys(names)}
+    short = [Path(name).name for name in by_name]
+    labels = short if len(set(short)) == len(short) else list(by_name)
+    by_label = dict(zip(labels, by_name.values(), strict=True))
+    weight_maps({label: chosen_weight(weights, **choice) for label, weights in by_label.items()}, path, head=head)
+    rows = [{"model": label, **row} for label, weights in by_label.items() for row in diagonals(weights)]
     if as_json:
         print_json(rows)
         return

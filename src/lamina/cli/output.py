@@ -1,4 +1,4 @@
-"""Printing: tables for people, JSON for programs, and streams that survive a full disk or a closed pipe."""
+"""What commands print: tables for people, JSON for programs; and streams that survive a full disk or a closed pipe."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 WIDE = 160  # characters per line where the output is not a terminal
-MIN_HEADER = 12  # characters of a column name that are never broken over two lines
-READER_GONE = 141  # exit code of a command whose output is no longer read, as after `| head -1`
+MIN_HEADER = 12  # least width of a column whose name is broken over several lines, in characters
+READER_GONE = 141  # exit code of a command whose output nobody reads any more, as in `lamina ... | head -1`
 
 
 @final
 class Stream:
-    """A wrapper of standard output or standard error that handles streams that cannot be written.
+    """A wrapper of standard output or standard error that handles writing errors: a full disk, or a closed pipe.
 
-    Text that cannot be written is dropped. If the stream is `needed`, as standard output is, a `StoreError` is raised,
-    or the process ends if the reader of a pipe is gone. So a log on a full disk does not end a training run, and an
-    answer that cannot be printed does not count as a success.
+    After the first error everything that is written is dropped. What else happens depends on `needed`: a stream that
+    is not needed (standard error) raises nothing, so that a log on a full disk does not end a training run. A stream
+    that is needed (standard output) raises `StoreError`, or ends the process with exit code 141 if the pipe was closed,
+    so that results which were not printed do not count as a success.
     """
 
     def __init__(self, stream: TextIO, *, needed: bool) -> None:
@@ -38,21 +39,27 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text and return its length; a missing "±" becomes "+-"."""
+        """Write a text and return its length; "±" becomes "+-" where the encoding has no "±"."""
         if text != "":  # typer writes "" to learn the type of the stream; on a full disk even that fails
-            self._try(lambda: self._stream.write(spelt(text, self._stream.encoding)))
+            self._try(lambda: self._stream.write(with_known_signs(text, self._stream.encoding)))
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Write the text that the stream has buffered."""
         self._try(self._stream.flush)
 
-    def _try(self, call: Callable[[], object]) -> None:
-        """Run a call that writes; if it fails, redirect the stream to the null device and raise if that is needed."""
+    def _try(self, write: Callable[[], object]) -> None:
+        """Call `write`; if it raises OSError, redirect the stream to the null device.
+
+        Raises:
+            StoreError: If the call failed and the stream is needed.
+            SystemExit: If the stream is needed and is a pipe that was closed.
+        """
         try:
-            call()
+            write()
         except OSError as error:
-            with suppress(OSError, ValueError):  # without this, its buffer would fail again when the process ends
+            # The buffer still holds the text. Python would try to write it again when the process ends.
+            with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
             if self._needed and isinstance(error, BrokenPipeError):
                 raise SystemExit(READER_GONE) from None
@@ -60,8 +67,8 @@ class Stream:
                 raise StoreError(f"output: standard output cannot be written ({first_line(error)}).") from error
 
 
-def spelt(text: str, encoding: str | None) -> str:
-    """Return the text with "+-" in place of "±" if the encoding has no "±"."""
+def with_known_signs(text: str, encoding: str | None) -> str:
+    """Return the text with "+-" in place of "±" if the encoding has no "±"; None stands for UTF-8."""
     try:
         "±".encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -69,16 +76,27 @@ def spelt(text: str, encoding: str | None) -> str:
     return text
 
 
-def print_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a value, which may be a dataclass, as JSON; NaN and infinities become null."""
+def print_json(value: object, *, indent: int | None = 2) -> None:
+    """Print a value as JSON.
+
+    Characters outside ASCII are escaped unless standard output is UTF-8.
+
+    Args:
+        value: A combination of dicts, lists, numbers, texts, paths and dataclasses. NaN and infinities become null.
+        indent: Spaces per level. None: everything on one line.
+    """
     from pydantic_core import to_jsonable_python
 
     plain, encoding = to_jsonable_python(value, inf_nan_mode="null"), str(sys.stdout.encoding).lower()
     print(json.dumps(plain, indent=indent, ensure_ascii=not encoding.startswith("utf")))
 
 
-def end_if_failed(failures: Sequence[Mapping[str, Any]]) -> None:
-    """Name the cells of a study or run that failed, on standard error, and end with 1; do nothing if there is none."""
+def end_if_failed(failures: Sequence[Mapping[str, object]]) -> None:
+    """Print each failed cell of a study or run on standard error and exit with code 1; do nothing without failures.
+
+    Args:
+        failures: One mapping per failed cell, with its "key" and its "error".
+    """
     from typer import Exit
 
     for failure in failures:
@@ -88,23 +106,32 @@ def end_if_failed(failures: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table; columns that hold numbers are set to the right. Cells may be texts of rich, with styles."""
+    """Print a table as wide as the terminal, or 160 characters wide where the output is not a terminal.
+
+    Args:
+        title: Line above the table; "" for none.
+        columns: Names of the columns. Long names are broken after underscores if the table is too wide.
+        rows: The cells of each row: numbers, texts, None, or styled texts of rich. See `text` for how they are printed.
+            Columns of numbers are aligned to the right.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else WIDE, highlight=False, markup=False, emoji=False)
     shown = [[cell if isinstance(cell, Text) else text(cell) for cell in row] for row in rows]
-    longest = [max((len(row[number]) for row in shown), default=0) for number in range(len(columns))]
-    fits = sum(max(len(name), own) + 3 for name, own in zip(columns, longest, strict=True)) < console.width
+    widths = [max((len(row[number]) for row in shown), default=0) for number in range(len(columns))]
+    # A border and two spaces add 3 characters to the width of a column.
+    fits = sum(max(len(name), width) + 3 for name, width in zip(columns, widths, strict=True)) < console.width
     share = max(MIN_HEADER, console.width // max(1, len(columns)) - 3)
     table = Table()
     for number, name in enumerate(columns):
         numeric = all(isinstance(row[number], int | float) for row in rows)
-        header = name if fits else broken(name, max(share, longest[number]))
+        header = name if fits else broken(name, max(share, widths[number]))
         table.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for cells in shown:
-        table.add_row(*(cell if isinstance(cell, Text) else spelt(cell, sys.stdout.encoding) for cell in cells))
+        encoding = sys.stdout.encoding
+        table.add_row(*(cell if isinstance(cell, Text) else with_known_signs(cell, encoding) for cell in cells))
     if title:
         console.print(Text(title, style="bold"))  # a title inside the table would be broken to the width of the table
     console.print(table)
@@ -117,7 +144,7 @@ def broken(name: str, width: int) -> str:
 
 
 def text(cell: object) -> str:
-    """Return a cell as text: integers with separators, floats with four decimals, None as ""."""
+    """Return a cell of a table as text: integers with separators, floats with four decimals, None as ""."""
     if cell is None:
         return ""
     if isinstance(cell, float):

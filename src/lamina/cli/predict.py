@@ -1,10 +1,11 @@
-"""`lamina predict`: predictions of a bank's readers, or of a whole model, for texts, a file or standard input."""
+"""`lamina predict`: predict with a bank's readers, or a whole model, from texts, a file or standard input."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from typer import Argument, Option
 
@@ -20,14 +21,16 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
 
-Texts = list[str] | list[tuple[str, str]]
+    Answer: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # a prediction; see `lamina.predict`
+
+Texts: TypeAlias = list[str] | list[tuple[str, str]]
 
 SHOWN = 60  # characters of a text that the table shows
-_TEXTS = "Texts to predict from. Default: --file or, without it, standard input with one text per line."
+_TEXTS = "Texts to predict from. Default: the --file, or without it the lines of standard input."
 _FILE = "File of texts: .txt with one text per line, .tsv, .csv, .jsonl or .parquet."
 _OUTPUT = "Write the predictions to this .jsonl, .csv or .parquet file. Default: print them."
-_SKIP_BAD = "With --output: skip rows that cannot be read and count them. Default: the first one is an error."
-_RAY = "With --output: predict on Ray workers of this machine, of the running cluster or of the one at HOST:PORT."
+_SKIP_BAD = "With --output: skip and count rows that cannot be read. Default: such a row is an error."
+_RAY = "With --output: predict with Ray workers on this machine (local), on the running cluster (auto) or at HOST:PORT."
 _WORKERS = "With --ray: number of workers. Default: one per GPU, or one per core without GPUs."
 _RESUME = "With --output: continue a run that was interrupted."
 
@@ -51,17 +54,19 @@ def predict(  # noqa: PLR0913
 ) -> None:
     """Predict from texts with the readers of a bank, or with a fine-tuned model.
 
-    All readers share one pass of the model. --json prints one object per line and text.
+    All readers share one pass of the model. --json prints one JSON object per text, each on a line.
+
+    Example: lamina predict out/bank "The film is good." "The film is bad."
     """
     if (text or pair) and file is None:
-        raise ConfigError("predict: a column was named, but no file; columns are those of a file. Give --file.")
+        raise ConfigError("predict: a column was named, but no file; only files have columns. Give --file.")
     if texts and file is not None:
-        raise ConfigError("predict: texts and --file were both given; they come from one place.")
+        raise ConfigError("predict: texts and --file were both given; give only one of them.")
     if output is not None and file is None:
         raise ConfigError("predict: --output was given, but no file. Give --file.")
-    of_output = {"skip-bad": skip_bad, "no-resume": not resume, "workers": workers is not None, "ray": ray is not None}
-    if output is None and any(of_output.values()):
-        option = next(name for name, is_given in of_output.items() if is_given)
+    for_output = {"skip-bad": skip_bad, "no-resume": not resume, "workers": workers is not None, "ray": ray is not None}
+    if output is None and any(for_output.values()):
+        option = next(name for name, is_given in for_output.items() if is_given)
         raise ConfigError(f"predict: --{option} was given, but no --output.")
     examples: Texts = []
     if output is None:
@@ -69,16 +74,27 @@ def predict(  # noqa: PLR0913
     from lamina import prediction
 
     target = options.open_on(bank_or_model, base=model, device=device)
-    shared: Any = {"readers": _chosen(target, readers), "batch_size": batch_size}
+    names = _reader_names(target, readers)
     if output is not None and file is not None:
-        columns: Any = {"text": text, "text_pair": pair, "skip_bad": skip_bad, "resume": resume}
-        spread: Any = {"ray": ray, "workers": workers, "progress": sys.stderr.isatty()}
-        result = prediction.predict_file(target, file, output, **columns, **shared, **spread)
+        result = prediction.predict_file(
+            target,
+            file,
+            output,
+            text=text,
+            text_pair=pair,
+            readers=names,
+            batch_size=batch_size,
+            skip_bad=skip_bad,
+            resume=resume,
+            ray=ray,
+            workers=workers,
+            progress=sys.stderr.isatty(),
+        )
         line = f"{pluralize(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return
     progress = sys.stderr.isatty() and len(examples) > batch_size
-    answers = prediction.predict(target, examples, **shared, progress=progress)
+    answers = prediction.predict(target, examples, readers=names, batch_size=batch_size, progress=progress)
     if as_json:
         for example, answer in zip(examples, answers, strict=True):
             print_json({"text": example, "readers": answer}, indent=None)
@@ -87,14 +103,14 @@ def predict(  # noqa: PLR0913
 
 
 def from_stdin() -> list[str]:
-    """Return the lines of standard input, a text each; an empty line is an empty text.
+    """Return the lines of standard input; each line is a text, and an empty line is an empty text.
 
     Raises:
         ConfigError: If standard input is a terminal or closed.
         DataError: If it is empty, is not UTF-8 or cannot be read.
     """
     if sys.stdin is None or sys.stdin.isatty():  # None: it is closed
-        raise ConfigError("predict: there is no text; texts are arguments, --file or standard input.")
+        raise ConfigError("predict: there is no text. Give texts as arguments, with --file or on standard input.")
     with convert_errors(lambda reason: DataError(f"read: standard input cannot be read ({reason}).")):
         data = sys.stdin.buffer.read()
     try:
@@ -106,14 +122,20 @@ def from_stdin() -> list[str]:
     if not lines[-1]:
         lines.pop()
     if not lines:
-        raise DataError("read: standard input is empty; a text in each line is needed.")
+        raise DataError("read: standard input is empty. Give one text per line.")
     return [line.removesuffix("\r") for line in lines]
 
 
 def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -> Texts:
-    """Return the texts in column `text` of a file; with `pair` as pairs with the texts of that column.
+    """Return the texts of a file.
 
-    Without `text` the column is the one that `predict_file` would use.
+    Args:
+        path: The file.
+        text: Column of the texts. None: the only column, or one with a usual name.
+        pair: Column of second texts. None: the texts are no pairs.
+
+    Raises:
+        DataError: If the file cannot be read or lacks a column.
     """
     from lamina.prediction.bulk import read_examples, usual_column
 
@@ -121,19 +143,24 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -
     return [example for _, examples, _ in read_examples(path, columns) for example in examples]
 
 
-def _chosen(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
-    """Return the reader names in a text such as "a,b"; None, which stands for all readers, stays None."""
+def _reader_names(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
+    """Return ["a", "b"] for the text "a,b"; None, which stands for all readers, stays None.
+
+    Raises:
+        ConfigError: If the text has no name in it and `target` is a bank.
+    """
     from lamina.bank import ReaderBank
 
     if names is None:
         return None
     readers = [name.strip() for name in names.split(",") if name.strip()]
     if not readers and isinstance(target, ReaderBank):
-        raise ConfigError(f"readers: '{names}' names none; the bank has {', '.join(target)}.")
+        raise ConfigError(f"readers: '{names}' names no reader; the bank has {', '.join(target)}.")
     return readers
 
 
-def _show(texts: Texts, answers: Sequence[dict[str, Any]]) -> None:
+def _show(texts: Texts, answers: Sequence[Mapping[str, Answer]]) -> None:
+    """Print a table with a row per text and a column per reader; `answers` is what `lamina.predict` returned."""
     names = list(answers[0]) if answers else []
     rows = [
         (_short(text), *(summary(answer[name]) for name in names)) for text, answer in zip(texts, answers, strict=True)
@@ -142,17 +169,17 @@ def _show(texts: Texts, answers: Sequence[dict[str, Any]]) -> None:
 
 
 def _short(text: str | tuple[str, str]) -> str:
-    """Return a text or a pair of texts on one line, at most `SHOWN` characters long."""
+    """Return a text, or both texts of a pair, on one line of at most `SHOWN` characters."""
     line = " ".join((text if isinstance(text, str) else " | ".join(text)).split())
     return line if len(line) <= SHOWN else line[: SHOWN - 3] + "..."
 
 
-def summary(answer: Any) -> str:
-    """Return a prediction as a short text: labels with their scores, spans, a number, or the likeliest tokens."""
-    if isinstance(answer, list) and answer and "candidates" in answer[0]:
-        best = [mask["candidates"][0] for mask in answer if mask["candidates"]]
-        return ", ".join(f"{token['token']} ({token['score']:.2f})" for token in best)
-    if isinstance(answer, list):
+def summary(answer: Answer) -> str:
+    """Return a prediction as a short text: labels with their scores, spans, a number, or the most probable tokens."""
+    if not isinstance(answer, Mapping):
+        if answer and "candidates" in answer[0]:
+            best = [mask["candidates"][0] for mask in answer if mask["candidates"]]
+            return ", ".join(f"{token['token']} ({token['score']:.2f})" for token in best)
         return ", ".join(f"{span['text']} {span['label']} ({span['score']:.2f})" for span in answer) or "-"
     if "value" in answer:
         return f"{answer['value']:.3f}"

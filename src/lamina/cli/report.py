@@ -1,4 +1,4 @@
-"""`lamina report RUN...`: the tables and figures of a run, or one HTML page of several studies and runs."""
+"""`lamina report`: print and draw the results of a run, or write one HTML page about several studies and runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from lamina.recipes.report_file import PivotTable, Report
 
-_RUNS = "Output folders of `lamina train` and `lamina study`; several need -o."
-_OUTPUT = "Write one HTML page about all runs, which opens from disk. Default: print the tables of one run."
+_RUNS = "Output folders of `lamina train` and `lamina study`. Several folders, or a study, need -o."
+_OUTPUT = "Write one HTML page about all runs, which opens without a server. Default: print the tables of one run."
 _FILES = "With -o: also write each chart (PNG, SVG) and table (Markdown, LaTeX) of the page as a file."
-_FORMAT = 'Format of the figures: "png" (the default), "svg" or "html"; may be repeated.'
-_BESIDE = "Output folder of another run whose figures are drawn into those of this run; may be repeated."
+_FORMAT = 'Without -o: format of the figures, "png" (the default), "svg" or "html"; may be repeated.'
+_BESIDE = "Without -o: output folder of another run, to draw its curves into the figures of this run; may be repeated."
 
 
 def report(
@@ -36,10 +36,12 @@ def report(
     beside: Annotated[list[Path] | None, Option(metavar="FOLDER", help=_BESIDE)] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the tables of a run as its recipe lays them out, beside a paper's numbers, and draw its figures.
+    """Print a training run's tables and draw its figures, or write one HTML page about several studies and runs.
 
-    The tables (report.md, and report.tex for the package booktabs) and figures are written into the run's folder. With
-    -o, one page shows any number of studies and runs: verdicts first, then charts, tables, settings and seeds.
+    Without -o, the tables are printed in the layout of the recipe, beside a paper's numbers if the recipe has them. The
+    tables (report.md, and report.tex for the LaTeX package booktabs) and figures are saved in the run's folder.
+
+    With -o, the page shows verdicts first, then charts, tables, settings and seeds.
     """
     from lamina.studies.study import STUDY
 
@@ -51,8 +53,8 @@ def report(
         _write_page(runs, output, title, files=files, as_json=as_json)
         return
     if len(runs) > 1 or title is not None or files:
-        what = f"{len(runs)} runs are" if len(runs) > 1 else "--files is" if files else "--title is"
-        raise ConfigError(f"report: {what} given without a page. Add -o page.html.")
+        problem = f"{len(runs)} runs are" if len(runs) > 1 else "--files is" if files else "--title is"
+        raise ConfigError(f"report: {problem} given without a page. Add -o page.html.")
     if is_file(runs[0] / STUDY):
         raise ConfigError(f"report: {runs[0]} is a study, whose report is a page. Add -o page.html.")
     written = write(runs[0], image_format or ["png"], beside or [])
@@ -65,18 +67,38 @@ def report(
 
 
 def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files: bool, as_json: bool) -> None:
+    """Write the page of several studies and runs, and print what is on it.
+
+    Args:
+        runs: Output folders of the studies and runs.
+        output: The HTML file.
+        title: Title of the page. None: what was studied, and the model.
+        files: Whether to write charts and tables as files too.
+        as_json: Whether to print JSON instead of a line.
+    """
     from lamina.report.html_page import write_page
 
-    page = write_page(runs, output, as_files=files, **({} if title is None else {"title": title}))
+    page = write_page(runs, output, as_files=files, title=title)
     if as_json:
         print_json(page)
         return
     beside = f"; {pluralize(len(page.files), 'file')} in {page.files[0].parent}" if page.files else ""
-    print(f"{page.path}: {pluralize(page.charts, 'chart')} of {pluralize(len(page.runs), 'run')}{beside}")
+    print(f"{page.path}: {pluralize(page.charts, 'chart')} from {pluralize(len(page.runs), 'run')}{beside}")
 
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:
-    """Write the report of a run and return it; without the packages that draw, warn and leave the figures out."""
+    """Write the tables and figures of a run into its folder and return them.
+
+    If the packages that draw are not installed, a warning is printed and the figures are left out.
+
+    Args:
+        folder: Output folder of the run.
+        formats: Formats of the figures: "png", "svg" and "html".
+        beside: Output folders of other runs whose curves are drawn into the figures of this run.
+
+    Raises:
+        StoreError: If the folder holds no finished run, is damaged, or cannot be written.
+    """
     from lamina.report.run_report import write_report
 
     try:
@@ -87,6 +109,7 @@ def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Repo
 
 
 def _show(table: PivotTable) -> None:
+    """Print a table of a run, its remarks, and the settings that a search chose."""
     from lamina.report.run_report import PAPER, chosen, grid, heads, remarks
 
     columns = ["", *(PAPER if paper else name for name, paper in heads(table))]

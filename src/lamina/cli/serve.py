@@ -1,4 +1,4 @@
-"""`lamina serve`: the predictions of a bank over HTTP."""
+"""`lamina serve`: serve the predictions of a bank over HTTP."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -24,14 +24,19 @@ if TYPE_CHECKING:
     from lamina.serve import Settings
     from lamina.serve.cluster import Replicas
 
-_KEY = "Key that requests must send as Authorization: Bearer KEY. Default: LAMINA_API_KEY, or no key."
-_ADMIN = "Key that allows changing the readers while the server runs. Default: LAMINA_ADMIN_KEY, or nobody may."
-_ROOT = "Folder of saved banks whose readers may be added while the server runs; nothing outside it is read."
-_RAY = "Serve with replicas on Ray Serve: on this machine, on the running cluster, or on the one at HOST:PORT."
-_PASSES = "Passes of the model that run at once, each with OMP_NUM_THREADS threads."
+_KEY = "Key that clients must send as Authorization: Bearer KEY. Default: $LAMINA_API_KEY, or no key is needed."
+_ADMIN = (
+    "Key that allows clients to change the readers while the server runs. Default: $LAMINA_ADMIN_KEY, or nobody may."
+)
+_ROOT = (
+    "Folder of saved banks whose readers clients may add while the server runs. "
+    "Needs --admin-key; nothing outside the folder is read."
+)
+_RAY = "Serve with replicas on Ray Serve: on this machine (local), on the running cluster (auto) or at HOST:PORT."
+_PASSES = "Number of passes of the model that run at once, each with OMP_NUM_THREADS threads."
 _TITLE = "Title of the page. Default: the names of the bank and its model."
 _EXAMPLE = 'Text that the page offers as an example, or a pair as ["A", "B"]; may be repeated. Default: three that fit.'
-_ORIGIN = "Origin whose web pages may send requests (CORS); may be repeated."
+_ORIGIN = "Origin, such as https://example.org, whose web pages may send requests (CORS); may be repeated."
 
 
 def serve(  # noqa: PLR0913
@@ -43,7 +48,7 @@ def serve(  # noqa: PLR0913
     max_batch_tokens: Annotated[int, Option(min=1, help="Maximum tokens per pass, padding included.")] = 16384,
     max_concurrent_passes: Annotated[int, Option(min=1, help=_PASSES)] = 1,
     max_concurrent_requests: Annotated[
-        int, Option(min=1, help="Maximum number of requests at a time; more are rejected.")
+        int, Option(min=1, help="Maximum number of requests at a time; further requests are rejected.")
     ] = 512,
     max_concurrent_generations: Annotated[
         int, Option(min=1, help="Maximum number of texts that are generated at a time.")
@@ -72,9 +77,9 @@ def serve(  # noqa: PLR0913
 ) -> None:
     """Serve the readers of a bank over HTTP, all tasks in one pass of the model.
 
-    The paths are those of text-embeddings-inference (/predict, /embed, /info, /health, /metrics), OpenAI's
-    /v1/moderations and KServe's /v2; /generate and /v1/chat/completions generate text with scores at every
-    token. /openapi.json describes them. The signal SIGHUP reloads the bank from its folder.
+    The server answers the paths of text-embeddings-inference (/predict, /embed, /info, /health, /metrics), OpenAI's
+    /v1/moderations and KServe's /v2. /generate and /v1/chat/completions generate text, with the readers' scores at
+    every token. /openapi.json describes all of them. The signal SIGHUP reloads the bank from its folder.
     """
     try:
         import uvicorn
@@ -85,9 +90,11 @@ def serve(  # noqa: PLR0913
     except ModuleNotFoundError as error:
         raise MissingExtraError.of(error, op="serve", extra="serve") from error
     if readers_root is not None and not readers_root.is_dir():
-        raise ConfigError(f"serve: readers_root is {readers_root}, which is no folder.")
+        raise ConfigError(f"serve: --readers-root is {readers_root}, which is no folder.")
     if readers_root is not None and admin_key is None:
-        raise ConfigError("serve: --readers-root was given, but not --admin-key; without it readers stay as they are.")
+        raise ConfigError(
+            "serve: --readers-root was given, but not --admin-key; without a key nobody may change the readers."
+        )
     settings = Settings.of(
         max_batch_tokens=max_batch_tokens,
         max_concurrent_passes=max_concurrent_passes,
@@ -105,25 +112,34 @@ def serve(  # noqa: PLR0913
     )
     number = Replicas(replicas, max_replicas, replica_cpus, replica_gpus)
     if ray is None and number != Replicas():
-        raise ConfigError("serve: replicas were asked for, but not --ray; they are processes of Ray Serve.")
+        raise ConfigError("serve: options of replicas were given, but not --ray; replicas run on Ray Serve.")
     if ray is not None:
         if admin_key is not None or readers_root is not None:
-            rule = "a replica would change alone. Run the same command with the new bank: it replaces them in turn"
+            rule = (
+                "a change would reach only one replica. Run the same command with the new bank to replace all of them"
+            )
             raise ConfigError(f"serve: --ray goes with neither --admin-key nor --readers-root; {rule}.")
-        saved = str(Path(bank).resolve()) if is_dir(Path(bank)) else bank  # replicas run elsewhere
-        _opened(saved, model, device)  # so that what is wrong is told here
+        saved = str(Path(bank).resolve()) if is_dir(Path(bank)) else bank  # replicas have another current folder
+        _opened(saved, model, device)  # an error in the bank is then raised here, not in the replicas
         _on_ray(partial(_application, saved, model, device, settings, page=page), settings, number, ray, (host, port))
         return
     with _listening(host, port) as listener:
         app = _application(bank, model, device, settings, source=bank, readers_root=readers_root, page=page)
-        logging.getLogger("lamina.serve").setLevel(logging.INFO)  # that a reload went well is told, too
+        logging.getLogger("lamina.serve").setLevel(logging.INFO)  # a successful reload is logged at this level
         _reload_on_signal(app.state.reloader.try_reload)
         port = listener.getsockname()[1]
-        what = "a page to try them; " * page + "/openapi.json says how to ask"
-        print(f"{', '.join(app.state.scheduler.bank)} at http://{host}:{port} ({what})", flush=True)
-        more: Any = {"log_level": "warning", "access_log": False, "server_header": False}
-        more["timeout_graceful_shutdown"] = int(settings.shutdown_timeout)
-        Server(uvicorn.Config(app, host=host, port=port, **more)).run(sockets=[listener])
+        hints = "a page to try them; " * page + "/openapi.json describes the requests"
+        print(f"{', '.join(app.state.scheduler.bank)} at http://{host}:{port} ({hints})", flush=True)
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(settings.shutdown_timeout),
+        )
+        Server(config).run(sockets=[listener])
 
 
 def _example(text: str) -> str | tuple[str, str]:
@@ -137,52 +153,110 @@ def _example(text: str) -> str | tuple[str, str]:
     return text
 
 
-def _application(bank: str, model: str | None, device: str, settings: Settings, **more: Any) -> FastAPI:
-    """Return the web application of a saved bank."""
+def _application(
+    bank: str,
+    model: str | None,
+    device: str,
+    settings: Settings,
+    *,
+    source: str | None = None,
+    readers_root: Path | None = None,
+    page: bool = True,
+) -> FastAPI:
+    """Load a saved bank and return the web application that serves it.
+
+    Args:
+        bank: Folder or hub id of the bank.
+        model: Folder or hub id of its base model. None: the model that the bank names.
+        device: Name of the device; "auto" is a GPU if there is one.
+        settings: Limits and keys of the server.
+        source: Folder or hub id from which a reload reads the bank. None: the bank cannot be reloaded.
+        readers_root: Folder of saved banks whose readers may be added. None: no readers may be added.
+        page: Whether to serve a page for trying the readers.
+    """
     from lamina.serve import create_app
 
-    return create_app(_opened(bank, model, device), settings, name=Path(bank).resolve().name, **more)
+    return create_app(
+        _opened(bank, model, device),
+        settings,
+        name=Path(bank).resolve().name,
+        source=source,
+        readers_root=readers_root,
+        page=page,
+    )
 
 
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
-    """Load a bank on a device; raise ConfigError if it is a whole model."""
+    """Load a bank and its model on a device and return it.
+
+    Args:
+        bank: Folder or hub id of the bank.
+        model: Folder or hub id of its base model. None: the model that the bank names.
+        device: Name of the device; "auto" is a GPU if there is one.
+
+    Raises:
+        ConfigError: If `bank` is a whole model, or the device cannot be used.
+    """
     from lamina.bank import ReaderBank
 
     target = options.open_on(bank, base=model, device=device, writes=True)
     if not isinstance(target, ReaderBank):
-        raise ConfigError(f"serve: {bank} is a whole model; a bank is served. Add a reader to one and save it.")
+        raise ConfigError(
+            f"serve: {bank} is a whole model; only banks are served. Add a reader to a ReaderBank of the model and "
+            "save it."
+        )
     return target
 
 
 def _on_ray(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, ray: str, address: tuple[str, int]
 ) -> None:
-    """Deploy replicas on Ray Serve; on a cluster that is started here, wait until this process is told to end."""
+    """Deploy replicas on Ray Serve and print their address.
+
+    On a running cluster the function returns, and the replicas stay. A cluster on this machine (`ray` is "local") ends
+    with this process, so the function waits for SIGTERM or SIGINT.
+
+    Args:
+        build: Builds the web application in each replica.
+        settings: Limits and keys of the server.
+        replicas: How many replicas to run, and their CPU cores and GPUs.
+        ray: "local", "auto", or the address of a cluster.
+        address: Host and port to listen on.
+
+    Raises:
+        ConfigError: If the port is 0 or, on this machine, cannot be used.
+    """
     from lamina.prediction.ray_workers import LOCAL
     from lamina.serve.cluster import deployed
 
     host, port = address
     if port == 0:
-        raise ConfigError("serve: port is 0; with --ray every node listens at the same, which must be named.")
+        raise ConfigError("serve: port is 0; with --ray all nodes listen on one port. Name it with --port.")
     if ray == LOCAL:
-        _listening(host, port).close()  # an error if it is taken
+        _listening(host, port).close()  # raises an error if the port is in use
     with deployed(build, settings, replicas, address=ray, host=host, port=port):
-        print(f"{replicas.least} replicas at http://{host}:{port} (/openapi.json says how to ask)", flush=True)
+        print(f"{replicas.least} replicas at http://{host}:{port} (/openapi.json describes the requests)", flush=True)
         if ray == LOCAL:
-            told = Event()
+            ended = Event()
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, lambda *_: told.set())
-            told.wait()
+                signal.signal(number, lambda *_: ended.set())
+            ended.wait()
 
 
 def _reload_on_signal(reload: Callable[[], None]) -> None:
-    """Reload the bank from its folder on SIGHUP, on systems that have this signal."""
+    """Call `reload` in a new thread whenever SIGHUP arrives; do nothing on systems without this signal."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: Thread(target=reload, daemon=True).start())
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the address; ConfigError if it cannot. This happens before anything is loaded."""
+    """Return a socket that listens on an address; port 0 stands for any free port.
+
+    It is opened before anything is loaded, so that a port in use is an error at once.
+
+    Raises:
+        ConfigError: If the address cannot be used.
+    """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.socket(family, socket.SOCK_STREAM)
@@ -190,6 +264,6 @@ def _listening(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
         listener.listen(2048)
     except OSError as error:
-        came = f"{host}:{port} cannot be listened at ({error.strerror or error})"
-        raise ConfigError(f"serve: {came}. Give another --port or --host.") from None
+        problem = f"cannot listen on {host}:{port} ({error.strerror or error})"
+        raise ConfigError(f"serve: {problem}. Give another --port or --host.") from None
     return listener

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and loading of what they name."""
+"""Arguments and options that several commands share, and a function that loads the bank or model they name."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
 
 _SAVED = "Folder or hub id of a saved bank, or of a whole model that Lamina fine-tuned or saved."
-_BASE = "Folder or hub id of the bank's base model. Default: the one that the bank names."
-_DEVICE = 'Device to run on: "cpu", "cuda", ... "auto" uses a GPU if there is one.'
-_DATA = "Folder of the recipe's files, with a subfolder per preset. Default: files here, presets from the hub."
+_BASE = "Folder or hub id of the bank's base model. Default: the model that the bank names."
+_DEVICE = 'Device to run on, such as "cpu" or "cuda". "auto" uses a GPU if there is one.'
+_DATA = (
+    "Folder of the recipe's data files, with a subfolder per preset (known public data set). "
+    "Default: files are relative to the current folder, and presets are loaded from the hub."
+)
 _TEXT = 'Column of the text in a file. Default: the only column, or one with a usual name ("sentence", "text").'
 _RAY = "Run cells in parallel as Ray tasks: on this machine (local), on the running cluster (auto) or at HOST:PORT."
 
@@ -25,10 +28,10 @@ SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
 DataOption = Annotated[Path | None, Option(help=_DATA)]
 TextOption = Annotated[str | None, Option(help=_TEXT)]
-PairOption = Annotated[str | None, Option(help="Column of the second text in a file. Default: there is one text.")]
+PairOption = Annotated[str | None, Option(help="Column of the second text, where a row is a pair. Default: no pairs.")]
 ModelOption = Annotated[str | None, Option(help=_BASE)]
 DeviceOption = Annotated[str, Option(help=_DEVICE)]
-BatchSizeOption = Annotated[int, Option(min=1, help="Texts per pass of the model.")]
+BatchSizeOption = Annotated[int, Option(min=1, help="Number of texts per pass of the model.")]
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
 
@@ -38,12 +41,14 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
 
     Args:
         saved: Folder or hub id of the bank or model.
-        base: Folder or hub id of the bank's base model; None: the one that the bank names.
-        device: Device name; "auto" is a GPU if there is one, otherwise the CPU.
-        writes: Whether the model will generate text; see `store.open_saved`.
+        base: Folder or hub id of the bank's base model. None: the model that the bank names.
+        device: Name of the device. "auto": a GPU if there is one, otherwise the CPU.
+        writes: Whether the bank's model will generate text. It then gets its language-model head, if it has one.
 
     Raises:
-        ConfigError: If the device cannot be used.
+        ConfigError: If the device cannot be used, or a base is given for a whole model.
+        ModelNotFoundError: If the model, or the bank's base model, cannot be found.
+        StoreError: If there is no such bank, or its files are damaged.
     """
     import torch
 

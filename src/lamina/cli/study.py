@@ -1,9 +1,9 @@
-"""`lamina study NAME RECIPE`: see what every layer does."""
+"""`lamina study NAME RECIPE`: run one study of the layers of a recipe's model."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from typer import Argument, Option
 
@@ -13,6 +13,8 @@ from lamina.registry import STUDIES
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from lamina.studies.run_study import StudyRecipe
     from lamina.studies.study import Study
 
@@ -20,6 +22,17 @@ SHOWN = 20  # rows of the table that are printed
 _NAMES = STUDIES.names()
 _NAME = f"Name of the study: {', '.join(_NAMES[:-1])} or {_NAMES[-1]}."
 _OUTPUT = "Folder to save to. Default: out/<recipe>/<study>."
+
+
+class Plan(TypedDict):
+    """What a study would run, as `lamina study --dry-run` prints it."""
+
+    study: str
+    model: str
+    tasks: dict[str, dict[str, int]]  # task -> split -> number of rows
+    texts: int
+    options: dict[str, object]
+    output: str
 
 
 def study(  # noqa: PLR0913
@@ -32,15 +45,16 @@ def study(  # noqa: PLR0913
     ] = False,
     ray: RayOption = None,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Read the recipe and its data and print what would run.")
+        bool, Option("--dry-run", help="Run nothing; read the recipe and its data and print what would run.")
     ] = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Run one study of a recipe, and save its table, figures and settings.
 
-    A study of several cells (for example one per task and seed) saves each cell when it ends. If a cell fails, it is
-    listed, the others continue, and the exit code is 1.
+    A study is an experiment on the layers of a model, for example which layer knows a task (probe). docs/studies.md
+    explains all of them. A study may consist of several independent cells, such as one per task and seed. Each cell is
+    saved when it ends. If a cell fails, it is listed, the others continue, and the exit code is 1.
     """
     from lamina.studies.run_study import load_study_recipe
 
@@ -52,55 +66,67 @@ def study(  # noqa: PLR0913
         return
     from lamina.studies.run_study import run_study
 
-    found = run_study(name, loaded, data=data, output=folder, resume=resume, progress=progress, ray=ray)
-    _show(found, folder, as_json=as_json)
-    end_if_failed(found.settings.get("failures") or [])
+    result = run_study(name, loaded, data=data, output=folder, resume=resume, progress=progress, ray=ray)
+    _show(result, folder, as_json=as_json)
+    end_if_failed(result.settings.get("failures") or [])
 
 
-def _show(found: Study, folder: Path, *, as_json: bool) -> None:
-    failures = found.settings.get("failures") or []
+def _show(result: Study, folder: Path, *, as_json: bool) -> None:
+    """Print the table and the conclusions of a study, or everything as JSON; `folder` is where it was saved."""
+    failures = result.settings.get("failures") or []
     if as_json:
-        rows = found.table.to_dict("records")
-        facts = {"study": found.name, "conclusions": found.conclusions, "failures": failures, "output": str(folder)}
+        rows = result.table.to_dict("records")
+        facts = {"study": result.name, "conclusions": result.conclusions, "failures": failures, "output": str(folder)}
         print_json({**facts, "table": rows})
         return
-    summary = found.summary()
-    shown = (summary if found.pivot else summary.head(SHOWN)).astype(object)
+    summary = result.summary()
+    shown = (summary if result.pivot else summary.head(SHOWN)).astype(object)
     rows = shown.where(shown.notna(), None).to_numpy().tolist()
-    print_table(f"Study: {found.name}", list(shown.columns), rows)
-    if found.pivot is not None:
-        print(f"means over seeds; all {pluralize(len(found.table), 'row')} are in {folder / 'table.csv'}")
-    elif (left := len(found.table) - SHOWN) > 0:
+    print_table(f"Study: {result.name}", list(shown.columns), rows)
+    if result.pivot is not None:
+        print(f"means over seeds; all {pluralize(len(result.table), 'row')} are in {folder / 'table.csv'}")
+    elif (left := len(result.table) - SHOWN) > 0:
         print(f"and {pluralize(left, 'more row')}, in {folder / 'table.csv'}")
-    for sentence in found.conclusions:
+    for sentence in result.conclusions:
         print(f"- {sentence}")
     print(f"saved in {folder}; lamina report {folder} -o page.html shows it")
 
 
-def _plan(name: str, recipe: StudyRecipe, options: dict[str, Any], data: Path | None, folder: Path) -> dict[str, Any]:
-    """Return what a study would run: model, tasks, number of texts, options and output folder."""
+def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: Path | None, folder: Path) -> Plan:
+    """Return what a study would run, without running it.
+
+    Args:
+        name: Name of the study.
+        recipe: The recipe.
+        options: Options of the study that the recipe sets; the defaults of others are added.
+        data: Folder of the recipe's data files. None: the current folder, and presets from the hub.
+        folder: The output folder.
+    """
     from lamina.studies.run_study import CONTROLS, load_tasks, load_texts, parameters_of, source_of
 
     tasks = load_tasks(recipe, data)
-    defaults = {key: given.default for key, given in parameters_of(name).items() if given.default is not given.empty}
+    parameters = parameters_of(name).items()
+    defaults = {key: parameter.default for key, parameter in parameters if parameter.default is not parameter.empty}
     known = {key: value for key, value in defaults.items() if value is not None and key not in CONTROLS}
-    return {
-        "study": name,
-        "model": source_of(recipe.model, data),
-        "tasks": {task: {part: len(rows) for part, rows in own.splits.items()} for task, own in tasks.items()},
-        "texts": len(load_texts(recipe, tasks, data)),
-        "options": {**known, **options},
-        "output": str(folder),
-    }
+    return Plan(
+        study=name,
+        model=source_of(recipe.model, data),
+        tasks={key: {split: len(rows) for split, rows in task.splits.items()} for key, task in tasks.items()},
+        texts=len(load_texts(recipe, tasks, data)),
+        options={**known, **options},
+        output=str(folder),
+    )
 
 
-def _show_plan(plan: dict[str, Any], *, as_json: bool) -> None:
+def _show_plan(plan: Plan, *, as_json: bool) -> None:
+    """Print what a study would run, as tables or as JSON."""
     if as_json:
         print_json(plan)
         return
-    print(f"{plan['study']} of {plan['model']}, to be saved in {plan['output']}")
+    print(f"study {plan['study']} of {plan['model']}, to be saved in {plan['output']}")
     rows = [
-        (name, ", ".join(f"{part}: {count:,}" for part, count in own.items())) for name, own in plan["tasks"].items()
+        (name, ", ".join(f"{split}: {count:,}" for split, count in sizes.items()))
+        for name, sizes in plan["tasks"].items()
     ]
     print_table("Tasks", ("task", "rows"), rows)
     print(pluralize(plan["texts"], "text"))

@@ -1,10 +1,10 @@
-"""`lamina train RECIPE`: train the readers a recipe names in one pass, or fine-tune its model."""
+"""`lamina train RECIPE`: train the readers of a recipe in one pass, or fine-tune its model."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from typer import Argument, Option
 
@@ -14,12 +14,16 @@ from lamina.cli.shared_options import DataOption, JsonOption, RayOption
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from lamina.recipes.estimate import Estimate
     from lamina.recipes.run_recipe import RecipeResult
 
+    PlannedRun: TypeAlias = Mapping[str, Any]  # a row of `Estimate.runs`
+
 SHOWN = 20  # rows of the printed table of a sweep
 _OUTPUT = "Folder to save to; an earlier run in it is replaced. Default: out/<recipe>."
-_SWEEP = "Train every reader or method that has this setting once per value; may be repeated."
+_SWEEP = 'Train every reader or method once per value of this setting, such as "fusion.alpha=1,8,64"; may be repeated.'
 
 
 def train(  # noqa: PLR0913
@@ -27,20 +31,24 @@ def train(  # noqa: PLR0913
     data: DataOption = None,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Only estimate parameters, steps and operations.")] = False,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Train nothing; estimate parameters, steps, operations and memory.")
+    ] = False,
     resume: Annotated[
         bool, Option("--resume", help="Continue from the newest checkpoint in the output folder.")
     ] = False,
     ray: RayOption = None,
-    progress: Annotated[bool | None, Option(help="Show a progress bar. Default: as the recipe says.")] = None,
+    progress: Annotated[bool | None, Option(help="Show a progress bar. Default: what the recipe says.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train the readers of a recipe, all in one pass of the model, or fine-tune the model once per method.
 
-    With --sweep fusion.alpha=1,8,64 (or insert.layers, learning_rate ...) every combination of the values is trained.
-    Fine-tuning runs, and readers that are trained separately, are independent cells, which --ray runs in parallel. If a
-    cell fails, it is listed, the others continue, and the exit code is 1.
-    At the end the recipe's tables and figures and the importances of layers are drawn, as by `lamina report`.
+    With several --sweep options, every combination of their values is trained.
+
+    Fine-tuning runs, and readers that are trained separately, are independent pieces of work (cells), which --ray runs
+    in parallel. If a cell fails, it is listed, the others continue, and the exit code is 1.
+
+    At the end the recipe's tables and figures and the importances of the layers are written, as `lamina report` does.
     """
     from lamina.recipes.expand import read_sweeps, with_sweep
     from lamina.recipes.schema import load_recipe
@@ -50,7 +58,6 @@ def train(  # noqa: PLR0913
         loaded = with_sweep(loaded, read_sweeps(sweep))
     folder = output or Path("out") / recipe.stem
     if dry_run:
-        from lamina.cli.train import print_estimate
         from lamina.recipes.estimate import estimate
 
         cost = estimate(loaded, data=data, output=folder)
@@ -64,24 +71,27 @@ def train(  # noqa: PLR0913
         options["progress"] = progress
     run = run_recipe(loaded, data=data, output=folder, ray=ray, **options)
     if rank() != 0:
-        return  # of several processes only the first one prints
+        return  # in a distributed run only the first process prints
     failures = [asdict(failure) for failure in run.failures]
-    drawn: list[str] = []
+    written: list[str] = []
     if run.importances or loaded.model_fields_set & {"table", "figure"}:
-        drawn = write_report(folder, ["png"]).files
+        written = write_report(folder, ["png"]).files
     if as_json:
         facts = {"seconds": run.seconds, "steps": run.steps, "output": str(folder), "failures": failures}
         print_json({"table": run.table, **facts})
     else:
         _show(run, folder)
-        saved = ", ".join([str(folder), *drawn])
-        took = f"{pluralize(run.steps, 'step')} in {run.seconds:.0f} s"
-        print(f"{took}; saved in {saved}; lamina report {folder} -o page.html shows it")
+        saved = ", ".join([str(folder), *written])
+        duration = f"{pluralize(run.steps, 'step')} in {run.seconds:.0f} s"
+        print(f"{duration}; saved in {saved}; lamina report {folder} -o page.html shows it")
     end_if_failed(failures)
 
 
 def _show(run: RecipeResult, folder: Path) -> None:
-    """Print a row per task, method and setting of a run (the best of a sweep) and how many texts were truncated."""
+    """Print a table with a row per task, method and setting of a run, and how many training texts were truncated.
+
+    Of a sweep, the best 20 rows are printed; `folder` is the output folder, whose `table.md` has all of them.
+    """
     from lamina.recipes.summary_table import printed
 
     columns, cells = printed(run.table)
@@ -94,24 +104,24 @@ def _show(run: RecipeResult, folder: Path) -> None:
         print(f"and {pluralize(left, 'more row')}, in {folder / 'table.md'}")
     for name, count in run.truncated.items():
         if count:
-            print(f"{name}: {count} training texts were longer than the model reads; their ends were not seen")
+            print(f"{name}: {count} training texts were longer than the model reads; their ends were cut off")
 
 
 def print_estimate(cost: Estimate) -> None:
-    """Print what a recipe would train, and its parameters, steps, operations and memory."""
+    """Print an estimate: what a recipe would train, with its parameters, steps, operations and memory."""
     from lamina.recipes.estimate import readable
 
     model, flops = cost.model, cost.flops
     print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
     columns = ("task", "method", "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str], list[PlannedRun]] = {}
     for row in cost.runs:
         groups.setdefault((row["task"], row["method"]), []).append(row)
-    print_table("Runs", columns, [_run(rows) for rows in groups.values()])
+    print_table("Runs", columns, [_runs_row(rows) for rows in groups.values()])
     names = ("task", "rows", "validation", "tokens", "repeats", "runs", "steps_per_epoch", "steps")
     tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in cost.tasks]
     print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
-    shared = f", {readable(flops['base'])} of them in the model that readers share" if flops["base"] else ""
+    shared = f" ({readable(flops['base'])}FLOPs in the model that readers share)" if flops["base"] else ""
     steps = pluralize(sum(row["steps"] for row in tasks), "step")
     print(
         f"At most {steps}, about {readable(flops['total'])}FLOPs{shared}: "
@@ -120,17 +130,20 @@ def print_estimate(cost: Estimate) -> None:
     cache = f"; a cache of the states would take {readable(cost.cache_bytes)}B" if cost.cache_bytes else ""
     print(f"Weights, gradients and the optimizer's moments take up to {readable(cost.memory_bytes)}B{cache}.")
     batch = f"a batch of {pluralize(cost.kept_rows, 'row')}"
-    kept = f"readers keep up to {readable(cost.kept_bytes)}B for the gradients of {batch}"
-    for note in [*([kept] if cost.kept_rows else []), *cost.notes]:
+    activations = f"readers hold up to {readable(cost.kept_bytes)}B for the gradients of {batch}"
+    for note in [*([activations] if cost.kept_rows else []), *cost.notes]:
         print(f"({note})")
 
 
-def _run(rows: list[dict[str, Any]]) -> tuple[object, ...]:
-    """Return one row for all settings of a task and method: a single value, or the lowest and the highest."""
+def _runs_row(rows: Sequence[PlannedRun]) -> tuple[object, ...]:
+    """Return a row of the table of runs, for all settings of one task and method.
+
+    A cell holds the value that all settings share, or their lowest and highest value.
+    """
     from lamina.recipes.estimate import readable
 
     values = {key: list(dict.fromkeys(str(row["settings"][key]) for row in rows)) for key in rows[0]["settings"]}
-    settings = [f"{key}={given[0]}" if len(given) == 1 else f"{len(given)} x {key}" for key, given in values.items()]
+    settings = [f"{key}={few[0]}" if len(few) == 1 else f"{len(few)} x {key}" for key, few in values.items()]
     columns = ("epochs", "steps", "parameters", "added", "trained")
     spans = ([min(row[key] for row in rows), max(row[key] for row in rows)] for key in columns)
     return (

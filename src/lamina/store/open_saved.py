@@ -27,29 +27,37 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
     """Load a saved bank or a saved whole model, in eval mode.
 
     Args:
-        saved: A local folder or a hub id.
-        base: Base model for a bank, as a folder or hub id; None: the one that the bank names.
-        writes: Load the base of a bank with its language-model head, if it was saved with one.
+        saved: Folder or hub id of the bank or model.
+        base: Folder or hub id of the bank's base model. None: the one that the bank names.
+        writes: Whether to load the base of a bank with its language-model head, if it was saved with one, so that it
+            can generate text.
 
     Raises:
         ModelNotFoundError: If the base or the model cannot be found.
         StoreError: If there is no such folder or repository, or its files are damaged.
-        ConfigError: If `base` comes with a whole model.
+        ConfigError: If `base` is given for a whole model.
     """
-    # `lamina.save` records the class of every whole model, and banks have no such record
+    # `lamina.save` records the class of every whole model. Banks have no such record.
     architecture = "" if is_file(Path(saved) / MANIFEST) else read_record(saved)[0]
     if not architecture:
         model, processor = (None, None) if base is None else load(base, writing_class(base) if writes else None)
         return load_bank(source_of(saved, None), model, processor, writes=writes)
     if base is not None:
-        raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which has none.")
+        raise ConfigError(f"model: '{base}' was given as a base; {saved} is a whole model, which needs no base.")
     return load(saved, architecture)[0]
 
 
 def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
-    """Load a saved bank or model on the GPU, if there is one, or return the one that an earlier call loaded.
+    """Load a saved bank or model, or return the object that an earlier call with the same argument loaded.
 
-    It is loaded again when its folder was written since then. The last two stay in memory.
+    It is moved to the GPU if there is one. The last two objects stay in memory. If files in the folder have changed
+    since the earlier call, it is loaded again.
+
+    Args:
+        saved: Folder or hub id of the bank or model.
+
+    Raises:
+        LaminaError: As `open_saved` raises it.
     """
     folder = Path(saved)
     written = [(folder / name).stat().st_mtime_ns for name in (MANIFEST, RECORD) if is_file(folder / name)]
@@ -58,7 +66,7 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
-    """Load a saved bank or model; the times of its files are part of the cache's key."""
+    """Load a saved bank or model; `_written`, the times of its files, only makes the cache's key."""
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return loaded.to(device)  # pyright: ignore[reportArgumentType, reportUnknownMemberType, reportUnknownVariableType]

@@ -100,13 +100,13 @@ def test_what_can_go_on_after_an_interruption_says_how(lamina, monkeypatch: pyte
 
     monkeypatch.setattr("lamina.recipes.schema.load_recipe", stop)
     ran = lamina("train", str(tmp_path / "r.yaml"))
-    assert (ran.code, ran.err) == (130, "interrupted; with --resume it goes on from what was saved\n")
+    assert (ran.code, ran.err) == (130, "interrupted; run the command with --resume to continue from what was saved\n")
 
 
-def test_an_unforeseen_error_is_one_line_and_ends_with_1(lamina, monkeypatch: pytest.MonkeyPatch):
+def test_an_unexpected_error_is_one_line_and_ends_with_1(lamina, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("LAMINA_DEBUG", raising=False)
     ran = ends(lamina, monkeypatch, ZeroDivisionError("by zero"))
-    says = "error: unforeseen ZeroDivisionError: by zero; LAMINA_DEBUG=1 shows where it came from.\n"
+    says = "error: unexpected ZeroDivisionError: by zero; set LAMINA_DEBUG=1 to see the traceback.\n"
     assert (ran.code, ran.out, ran.err) == (1, "", says)
 
 

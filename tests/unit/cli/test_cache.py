@@ -68,7 +68,7 @@ def test_it_removes_all(lamina, folder: Path):
 
 def test_what_a_killed_run_left_is_said_and_removed(lamina, folder: Path):
     (folder / f".{KEY}.new").mkdir()
-    assert "1 unfinished, left by runs that were killed" in lamina("cache").out
+    assert "1 unfinished files were left by killed runs" in lamina("cache").out
     assert json.loads(lamina("cache", "--json").out)["unfinished"] == [f".{KEY}.new"]
     lamina("cache", "--clear", OTHER)
     assert not (folder / f".{KEY}.new").exists()

@@ -128,7 +128,7 @@ def test_spans_are_marked_in_their_text():
 
 def test_what_is_printed_of_wrong_answers(capsys: pytest.CaptureFixture[str]):
     print_errors("mood", [])
-    assert capsys.readouterr().out == "\nmood: every answer is right\n"
+    assert capsys.readouterr().out == "\nmood: every prediction is right\n"
     print_errors("near", [{"row": 1234, "text": ["a  b", "c"], "true": 1.0, "predicted": 3.5, "error": 2.5}])
     out = capsys.readouterr().out
     assert all(part in out for part in ("near: largest errors", " 1234 ", " a b ", " c ", "1.0000", "3.5000", "2.5000"))
@@ -163,10 +163,10 @@ def test_a_whole_model_is_scored_on_files_with_its_own_labels(lamina, model_fold
         (["mod=cola"], "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
         (["mood=colla"], "unknown file or preset 'colla'; known: cola, sst2"),
         (["mood=none.tsv"], "unknown file or preset 'none.tsv'"),
-        (["mood=sst2", "--text=a"], "--text was given, but no task is a file that is there: sst2; columns are"),
+        (["mood=sst2", "--text=a"], "--text was given, but no task is an existing file: sst2; only files have columns"),
         (
             ["mood=sst2", "who=none.tsv", "--label=a"],
-            "--label was given, but no task is a file that is there: sst2, none",
+            "--label was given, but no task is an existing file: sst2, none",
         ),
     ],
 )
@@ -183,7 +183,8 @@ def test_options_of_presets_are_refused_for_files(lamina, bank_folder: Path, wor
     ran = lamina("evaluate", bank_folder, "--task", f"who={words}", option, "test")
     assert (ran.code, ran.out) == (2, "")
     assert (
-        ran.err == f"error: evaluate: {option} was given, but no task is a preset: {words}; a file is scored whole.\n"
+        ran.err
+        == f"error: evaluate: {option} was given, but no task is a preset: {words}; all rows of a file are scored.\n"
     )
 
 

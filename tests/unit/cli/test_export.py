@@ -44,7 +44,7 @@ def test_a_plain_model(lamina, bank: Path, tmp_path: Path):
 
 def test_a_reader_as_plain_pytorch(lamina, bank: Path, tmp_path: Path):
     ran = lamina("export", str(bank), str(tmp_path / "out"), "--format", "torch", "--reader", "mood")
-    assert ran.out == f"{tmp_path / 'out'}: reader 'mood' of the layers 1, 2, 3\n"
+    assert ran.out == f"{tmp_path / 'out'}: reader 'mood' of layers 1, 2, 3\n"
     assert PlainReader.load(tmp_path / "out").labels == ["bad", "good"]
 
 
@@ -57,8 +57,8 @@ def test_a_reader_as_plain_pytorch(lamina, bank: Path, tmp_path: Path):
             "--main was given; --format torch writes one reader",
         ),
         (("bank", "--reader", "mod"), "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
-        (("base", "--reader", "mood"), "is a whole model, which has none"),
-        (("base", "--reader", "mood", "--format", "torch"), "is a whole model, which has none"),
+        (("base", "--reader", "mood"), "is a whole model, which has no readers"),
+        (("base", "--reader", "mood", "--format", "torch"), "is a whole model, which has no readers"),
         (("none",), "no bank"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_family_that_cannot_be_read_is_one_sentence(lamina, tmp_path: Path):
     ran = lamina("inspect", tmp_path)
     assert (ran.code, ran.out) == (2, "")
     assert "the family 'led' is not supported" in ran.err
-    assert "--weights looks closer" in ran.err
+    assert "--weights tries again with them" in ran.err
 
 
 def test_a_model_that_is_not_there_is_one_sentence(lamina, tmp_path: Path):
@@ -124,7 +124,7 @@ def test_inserted_weights_are_drawn_beside_each_other(lamina, base: Path, tmp_pa
 def test_what_is_drawn_needs_a_picture(lamina, base: Path, tmp_path: Path):
     ran = lamina("inspect", base, "--layer", 2)
     assert (ran.code, ran.out) == (2, "")
-    assert "what to draw was named, and no picture" in ran.err
+    assert "an option says what to draw, but there is no file to draw to" in ran.err
     ran = lamina("inspect", base, "--inserted-weights", tmp_path / "a.png")
     assert ran.code == 2
     assert "inserted weights: the model has no inserted layers" in ran.err

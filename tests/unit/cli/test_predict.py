@@ -113,7 +113,7 @@ def test_what_has_a_manifest_is_a_bank(lamina, bank_folder: Path, model_folder: 
     ("arguments", "message"),
     [
         (("--readers", "mood"), "readers are ['mood'] for a whole model"),
-        (("--model", "minilm"), "is a whole model, which has none"),
+        (("--model", "minilm"), "is a whole model, which needs no base"),
     ],
 )
 def test_what_a_whole_model_does_not_have(lamina, model_folder: Path, arguments: tuple[str, ...], message: str):
@@ -136,7 +136,7 @@ def test_no_texts_at_all(lamina, bank_folder: Path):
         (("x", "--output", "y.csv"), "--output was given, but no file"),
         (("x", "--skip-bad"), "--skip-bad was given, but no --output"),
         (("x", "--readers", "moods"), "unknown reader 'moods'; known: mood, who. Did you mean 'mood'?"),
-        (("x", "--readers", " ,"), "readers: ' ,' names none; the bank has mood, who"),
+        (("x", "--readers", " ,"), "readers: ' ,' names no reader; the bank has mood, who"),
         (("x", "--device", "warp"), "device: 'warp' cannot be used"),
         (("--file", "none.txt"), "none.txt is not there"),
         (("--file", "."), ". is a folder; a file is needed"),

@@ -149,7 +149,7 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(lamina: Callable[...
         port = taken.getsockname()[1]
         ran = lamina("serve", "nowhere", "--port", port)
     assert ran.code == 2
-    assert re.search(rf"serve: 127\.0\.0\.1:{port} cannot be listened at \(Address already in use\)", ran.err)
+    assert re.search(rf"serve: cannot listen on 127\.0\.0\.1:{port} \(Address already in use\)", ran.err)
 
 
 def test_a_root_of_readers_that_is_no_folder_is_refused(lamina: Callable[..., Ran], bank_folder: Path):
@@ -167,7 +167,7 @@ def test_a_root_of_readers_without_a_key_is_refused(lamina: Callable[..., Ran], 
 def test_a_whole_model_is_refused(lamina: Callable[..., Ran], model_folder: Path):
     ran = lamina("serve", model_folder, "--port", 0)
     assert ran.code == 2
-    assert "is a whole model; a bank is served" in ran.err
+    assert "is a whole model; only banks are served" in ran.err
 
 
 def test_a_missing_extra_is_named(lamina: Callable[..., Ran], bank_folder: Path, monkeypatch: pytest.MonkeyPatch):

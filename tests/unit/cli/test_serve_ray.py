@@ -81,7 +81,7 @@ def test_replicas_answer_and_one_that_dies_comes_back(bank_folder: Path):
     ("options", "problem"),
     [
         (("--ray", "local", "--admin-key", "x"), "--ray goes with neither --admin-key nor --readers-root"),
-        (("--replicas", "2"), "replicas were asked for, but not --ray"),
+        (("--replicas", "2"), "options of replicas were given, but not --ray"),
         (("--ray", "local", "--port", "0"), "port is 0; with --ray"),
         (("--ray", "nowhere:1"), "no cluster of Ray answers at 'nowhere:1'"),
         (("--ray", "local", "--replicas", "3", "--max-replicas", "2"), "max_replicas is 2; it must be at least 3"),

@@ -39,7 +39,7 @@ def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
 
 def test_nothing_came(monkeypatch: pytest.MonkeyPatch):
     stdin(monkeypatch, b"")
-    with pytest.raises(DataError, match="standard input is empty; a text in each line is needed"):
+    with pytest.raises(DataError, match=r"standard input is empty\. Give one text per line"):
         from_stdin()
 
 

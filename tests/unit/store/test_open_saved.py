@@ -56,7 +56,7 @@ def test_a_whole_model_has_no_base(tmp_path: Path):
     model, _ = lamina.load(save_base(tmp_path / "plain"))
     lamina.save(model, tmp_path / "model")
     assert type(open_saved.open_saved(str(tmp_path / "model"))) is type(model)
-    with pytest.raises(ConfigError, match=r"was given as a base; .* is a whole model, which has none"):
+    with pytest.raises(ConfigError, match=r"was given as a base; .* is a whole model, which needs no base"):
         open_saved.open_saved(str(tmp_path / "model"), base="other")
 
 
