@@ -497,7 +497,7 @@ def test_a_call_that_never_reached_the_stack_says_so():
         heard["text"]
     with pytest.raises(ConfigError, match="tap: layer 1 was not seen; no pass of the stack 'decoder' has reached it"):
         states[1]
-    with pytest.raises(ConfigError, match="tap: layer 2 is not tapped; those that are: 1"):
+    with pytest.raises(ConfigError, match="tap: layer 2 is not tapped; the tapped layers are 1"):
         states[2]
     assert 1 not in states
     assert states.get(1) is None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
+    from lamina.heads.base import HeadConfig
     from lamina.tasks.base import TaskLike
     from lamina.tasks.task import Task
 
@@ -154,7 +155,7 @@ def _check_used(
         raise ConfigError(f"evaluate: {problem}: {', '.join(files)}; all rows of a file are scored.")
 
 
-def _task(head: TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
+def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
     """Return the task that a reader or model is scored on, with its data.
 
     Args:

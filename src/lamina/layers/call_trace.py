@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -117,8 +117,9 @@ def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
     """Return the values in the output of a module, each with its position or key; (None, output) for a tensor."""
     if isinstance(output, Tensor):
         return [(None, output)]
-    if hasattr(output, "to_tuple"):  # a ModelOutput: its positions hold for a plain tuple too
-        output = cast("Any", output).to_tuple()
+    to_tuple: Callable[[], tuple[object, ...]] | None = getattr(output, "to_tuple", None)
+    if to_tuple is not None:  # a ModelOutput: its positions are those of the tuple that `return_dict=False` gives
+        output = to_tuple()
     if isinstance(output, Mapping):
         return cast("Mapping[str, object]", output).items()
     return enumerate(cast("tuple[object, ...]", output)) if isinstance(output, (tuple, list)) else ()

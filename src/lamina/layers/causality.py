@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from contextvars import Context
-from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +24,7 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
     """Return whether the state of a token depends only on the tokens up to it, as in a causal language model.
 
     The first call runs the model twice, on tiny inputs that differ in the second half of their tokens, and leaves it
-    unchanged; the answer is remembered. A stack that reads no token ids, such as one of images or audio, is not causal.
+    unchanged. The answer is remembered. A stack that reads images or audio, not token ids, is not causal.
     """
     if stack.scope not in _known:
         base = backbone(model)  # without the head, which may refuse the inputs, say for lack of a padding token
@@ -60,5 +59,5 @@ def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> d
 
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     with watch(stack, range(stack.layers), on_state):
-        cast("Any", model)(**inputs)
+        model(**inputs)
     return states

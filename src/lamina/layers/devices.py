@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +27,7 @@ def main_device(model: nn.Module) -> torch.device:
 def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
     """Yield the devices on which accelerate's hooks run the modules of a model, outer modules first."""
     for module in model.modules():
-        hook: Any = getattr(module, "_hf_hook", None)
+        hook: object = getattr(module, "_hf_hook", None)
         for part in getattr(hook, "hooks", (hook,)):
             if (device := getattr(part, "execution_device", None)) is not None:
                 yield torch.device(device)
@@ -40,7 +39,7 @@ def weights_in_place(module: nn.Module) -> Generator[None]:
     if not hasattr(module, "_hf_hook"):
         yield
         return
-    utils: Any = import_module("accelerate.utils")  # the package has no type stubs
+    utils = import_module("accelerate.utils")  # imported by name, because the package has no type stubs
     with utils.align_module_device(module, torch.device("cpu")):
         yield
 

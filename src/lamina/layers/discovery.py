@@ -57,8 +57,8 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
     """
     model = unwrapped(model)
     if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        what = "a transformers model is needed, such as the first value that lamina.load returns"
-        raise ConfigError(f"stacks: got a {type(model).__name__}; {what}.")
+        hint = "Give a transformers model, such as the first value that lamina.load returns."
+        raise ConfigError(f"stacks: got a {type(model).__name__}, which is no model. {hint}")
     if model not in _known or _known[model][0] != _signature(model):
         discovered = _discover(model).values()
         paths = {module: path for path, module in by_path(model).items()}
@@ -153,7 +153,7 @@ class _TappedStates(dict[int, Tensor]):
     def __missing__(self, layer: int) -> Tensor:
         if layer not in self._layers:
             known = ", ".join(map(str, self._layers))
-            raise ConfigError(f"tap: layer {layer!r} is not tapped; those that are: {known}.")
+            raise ConfigError(f"tap: layer {layer!r} is not tapped; the tapped layers are {known}.")
         problem = f"layer {layer} was not seen; no pass of the stack '{self._stack}' has reached it"
         raise ConfigError(f"tap: {problem}. Run the model within the `with` block, in its thread or task.")
 
@@ -172,7 +172,7 @@ def _signature(model: nn.Module) -> tuple[object, ...]:
 
     As long as it is equal, stacks that were found before are still right.
     """
-    config: Any = model.config
+    config: object = model.config
     modules = tuple(map(weakref.ref, model.modules()))
     return modules, main_device(model).type == "meta", *(getattr(config, name, None) for name in _SETTINGS)
 
@@ -242,14 +242,16 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     if not hasattr(getattr(model, "config", None), "to_dict"):
         raise _UnreadableError("it is no transformers model: it has no config", "Load it with AutoModel.")
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        raise _UnreadableError("its adapter learns a prompt, which is no part of its layers", "Use another, as LoRA.")
+        raise _UnreadableError(
+            "its adapter learns a prompt, which is no part of its layers", "Use another adapter, such as LoRA."
+        )
     if any(layer.disable_adapters and getattr(layer, "merged", False) for layer in adapted_layers(model)):
         raise _UnreadableError(
             "its adapters are merged and disabled", "Call unmerge_adapter() of the PEFT model first."
         )
     if is_bitsandbytes(model):
-        what = "its weights are packed by bitsandbytes; its kernels compute a token differently alone than among others"
-        raise _UnreadableError(f"{what}, and no test of Lamina runs them", "Load it in bfloat16.")
+        problem = "its weights are packed by bitsandbytes, whose kernels give a token other values in other batches"
+        raise _UnreadableError(f"{problem}, and no test of Lamina runs them", "Load it in bfloat16.")
     try:
         first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
     except NoInputError as error:
@@ -347,7 +349,7 @@ def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
         if state.ndim != 3 or state.shape[0] != rows:
             raise _unmatched(name, layer, f"its shape is {tuple(state.shape)}, which is not [batch, tokens, width]")
         if tuple(state.shape) != shape:
-            raise _unmatched(name, layer, f"its shape is {tuple(state.shape)}, and that of layer 0 is {shape}")
+            raise _unmatched(name, layer, f"its shape is {tuple(state.shape)}, but the shape of layer 0 is {shape}")
         if not state.is_meta and bool(state.isnan().any()):
             raise _unmatched(name, layer, "it holds NaN on a small input", "Check the weights, or use a wider dtype.")
 
@@ -367,7 +369,8 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
     seen: dict[Event, tuple[Tensor, Tensor]] = {}
 
     def on_state(number: int, value: Tensor) -> None:
-        seen[events[number]] = value, value.clone()  # both must equal the state: a value changed in place later is none
+        # Both must equal the state. A tensor that the model changes in place later is not a place to read the state.
+        seen[events[number]] = value, value.clone()
 
     candidates = LayerStack("candidates", 0, (), tuple(map(_point, events)), target, "", ())
     with watch(candidates, range(len(events)), on_state):

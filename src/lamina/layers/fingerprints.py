@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,20 @@ from lamina.layers.devices import weights_in_place
 from lamina.layers.discovery import default_stack
 from lamina.layers.stack import LayerStack, own_state
 
+if TYPE_CHECKING:
+
+    class WrapperTensor(Protocol):
+        """A subclass of Tensor that consists of other tensors, such as a quantised weight."""
+
+        def __tensor_flatten__(self) -> tuple[list[str], object]:
+            """Return the names of the attributes that hold the inner tensors, and everything else."""
+            ...
+
 
 def fingerprint(model: nn.Module, stack_name: str) -> str:
     """Return the SHA-256 hash, in hexadecimal, of the weights up to a stack's last layer; see `fingerprint_of`.
 
-    It is computed anew on each call, since a weight can change without a trace.
+    It is computed anew on each call, because nothing records that a weight has changed.
 
     Raises:
         ConfigError: If the model has no weights.
@@ -72,10 +81,18 @@ def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_value: bool = False) -> str:
-    """Return the SHA-256 hash of named values: of tensors name, dtype, shape and bytes, of plain values their repr.
+    """Return the SHA-256 hash of named values, in hexadecimal.
 
-    A tensor that comes twice counts once. With `tied_by_value`, matrices with equal content count once too, because
-    tied weights that are offloaded come as copies. ConfigError if a tensor is on the meta device.
+    For a tensor its name, dtype, shape and bytes are hashed, for a plain value its name and repr.
+
+    Args:
+        values: Pairs of a name and a tensor, a plain value, or a tuple or list of them. A tensor that comes twice
+            counts once.
+        tied_by_value: Whether matrices of equal content count once too. Needed for offloaded models, where tied weights
+            come as copies.
+
+    Raises:
+        ConfigError: If a tensor is on the meta device.
     """
     digest = hashlib.sha256()
     seen, contents = WeakIdKeyDictionary(), set[bytes]()
@@ -87,7 +104,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
         elif value not in seen:
             seen[value] = True
             dense = value.detach().dequantize() if value.is_quantized else value.detach()
-            content: Any = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+            content: memoryview = dense.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             if tied_by_value and value.ndim == 2:
                 if (key := hashlib.sha256(content).digest()) in contents:
                     continue
@@ -100,7 +117,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
     """Yield the tensors that a quantised weight, tuple or list consists of, by name; or a plain value itself."""
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
-        for part in cast("Any", value).__tensor_flatten__()[0]:
+        for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:
             yield from _parts(f"{name}.{part}", getattr(value, part))
     elif isinstance(value, (tuple, list)):
         for number, part in enumerate(cast("tuple[object, ...]", value)):

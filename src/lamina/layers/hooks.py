@@ -123,9 +123,10 @@ class _Watch:
 
 def _pick(point: TapPoint, args: tuple[object, ...], rest: object) -> Tensor:
     """Return the state at a tap point from the arguments and the `rest` that a hook got; see `_Watch.__call__`."""
-    values: Any = args if point.side == "input" and isinstance(point.index, int) else rest
+    values = args if point.side == "input" and isinstance(point.index, int) else rest
     # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
-    return swapped(values if point.index is None else values[point.index], point.swap)
+    state = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
+    return swapped(cast("Tensor", state), point.swap)
 
 
 @final
@@ -178,7 +179,7 @@ def token_mask(
         if batch and not is_token_mask(mask):
             for name, value in batch.items():
                 if name.removeprefix("decoder_") != "attention_mask" and name.endswith("mask") and is_token_mask(value):
-                    raise ConfigError(f"mask: the batch has a '{name}', no 'attention_mask'; readers know only that.")
+                    raise ConfigError(f"mask: the batch has a '{name}'; readers use only an 'attention_mask'.")
             return None  # the model itself made that mask: the batch had none
     if mask is None or is_token_mask(mask):
         return mask

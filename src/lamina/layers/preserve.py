@@ -7,7 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Lock
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,7 +19,7 @@ from lamina.layers.wrappers import uncompiled
 
 
 @contextmanager
-def preserve_randomness(**fork_options: Any) -> Generator[None]:
+def preserve_randomness(**fork_options: object) -> Generator[None]:
     """Restore the global random generators of Python, NumPy and torch at the end of the `with` block.
 
     `fork_options` are keyword arguments of `torch.random.fork_rng`, which say for which devices.

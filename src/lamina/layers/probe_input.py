@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -92,10 +92,11 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
 
     The second row is padded. `prefix` is "decoder_" for the input of a decoder.
     """
-    outer: Any = model.config
-    config: Any = getattr(outer, "decoder" if prefix else "encoder", None)
+    outer: object = model.config
+    config: object = getattr(outer, "decoder" if prefix else "encoder", None)
     if not hasattr(config, "to_dict"):
-        config = outer.get_text_config() if hasattr(outer, "get_text_config") else outer
+        get_text_config: Callable[[], object] | None = getattr(outer, "get_text_config", None)
+        config = outer if get_text_config is None else get_text_config()
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
     if size < 2:
         raise NoInputError("its config has no vocab_size")

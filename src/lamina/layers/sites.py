@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
-from typing import Any, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -186,20 +186,20 @@ def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
         for event in trace.events
         if event.side == "input" and event.key == key and event.call is not block and event.time >= block.started
     )
-    count, index = 0, reader.index
+    count, index = 0, cast("int | str", reader.index)  # an argument always has a position or a name
 
     def change(
         _module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> tuple[Any, dict[str, Any]] | None:
+    ) -> tuple[tuple[object, ...], dict[str, object]] | None:
         nonlocal count
         count += 1
         if count - 1 != reader.call.number:
             return None
-        values: Any = list(args) if isinstance(index, int) else kwargs
-        changed = cast("Tensor", values[index]).clone()
-        changed[0, 0] += torch.linspace(-1, 1, changed.shape[-1]).to(changed)
-        values[index] = changed
-        return (tuple(values), kwargs) if values is not kwargs else (args, kwargs)
+        values = {**dict(enumerate(args)), **kwargs}  # positional arguments have numbers as keys
+        state = cast("Tensor", values[index]).clone()
+        state[0, 0] += torch.linspace(-1, 1, state.shape[-1]).to(state)
+        values[index] = state
+        return tuple(values[number] for number in range(len(args))), {name: values[name] for name in kwargs}
 
     with reader.call.module.register_forward_pre_hook(change, with_kwargs=True):
         again = _run(model, _LENGTHS[0])

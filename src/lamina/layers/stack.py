@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,15 +31,15 @@ class LayerStack:
 
     name: str  # "main", "encoder", "decoder", or the name of a tower: "text", "vision"
     width: int  # size of the last axis of every state
-    # bottom first; a block that serves as several layers comes several times; empty if no module is a block
+    # Bottom first. A block that serves as several layers comes several times. Empty if no module is a block.
     blocks: tuple[nn.Module, ...]
     points: tuple[TapPoint, ...]  # entry i is where layer i can be read
-    # the innermost module around all points that is called once per pass, with the mask if possible: its call begins
-    # a pass
+    # The innermost module around all points that is called once per pass, preferably one that gets the attention mask.
+    # Its call begins a pass over the stack.
     scope: nn.Module
-    scope_path: str  # its dotted name in the model
-    # all modules with weights that the last layer depends on, in order of registration; the same for a backbone alone
-    # and inside a model with a head
+    scope_path: str  # dotted name of `scope` in the model
+    # All modules with weights that the last layer depends on, in order of registration. They are the same for a
+    # backbone alone and inside a model with a head.
     run: tuple[nn.Module, ...]
     tower: nn.Module | None = None  # the part of the model that runs this stack alone, in models like CLIP
 
@@ -75,7 +75,7 @@ def own_state(module: nn.Module) -> dict[str, object]:
     Unlike its parameters this includes packed (quantised) weights.
     """
     state: dict[str, object] = {}
-    cast("Any", module)._save_to_state_dict(state, "", True)
+    module._save_to_state_dict(state, "", True)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]
     return state
 
 

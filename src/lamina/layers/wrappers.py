@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
@@ -61,7 +61,7 @@ def uncompiled() -> Generator[None]:
         return
     with _lock:
         if not _open:
-            _stance.append(cast("Any", torch.compiler).set_stance("force_eager"))
+            _stance.append(torch.compiler.set_stance("force_eager"))  # pyright: ignore[reportUnknownMemberType]
         _open.append(None)
     try:
         yield
@@ -74,4 +74,5 @@ def uncompiled() -> Generator[None]:
 
 _lock = Lock()  # guards the two lists
 _open = list[None]()  # one entry for each open block
-_stance = list[Any]()  # the context manager that the first block entered, which the last block exits
+# the context manager that the first block entered, which the last block exits
+_stance = list[AbstractContextManager[None]]()

@@ -1,4 +1,4 @@
-"""Export a reader as a plain PyTorch module that needs nothing of Lamina."""
+"""Export a reader as a plain PyTorch module that does not need Lamina."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 MODULE = "lamina_reader.py"
-# What `PlainReader` needs of a fusion or a head: entries of its settings, and its weights.
+# The settings and the weights of a fusion or a head, which `PlainReader` needs to compute what it computes.
 Part = tuple[dict[str, "JSON"], "dict[str, Tensor]"]
-Export = Callable[[Any], Part]  # exports a fusion of one class
+Export = Callable[[Any], Part]  # function that exports a fusion of one class
 
 
 class Point(TypedDict):
@@ -53,9 +53,9 @@ class Point(TypedDict):
 def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> None:
     """Write a reader as a plain PyTorch module: weights, settings, and a Python file that needs torch and safetensors.
 
-    `lamina_reader.PlainReader.load(folder)` then computes logits from states `[tokens, width]` by layer; they equal
-    those of the bank within 1e-5. The file also has hooks for vLLM and SGLang, for readers that label each token.
-    Layers that have no weight in the fusion are left out.
+    In the folder, `lamina_reader.PlainReader.load(folder)` loads the reader. It computes logits from a mapping of layer
+    to states `[tokens, width]`; they equal the logits of the bank within 1e-5. The Python file also has hooks for vLLM
+    and SGLang, for readers that label each token. Layers that have no weight in the fusion are left out.
 
     Args:
         bank: The bank.
@@ -95,7 +95,10 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 
 
 def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
-    """Return layer -> where to hook it, with the names that modules have in a checkpoint, and so in a server."""
+    """Return layer (as text) -> where to hook it in a model.
+
+    The names of modules are those of a checkpoint with a head, which vLLM and SGLang use too.
+    """
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")
     paths = {module: path for path, module in by_path(inside).items()}

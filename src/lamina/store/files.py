@@ -19,7 +19,7 @@ import os
 import shutil
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 Files = dict[str, "Callable[[Path], object]"]  # name in a folder -> function that writes the file at the given path
+Fields: TypeAlias = dict[str, Any]  # an object in a JSON file
 T = TypeVar("T")
 
 WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
@@ -47,11 +48,11 @@ _READS = 3  # attempts to read a folder that another process replaces meanwhile
 
 
 def damaged(place: object, what: str) -> StoreError:
-    """Return the error for a file or folder that does not hold what was saved.
+    """Return the StoreError for a file or folder that does not hold what was saved.
 
     Args:
         place: The file or folder.
-        what: What is wrong, as the rest of a sentence that begins with the place.
+        what: What is wrong, as the rest of a sentence that begins with `place`, such as "is not JSON".
     """
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 
@@ -61,19 +62,21 @@ def damaged(place: object, what: str) -> StoreError:
 
 @contextmanager
 def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
-    """Hold a lock file for the time of the context, and delete it at the end. The same thread may lock it again.
+    """Hold a lock file for the duration of the `with` block, and delete it at the end.
+
+    The same thread may lock it again within the block.
 
     Args:
         path: The lock file.
-        output: The output that it protects, which error messages name.
-        op: Operation that error messages name.
+        output: The file or folder that the lock protects. Error messages name it.
+        op: The operation that error messages begin with.
 
     Raises:
-        StoreError: If another run holds the lock.
+        StoreError: If another run holds the lock for more than a second.
     """
     lock = FileLock(path.absolute(), is_singleton=True)
     try:
-        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # another process needs less to undo a plan
+        held = lock.acquire(timeout=1.0, poll_interval=0.02)  # a process that only undoes a plan is faster than that
     except Timeout:
         raise StoreError(f"{op}: {output} is being written by another run. Give another output, or wait.") from None
     with held:
@@ -87,15 +90,15 @@ def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
 
 @contextmanager
 def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> Generator[None]:
-    """Reserve a folder for writing for the time of the context; it is created if it does not exist.
+    """Reserve a folder for writing for the duration of the `with` block; it is created if it does not exist.
 
     The same thread may reserve it again. A folder that was created and is empty at the end is removed.
 
     Args:
         folder: The folder.
-        names: Names of the files that will be written. The first is the mark: files of the other names are overwritten
-            only if the folder has the mark, since they come from something else otherwise.
-        force: Overwrite files without the mark too.
+        names: Names of the files that will be written. The first file is the mark: files of the other names are
+            overwritten only if the mark is there too, because otherwise Lamina did not write them.
+        force: Whether to overwrite files even if the mark is missing.
 
     Raises:
         StoreError: If another run has reserved the folder, it cannot be written, or it has such files but no mark.
@@ -140,10 +143,10 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
     Args:
         folder: The folder.
         mark: Name of a file that every replacement replaces.
-        read: Reads the files.
+        read: Function that reads the files.
 
     Returns:
-        What `read` returns.
+        The result of `read`.
 
     Raises:
         StoreError: If the files are replaced at every attempt.
@@ -175,28 +178,29 @@ def check_room(folder: Path, needed_bytes: int) -> None:
     """Raise StoreError unless the disk of a folder has `needed_bytes` free."""
     if needed_bytes > (free := shutil.disk_usage(folder).free):
         what = f"needs about {decimal(needed_bytes)} for what will be written, and {decimal(free)} are free"
-        raise StoreError(f"save: {folder} {what}. Make room there, or give another folder.")
+        raise StoreError(f"save: {folder} {what}. Free disk space there, or give another folder.")
 
 
 @contextmanager
 def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, force: bool = False) -> Generator[Path]:
-    """Replace files of a folder all at once: yield an empty folder, whose files take their places at the end.
+    """Replace files of a folder all at once: yield an empty folder, whose files replace the old ones at the end.
 
-    If the context raises, the folder stays as it was. Of the old files, only `names` and `listed` are deleted. The mark
-    is the first file to leave and the last to come, so that whoever reads the folder after `settle` finds the old
-    files, the new ones, or no mark.
+    If the block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all others
+    stay. The mark is the first file to be moved away and the last to be moved in. So after `settle`, a reader of the
+    folder finds the old files, the new files, or no mark.
 
     Args:
-        folder: The folder, reserved as in `claimed`.
+        folder: The folder. It is reserved, see `claimed`.
         names: Names of the files; the first is the mark.
-        listed: Names of more files that an earlier save wrote, and that go if they are not written again.
-        force: Overwrite files without the mark too.
+        listed: Names of more files that an earlier save wrote. They are deleted if they are not written again.
+        force: Whether to overwrite files even if the mark is missing.
 
     Yields:
         The folder to write to.
 
     Raises:
-        StoreError: As in `claimed`; also if the disk is full, or a link leads out of the folder.
+        StoreError: If another run has reserved the folder; if it has files of these names but no mark; if it cannot be
+            written, say because the disk is full; or if a link leads out of it.
     """
     with claimed(folder, names, force=force), _disk_errors(folder):
         (stage := folder / WORK / "new").mkdir(parents=True)
@@ -281,12 +285,12 @@ def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
     path.write_bytes(text + b"\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Fields:
     """Read a file that holds one JSON object; StoreError if it is missing, damaged, or holds something else."""
     fields: object = _read(path, lambda content: parse_json(content.decode()), "JSON", MAX_BYTES)
     if not isinstance(fields, dict):
         raise damaged(path, "holds no JSON object")
-    return cast("dict[str, Any]", fields)
+    return cast("Fields", fields)
 
 
 def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None = None) -> T:

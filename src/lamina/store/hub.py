@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import huggingface_hub
 from huggingface_hub import errors
@@ -21,36 +21,42 @@ _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 
 
 def local_folder(folder: str, revision: str | None, readers: Sequence[str] | None, *, base: bool) -> Path:
-    """Return the local folder of a bank, which is downloaded from the hub if there is no such folder.
+    """Return the path of a bank's local folder; without such a folder, download the bank from the hub.
 
     Args:
         folder: A local folder, or the id of a repository on the hub.
-        revision: Branch, tag or commit on the hub; None: the main branch.
-        readers: Names of the readers to download; None: all.
-        base: Download the base model too, if it is saved with the bank.
+        revision: Branch, tag or commit on the hub. None: the main branch.
+        readers: Names of the readers to download. None: all readers.
+        base: Whether to download the base model too, if it is saved with the bank.
 
     Raises:
         StoreError: If there is neither such a folder nor such a repository, or the download fails.
     """
-    path, hub = Path(folder), cast("Any", huggingface_hub)
+    path = Path(folder)
     if is_dir(path):
         return path
     try:
         if path.exists():
             raise StoreError(f"load: {path} is a file; a bank is a folder.")
         patterns = _patterns(readers, base=base)
-        return Path(hub.snapshot_download(folder, revision=revision, allow_patterns=patterns))
+        downloaded = huggingface_hub.snapshot_download(  # pyright: ignore[reportUnknownMemberType]
+            folder, revision=revision, allow_patterns=patterns
+        )
+        return Path(downloaded)
     except LaminaError:
         raise
     except Exception as error:  # the hub's, the connection's and the disk's errors have no common class
-        tried = "there is no such folder, and the hub gave none"
-        raise StoreError(f"load: no bank '{folder}'; {tried} ({_reason(error, revision)}).") from error
+        problem = "there is no such folder, and it cannot be loaded from the hub"
+        raise StoreError(f"load: no bank '{folder}'; {problem} ({_reason(error, revision)}).") from error
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Return the patterns of the files to download.
+    """Return the patterns of the files of a bank to download, for `huggingface_hub.snapshot_download`.
 
-    A name that no reader can have would act as a pattern, so it is left out; the manifest then shows that it is wrong.
+    Args:
+        readers: Names of the readers. None: all readers. A name that no reader can have (such as "*") would act as a
+            pattern, so it is left out; loading later says that the bank has no such reader.
+        base: Whether to download the base model too.
     """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
     reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]
@@ -69,7 +75,8 @@ def push_folder(
 ) -> str:
     """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
 
-    Readers and base files in the repository that were not saved now are deleted in the same commit.
+    Files of readers and of the base model that are in the repository, but were not saved now, are deleted in the same
+    commit.
 
     Args:
         save: Called with the folder to write to.
@@ -106,11 +113,11 @@ def push_folder(
 
 
 def _reason(error: BaseException, revision: str | None) -> str:
-    """Return in plain words why the hub refused, for an error message.
+    """Return why a request to the hub failed, as a part of an error message.
 
     Args:
         error: The error that huggingface_hub raised.
-        revision: The branch, tag or commit that was asked for.
+        revision: The branch, tag or commit of the request. None: the main branch.
     """
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # it says that the file is not in the cache; its cause is why the hub did not give it

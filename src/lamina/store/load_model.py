@@ -57,17 +57,18 @@ def load(
 
     Args:
         name: A local folder, a hub id, or "minilm" (all-MiniLM-L6-v2, from its Python package if that is installed).
-        head: None for the backbone alone; a kind of task, such as "sequence_classification"; or the name of an auto
-            class or model class of transformers, or such a class.
-        labels: Names of the classes of a head. The head's saved weights are used if it has as many classes; else they
-            start at random.
-        revision: Branch, tag or commit on the hub.
-        dtype: Type of the weights, such as "bfloat16"; "auto" is the type in which they were saved.
-        new_weights: Whether any weights that the files lack may start at random, with a warning. If not, only those of
-            a head and a pooler may, and at most half of all parameters.
+        head: None for the backbone alone; a kind of task, such as "sequence_classification"; or an auto class or model
+            class of transformers, or the name of one.
+        labels: Names of the head's classes. The saved weights of the head are used if it has as many classes; otherwise
+            the head starts at random. None: the classes that the config names.
+        revision: Branch, tag or commit on the hub. None: the main branch.
+        dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
+        new_weights: Whether weights that the files lack may start at random, with a warning. If not, only a head and a
+            pooler may start at random, with at most half of all parameters.
 
     Returns:
-        The model, and its tokenizer, image processor, feature extractor or joint processor; None if it has none.
+        The model and its processor: a tokenizer, image processor, feature extractor or joint processor. The processor
+        is None if the model has none.
 
     Raises:
         ModelNotFoundError: If there is no such folder, and the hub has no such model or cannot be reached.
@@ -95,7 +96,10 @@ def _load(
     *,
     new_weights: bool,
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its processor once; see `load`. `kind` is the class of transformers that loads the model."""
+    """Load a model and its processor, as `load` does, from a folder that no other process is changing.
+
+    `kind` is the class of transformers that loads the model. The other arguments and the result are those of `load`.
+    """
     config = models.load_config(name, revision=revision)
     if labels is not None:
         models.name_classes(config, label_names("load", labels))
@@ -133,7 +137,7 @@ def _load(
 
 
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
-    """Return the names of the weights that start at random, and log them.
+    """Return the names of the weights that start at random, and log them (a warning, unless the head is new).
 
     Args:
         model: The loaded model.
@@ -155,11 +159,17 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
-    """Build a model with its edits on the meta device, from its config and record: without weights and memory.
+    """Return a model with its edits on the meta device: it has modules and shapes, but no weights and needs no memory.
 
     Args:
-        name: As in `load`.
-        head: As in `load`.
+        name: A local folder, a hub id, or "minilm". Only the config and the record of edits are read.
+        head: None for the backbone alone; a kind of task; or the name of a class of transformers.
+
+    Raises:
+        ModelNotFoundError: If there is no such model.
+        StoreError: If the edits do not fit the config.
+        UnknownNameError: If there is no such head.
+        UnsupportedModelError: If transformers does not know the family, or the family has no such head.
     """
     name = str(name)
     model = models.empty_model(models.load_config(name), models.model_class(head))

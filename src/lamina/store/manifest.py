@@ -1,18 +1,17 @@
-"""The JSON files of a saved folder: their names, and their fields, which are checked one by one when read."""
+"""The JSON files of a saved folder: their names, and their fields, which are checked when a file is read."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lamina.errors import StoreError, UnknownNameError, convert_errors
-from lamina.store.files import damaged, read_json
+from lamina.store.files import Fields, damaged, read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-Fields = dict[str, Any]  # an object in a JSON file
 
 FORMAT = 1
 MANIFEST, CARD, READERS, BASE = "lamina.json", "README.md", "readers", "base"
@@ -20,7 +19,7 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 
 
 class SavedFacts(BaseModel):
-    """Base class of the contents of a JSON file: all fields must be there, and no others.
+    """Base class of the contents of a JSON file, which must have all fields of the class and no others.
 
     A class with a field `format` reads files of this version's `FORMAT` only.
     """
@@ -29,10 +28,10 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a JSON file and check its fields.
+        """Read a JSON file, check its fields and return the object.
 
         Raises:
-            StoreError: If the file is missing or damaged, its format is another, or a field is missing or wrong.
+            StoreError: If the file is missing, is damaged or has another format, or a field is missing or wrong.
             UnknownNameError: If there is an unknown key.
         """
         fields = read_json(path)
@@ -44,7 +43,12 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def _checked(cls, path: Path, fields: Fields) -> Self:
-        """Build the object from the fields of a file; the first problem that pydantic finds becomes our error."""
+        """Return the object with the fields of the file `path`; the first problem that pydantic finds is raised.
+
+        Raises:
+            StoreError: If a field is missing or wrong.
+            UnknownNameError: If there is an unknown key.
+        """
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
@@ -118,7 +122,7 @@ class ReaderFacts(SavedFacts):
 
     Attributes:
         fusion: Fields of the fusion's config, with its registered name as "name".
-        head: Fields of the head's config, likewise.
+        head: Fields of the head's config, with its registered name as "name".
         stack: Name of the stack that it reads.
         seed: The reader's seed.
         layers: Layers that it reads.

@@ -26,7 +26,7 @@ from lamina.store.files import damaged, read_json, settle
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from transformers import PretrainedConfig, PreTrainedModel
 
@@ -47,9 +47,17 @@ _BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "gr
 
 
 def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedConfig:
-    """Load the config of a model without its weights; the arguments and errors are those of `lamina.load`.
+    """Load the config of a model without its weights.
 
-    A config that makes transformers download code and compute with it is refused (UnsupportedModelError).
+    Args:
+        name: A local folder, a hub id, or "minilm".
+        revision: Branch, tag or commit on the hub. None: the main branch.
+
+    Raises:
+        ModelNotFoundError: If there is no such folder, and the hub has no such model or cannot be reached.
+        StoreError: If the config asks for absurdly many layers, heads or labels.
+        UnsupportedModelError: If transformers does not know the family, or the config makes transformers download code
+            and run it.
     """
     from transformers import AutoConfig
 
@@ -103,7 +111,7 @@ def _check_counts(path: Path, fields: Mapping[str, object]) -> None:
 
 
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
-    """Set the class names of a head in a config, in the order of their ids."""
+    """Set `id2label` and `label2id` of a config, so that class i of the head is called `labels[i]`."""
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
 
@@ -112,11 +120,11 @@ def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
 
 
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
-    """Build a model on the meta device, without weights and memory, in eval mode.
+    """Build a model on the meta device, in eval mode: it has modules and shapes, but no weights and needs no memory.
 
     Args:
         config: Config of the model.
-        auto: Class of transformers to build, as `model_class` returns it; None: AutoModel.
+        auto: Class of transformers to build, as `model_class` returns it. None: AutoModel.
 
     Raises:
         UnsupportedModelError: If the class does not fit the config.
@@ -168,14 +176,18 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 
 
 def writing_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """Return the name of the class of a saved model if that class generates text; else None.
+    """Return the name of a saved model's class if that class generates text; otherwise None.
 
-    The result can be passed to `load` as `head`, where None is the backbone.
+    The result can be passed to `load` as `head`, where None stands for the backbone.
+
+    Args:
+        name: A local folder or a hub id.
+        revision: Branch, tag or commit on the hub. None: the main branch.
     """
     import transformers
 
     saved = saved_class(name, revision=revision)
-    can_generate: Any = getattr(getattr(transformers, saved or "", None), "can_generate", bool)
+    can_generate: Callable[[], bool] = getattr(getattr(transformers, saved or "", None), "can_generate", bool)
     return saved if can_generate() else None
 
 
@@ -269,10 +281,10 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
 
 
 def source_of(name: str, revision: str | None) -> str:
-    """Return where transformers should load a model from: the folder of that name if there is one, else the hub id.
+    """Return where transformers should load a model from: the folder `name` if there is one, otherwise the hub id.
 
-    "minilm" is the folder in its Python package, if that is installed and no revision is asked for. A replacement of
-    the folder that a dead process left unfinished is undone.
+    "minilm" stands for the folder in its Python package, if that is installed and `revision` is None. If a process died
+    while it replaced the files of the folder, the replacement is undone first.
     """
     full = SHORT_NAMES.get(name, name)
     if is_folder := is_dir(full):
@@ -317,7 +329,8 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         return damaged(name, f"is incomplete ({reason})")
     if isinstance(error, OSError):
         offline = any(words in str(error).lower() for words in ("couldn't connect", "offline"))
-        hub = "the hub cannot be reached and its cache has no copy" if offline else f"and the hub gave none ({reason})"
+        hub = "the hub cannot be reached and its cache has no copy"
+        hub = hub if offline else f"and it cannot be loaded from the hub ({reason})"
         reason = reason if is_folder else f"there is no such folder, {hub}"
         return ModelNotFoundError(op="load", got=name, reason=reason)
     if isinstance(error, UnpicklingError):

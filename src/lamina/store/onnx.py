@@ -30,6 +30,7 @@ from lamina.store.manifest import FORMAT, SavedFacts
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
+    from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderModule
@@ -170,7 +171,7 @@ def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | 
     try:
         target = copy.deepcopy(target)
         bank = target if isinstance(target, ReaderBank) else ReaderBank(target)
-        cast("Any", bank.model).cpu().float()
+        bank.model.cpu().float()  # pyright: ignore[reportUnknownMemberType]
         bank.cpu().float()
     except LaminaError:
         raise
@@ -352,9 +353,9 @@ def _write(plan: _Plan, path: Path) -> None:
     """Trace a plan and write it as an ONNX graph; UnsupportedModelError if torch cannot write a part of it."""
     batch = plan.inputs(*_TRACED)
     dynamic = torch.export.Dim.DYNAMIC
-    shapes: Any = ({name: {0: dynamic, 1: dynamic} for name in batch},)
+    shapes = ({name: {0: dynamic, 1: dynamic} for name in batch},)
     names = [*plan.names, *([plan.main] if plan.main else [])]
-    onnx: Any = torch.onnx
+    onnx: Any = torch.onnx  # its stubs do not know that a traced program can be exported
     try:
         traced = torch.export.export(_Graph(plan), (batch,), dynamic_shapes=shapes, strict=False)
         program = onnx.export(
@@ -404,9 +405,13 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
     return worst
 
 
-def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
-    """Run the graph in onnxruntime; return output name -> values."""
-    runtime: Any = import_module("onnxruntime")
+def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
+    """Run the graph in the file `path` in onnxruntime on a batch; return output name -> values.
+
+    Raises:
+        UnsupportedModelError: If onnxruntime cannot run the graph.
+    """
+    runtime = import_module("onnxruntime")
     try:
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         inputs = {entry.name: batch[entry.name].numpy() for entry in session.get_inputs()}

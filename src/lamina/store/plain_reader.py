@@ -229,8 +229,8 @@ class Listener:
         self._states: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
 
-    def hook(self, layer: int, _module: nn.Module, inputs: tuple[object, ...], output: Any = None) -> None:
-        """Take the state of one layer; the last layer of a pass runs the reader.
+    def hook(self, layer: int, _module: nn.Module, inputs: tuple[object, ...], output: object = None) -> None:
+        """Store the state of one layer; the last layer of a pass runs the reader and passes its `Answer` on.
 
         This is a hook of the module that `settings["points"]` names for the layer.
 
@@ -265,17 +265,18 @@ class Listener:
             self._states = {}
 
 
-def state_of(output: Any, *, add: bool) -> Tensor:
+def state_of(output: object, *, add: bool) -> Tensor:
     """Return the hidden state in the output of a module.
 
     Args:
         output: What the module returned.
         add: Whether it is a block of vLLM or SGLang, which may return two tensors whose sum is the state.
     """
-    first, *rest = (output,) if isinstance(output, Tensor) else output
-    if add and rest and isinstance(rest[0], Tensor) and rest[0].shape == first.shape:
-        return first + rest[0]
-    return first.clone()  # a copy, since the modules that follow may write into it
+    values = (output,) if isinstance(output, Tensor) else cast("Sequence[object]", output)
+    state, second = cast("Tensor", values[0]), values[1] if len(values) > 1 else None
+    if add and isinstance(second, Tensor) and second.shape == state.shape:
+        return state + second
+    return state.clone()  # a copy, since the modules that follow may write into it
 
 
 _listeners: dict[str, Listener] = {}
@@ -335,7 +336,7 @@ def attach(model: nn.Module, folder: str | Path, prefix: str = "") -> list[str]:
     listener = Listener(folder)
     points: Settings = listener.reader.settings["points"]
     for layer in listener.reader.layers:
-        module: Any = model.get_submodule(prefix + points[str(layer)]["module"])
+        module = model.get_submodule(prefix + points[str(layer)]["module"])
         getattr(module, f"register_{_hook_type(points[str(layer)])}_hook")(partial(listener.hook, layer))
     _listeners[str(folder)] = listener
     return [prefix + point["module"] for point in points.values()]

@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
@@ -16,6 +16,7 @@ from lamina.editing.inserted_layer import is_inserted
 from lamina.editing.record import Edit, set_edits
 from lamina.errors import StoreError, UnsupportedModelError, convert_errors
 from lamina.layers import select, stacks
+from lamina.layers.stack import by_path
 from lamina.store.files import damaged
 from lamina.store.manifest import RECORD, EditsRecord
 from lamina.store.models import source_of
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class LoadingInfo(TypedDict):
-    """What transformers reports of the weights that it loaded."""
+    """The report of transformers' `from_pretrained` on the weights that it loaded."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]
@@ -39,14 +40,14 @@ class LoadingInfo(TypedDict):
 
 
 def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]]:
-    """Read the record that `lamina.save` wrote beside a model.
+    """Read the record of edits that `lamina.save` wrote beside a model.
 
     Args:
         name: A local folder or a hub id.
-        revision: Branch, tag or commit on the hub.
+        revision: Branch, tag or commit on the hub. None: the main branch.
 
     Returns:
-        The class of the saved model and its edits; "" and no edits if there is no record.
+        The name of the saved model's class, and its edits in order. "" and no edits if there is no record.
 
     Raises:
         StoreError: If the record is damaged.
@@ -69,22 +70,26 @@ def _download_record(repo: str, revision: str | None) -> Path | None:
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
 
-    hub, cached = cast("Any", huggingface_hub), False
+    cached = False
     try:
-        if not hub.HfApi().file_exists(repo, RECORD, revision=revision):
+        if not huggingface_hub.HfApi().file_exists(repo, RECORD, revision=revision):
             return None
     except Exception:  # the hub's and the connection's errors have no common class
         cached = True
-    with suppress(OSError, ValueError, EntryNotFoundError):  # without such a repository, loading the model raises
-        return Path(hub.hf_hub_download(repo, RECORD, revision=revision, local_files_only=cached))
+    # If there is no such repository, loading the model raises the error.
+    with suppress(OSError, ValueError, EntryNotFoundError):
+        path = huggingface_hub.hf_hub_download(  # pyright: ignore[reportUnknownMemberType]
+            repo, RECORD, revision=revision, local_files_only=cached
+        )
+        return Path(path)
     return None
 
 
 # Inserted layers
 
 
-def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
-    """Return a subclass of a model class whose constructor inserts layers as a record says.
+def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
+    """Return a subclass of a model class whose constructor inserts the layers that a record names.
 
     The layers must be in place before transformers maps the names in a checkpoint to parameters and loads them.
 
@@ -93,18 +98,22 @@ def with_inserts(plain: type[Any], record: Sequence[Edit]) -> Any:
         record: The edits of the saved model.
     """
 
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
-        plain.__init__(self, *args, **kwargs)
-        with torch.device("cpu"):  # finding the layers runs inputs that are made here; layers go where the weights are
+    def start(self: PreTrainedModel, *args: Any, **kwargs: Any) -> None:
+        plain.__init__(self, *args, **kwargs)  # pyright: ignore[reportUnknownMemberType]
+        # transformers calls constructors under `torch.device("meta")`. The inputs that find the layers need values; the
+        # inserted weights go to the device of their neighbours in any case.
+        with torch.device("cpu"):
             replay_inserts(self, record)
-        names = {path.rpartition(".")[2] for path, _ in self.named_modules()}
-        self._keep_in_fp32_modules_strict = {*(self._keep_in_fp32_modules_strict or ()), *filter(is_inserted, names)}
+        names = {path.rpartition(".")[2] for path in by_path(self)}
+        in_float32: set[str] = set(getattr(self, "_keep_in_fp32_modules_strict", None) or ())
+        names = in_float32 | set(filter(is_inserted, names))
+        self._keep_in_fp32_modules_strict = names  # pyright: ignore[reportPrivateUsage]
 
     return type(plain.__name__, (plain,), {"__init__": start, "__module__": plain.__module__})
 
 
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
-    """Insert the layers of a record into a model again, except those that were merged or cut off later."""
+    """Insert the layers that a record of edits names into a model, except layers that were merged or cut off later."""
     merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
     for number, edit in enumerate(record):
         if edit.kind == "insert" and number > merged:
@@ -141,10 +150,10 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 
     Args:
         model: The loaded model.
-        name: Where it was loaded from, for error messages.
+        name: Folder or hub id that it was loaded from, for error messages.
         report: The loading info of transformers.
-        exact: Whether the model has the class of the saved one. If not, only the parts that contain layers must fit. If
-            so, everything must, except the pooler of a backbone, which may have been saved without one.
+        exact: Whether the model has the class of the saved model. If not, only the parts that contain layers must fit.
+            If so, everything must fit, except the pooler of a backbone: it may have been saved without a pooler.
     """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
     is_backbone = model.base_model is model
@@ -160,9 +169,9 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 
 
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
-    """Raise StoreError if the weights of a checkpoint are from another class of model.
+    """Raise StoreError if the weights of a checkpoint come from another class of model.
 
-    That is so if a part that contains layers, or more than half of the parameters, would start at random.
+    They do if a part of the model that contains layers, or more than half of its parameters, would start at random.
 
     Args:
         model: The loaded model.
@@ -174,15 +183,15 @@ def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
     share = sum(sizes.get(key, 0) for key in new) / sum(sizes.values())
     inner = [key for key in new if key.removeprefix(prefix).split(".")[0] in layered]
     if inner or share > 0.5:
-        what = f"the weights in {name} are not those of a {type(model).__name__}"
-        lack = f"{len(new)} tensors, {share:.0%} of its parameters, would start at random ('{(inner or new)[0]}')"
-        raise StoreError(f"load: {what}; {lack}. Give another head, or allow new weights.")
+        problem = f"the weights in {name} are not those of a {type(model).__name__}"
+        new_part = f"{len(new)} tensors, {share:.0%} of its parameters, would start at random ('{(inner or new)[0]}')"
+        raise StoreError(f"load: {problem}; {new_part}. Give another head, or allow new weights.")
 
 
 def _layered(model: PreTrainedModel) -> set[str]:
-    """Return the names of the backbone's children that contain its layers, without poolers and heads.
+    """Return the names of the backbone's child modules that contain its layers, without poolers and heads.
 
-    All children, if the layers of the model cannot be found.
+    If the layers of the model cannot be found, return the names of all children.
     """
     children = dict(getattr(model, "base_model", model).named_children())
     try:
@@ -193,7 +202,10 @@ def _layered(model: PreTrainedModel) -> set[str]:
 
 
 def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Return those parameter names that are in parts with layers: not every class of model has the others."""
+    """Return those of the parameter names that belong to parts of the model with layers, see `_layered`.
+
+    The other parts, such as a pooler, are missing in some classes of the same family.
+    """
     layered = _layered(model) if names else ()
     return [name for name in names if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in layered]
 
@@ -207,22 +219,22 @@ def _mismatch(name: str, what: str) -> StoreError:
 
 
 def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> None:
-    """Freeze parameters as a record says, check that the model agrees with it, and attach it to the model.
+    """Freeze parameters as a record of edits says, check that it fits the model, and attach it to the model.
 
     Args:
         model: The loaded model: the saved one, its backbone, or its backbone with another head.
-        name: Where it was loaded from, for error messages.
+        name: Folder or hub id that it was loaded from, for error messages.
         record: The edits of the saved model.
 
     Raises:
-        StoreError: If a parameter that was cut off is there, or one that an edit names is not.
+        StoreError: If the model has a parameter that was cut off, or lacks a parameter that an edit names.
     """
     parameters = dict(model.named_parameters())
     present = [_present_names(model, edit, parameters) for edit in record]
     for number, (edit, names) in enumerate(zip(record, present, strict=True)):
         if edit.kind == "truncate":
             if back := [key for key, now in names.items() if now in parameters]:
-                raise _mismatch(name, f"'{back[0]}' was cut off, and is there")
+                raise _mismatch(name, f"'{back[0]}' was cut off, but it is there")
             continue
         gone = {key for later in record[number + 1 :] if later.kind == "truncate" for key in later.parameters}
         if any(later.kind == "merge" for later in record[number:]):

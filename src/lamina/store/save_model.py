@@ -6,7 +6,7 @@ import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from lamina.editing.record import edits, set_location
 from lamina.errors import ConfigError, LaminaError
@@ -34,33 +34,33 @@ def save(
     force: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Save a model as its `save_pretrained` does, and the record of its edits. Either all files are written or none.
+    """Save a model with its `save_pretrained`, and a record of its edits. Either all files are written or none.
 
-    Plain transformers can load the folder, unless layers were inserted and not merged: `lamina.load` then loads it. A
-    bank that is saved on the model afterwards names this folder as its base.
+    Plain transformers can load the folder, unless it has inserted layers that are not merged; then `lamina.load` loads
+    it. A bank on this model that is saved afterwards names this folder as its base.
 
     Args:
         model: A transformers model, edited or not. From a compiled or DataParallel model, the plain model is saved.
         folder: Folder to write; created if it does not exist. Files that `save` wrote to it before are replaced, other
             files stay.
         processor: Tokenizer or image processor to save with the model.
-        force: Also replace a model that something other than `lamina.save` wrote.
+        force: Whether to replace a model that something other than `lamina.save` wrote.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
-        StoreError: If the folder cannot be written, or has a model that something else saved.
+        StoreError: If the folder cannot be written, or holds a model that something else saved and `force` is False.
         NotFiniteError: If a weight holds NaN or infinity.
         ConfigError: If `model` is not a transformers model, or has adapters (PEFT).
     """
     folder, model = Path(folder), unwrapped(model)
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
-        what = "a transformers model is needed; a bank has save_pretrained of its own"
-        raise ConfigError(f"save: got a {type(model).__name__}; {what}.")
+        hint = "Give a transformers model; save a bank with bank.save_pretrained(folder)."
+        raise ConfigError(f"save: got a {type(model).__name__}, which is no model. {hint}")
     check_no_adapters(model, "save")
     check_finite("the model", model.named_parameters())
     files = files or {}
     with staged(folder, names := [*saved_names(folder), *files], names, force=force) as stage:
-        cast("Any", model).save_pretrained(stage)
+        model.save_pretrained(stage)  # pyright: ignore[reportUnknownMemberType]
         if processor is not None:
             processor.save_pretrained(stage)
         for name, write in files.items():
@@ -79,9 +79,9 @@ def save(
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a saved model to another folder, in place of any model that `save` wrote there.
+    """Move a model that `save` wrote from the folder `source` to the folder `target`, and delete it in `source`.
 
-    The target is replaced as a whole or not at all; the source is deleted afterwards.
+    A model that `save` wrote to `target` before is replaced, as a whole or not at all.
 
     Raises:
         StoreError: If the target cannot be written, or has a model that something else saved.
@@ -111,13 +111,19 @@ def discard(folder: Path) -> None:
 
 
 def saved_names(folder: Path) -> list[str]:
-    """Return the files of a folder that `save` replaces. The first one, the record, marks a model that `save` wrote."""
+    """Return the names of the files that `save` replaces in a folder: record, configs and weights.
+
+    The first name is that of the record of edits. A folder without this file holds no model that `save` wrote.
+    """
     paths = folder.glob("model*") if is_dir(folder) else ()
     return [*_FIXED, *sorted(path.name for path in paths if _WEIGHTS.fullmatch(path.name))]
 
 
 def listed_names(folder: Path) -> list[str]:
-    """Return all files that the record in a folder lists, a processor's included; empty without a readable record."""
+    """Return the names of all files that the record in a folder lists, also those of a processor.
+
+    The list is empty if the folder has no readable record.
+    """
     try:
         return EditsRecord.read(folder / RECORD).files
     except LaminaError:

@@ -217,7 +217,7 @@ def test_the_true_mask_is_found_inside_a_wrapper(family: str):
 def test_a_mask_of_another_name_is_not_passed_over():
     bank, batch = bank_of("xlnet")
     batch["input_mask"] = 1 - batch.pop("attention_mask")
-    message = "mask: the batch has a 'input_mask', no 'attention_mask'; readers know only that"
+    message = "mask: the batch has a 'input_mask'; readers use only an 'attention_mask'"
     with pytest.raises(ConfigError, match=message):
         bank(**batch)
     with pytest.raises(ConfigError, match=message), bank.listen():

@@ -33,7 +33,7 @@ def test_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: bytes, tex
 
 def test_a_terminal_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     stdin(monkeypatch, b"", terminal=True)
-    with pytest.raises(ConfigError, match="there is no text; texts are arguments, --file or standard input"):
+    with pytest.raises(ConfigError, match=r"there is no text\. Give texts as arguments, with --file or on"):
         from_stdin()
 
 

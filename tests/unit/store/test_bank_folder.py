@@ -310,7 +310,7 @@ class TestBase:
 
 class TestDamage:
     def test_a_folder_that_is_not_there(self, tmp_path: Path):
-        with pytest.raises(StoreError, match=r"no bank .*none'; there is no such folder, and the hub gave none"):
+        with pytest.raises(StoreError, match=r"no bank .*none'; there is no such folder, and it cannot be loaded"):
             load_bank(tmp_path / "none", tiny_model())
 
     def test_a_file_in_place_of_the_folder(self, folder: Path):

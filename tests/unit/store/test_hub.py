@@ -281,7 +281,7 @@ def test_a_download_that_breaks_off_is_told_and_can_be_repeated(server: Hub, cut
 
 
 def test_offline_is_an_error_in_one_sentence():
-    with pytest.raises(StoreError, match="no bank 'no/such'; there is no such folder, and the hub gave none") as caught:
+    with pytest.raises(StoreError, match="no bank 'no/such'; there is no such folder, and it cannot be") as caught:
         load_bank("no/such", tiny_model())
     assert isinstance(caught.value.__cause__, LocalEntryNotFoundError)
     assert "\n" not in str(caught.value)
