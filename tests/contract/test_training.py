@@ -344,7 +344,9 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path):
     assert newest is not None
     (newest / "tensors.safetensors").write_bytes(b"{")
     bank, tasks = three()
-    with pytest.raises(StoreError, match=r"fit: the checkpoint in .* cannot be used \(tensors\.safetensors holds"):
+    with pytest.raises(
+        StoreError, match=r"fit: the checkpoint in .* cannot be used \(tensors\.safetensors does not hold"
+    ):
         train(bank, tasks, output=tmp_path, resume=True, **OPTIONS)
 
 
@@ -371,7 +373,9 @@ def test_a_disk_that_is_full_leaves_whole_checkpoints(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     bank, tasks = three()
-    with pytest.raises(StoreError, match=r"cannot be written to .*No space left on device.*those before are whole"):
+    with pytest.raises(
+        StoreError, match=r"cannot be written to .*No space left on device.*earlier checkpoints are intact"
+    ):
         train(bank, tasks, output=tmp_path, **OPTIONS)
     assert len(list((tmp_path / "checkpoints").iterdir())) == 2
 
@@ -394,7 +398,10 @@ def test_what_another_run_left_in_the_folder_is_not_resumed(tmp_path: Path):
 def test_a_run_with_other_settings_is_not_resumed(changes: dict[str, Any], tmp_path: Path):
     bank, tasks = three()
     train(bank, tasks, output=tmp_path, epochs=1)
-    with pytest.raises(ConfigError, match=r"fit: the checkpoint in .* was made with .*; a run resumes as it began"):
+    with pytest.raises(
+        ConfigError,
+        match=r"fit: the checkpoint in .* was made with .*; a run must resume with the same settings and data",
+    ):
         train(bank, tasks, output=tmp_path, resume=True, **{"epochs": 1, **changes})
 
 
@@ -402,7 +409,9 @@ def test_a_run_with_other_readers_is_not_resumed(tmp_path: Path):
     bank, tasks = three()
     train(bank, tasks, output=tmp_path)
     del tasks["two"]
-    with pytest.raises(ConfigError, match=r"fit: the checkpoint in .*; a run resumes as it began"):
+    with pytest.raises(
+        ConfigError, match=r"fit: the checkpoint in .*; a run must resume with the same settings and data"
+    ):
         train(bank, tasks, output=tmp_path, resume=True)
 
 

@@ -126,7 +126,8 @@ def test_a_run_with_other_options_is_not_resumed(changes: dict[str, Any], tmp_pa
     model, task = job()
     tune(model, task, tmp_path, epochs=1)
     with pytest.raises(
-        ConfigError, match=r"finetune: the checkpoint in .* was made with .*; a run resumes as it began"
+        ConfigError,
+        match=r"finetune: the checkpoint in .* was made with .*; a run must resume with the same settings and data",
     ):
         tune(model, task, tmp_path, resume=True, **{"epochs": 1, **changes})
 
@@ -140,7 +141,8 @@ def test_another_run_is_not_resumed(other: str, tmp_path: Path):
     else:
         task = yes_no(train=41) if other == "rows" else yes_no(train=40, seed=5)
     with pytest.raises(
-        ConfigError, match=r"finetune: the checkpoint in .* was made with .*; a run resumes as it began"
+        ConfigError,
+        match=r"finetune: the checkpoint in .* was made with .*; a run must resume with the same settings and data",
     ):
         tune(model, task, tmp_path, resume=True)
 

@@ -27,7 +27,10 @@ from lamina.tasks.task import Task
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.engine import Engine
 
-BEGAN = r"fit: the checkpoint in .*checkpoint-\d+ was made with {}; a run resumes as it began\. Use the same settings, "
+BEGAN = (
+    r"fit: the checkpoint in .*checkpoint-\d+ was made with {}; a run must resume with the same settings and data\. "
+    "Use the same settings, "
+)
 
 
 def with_split(task: Task, part: str, **changes: Any) -> Task:
@@ -184,7 +187,9 @@ MODELS = [
 def test_another_model_is_refused(before: str, now: str, sentence: str, tmp_path: Path):
     torch.manual_seed(1)
     tune(model_job(before), TASK, tmp_path)
-    with pytest.raises(ConfigError, match=f"finetune: .* was made with {sentence}; a run resumes as it began"):
+    with pytest.raises(
+        ConfigError, match=f"finetune: .* was made with {sentence}; a run must resume with the same settings and data"
+    ):
         tune(model_job(now), TASK, tmp_path, resume=True)
 
 
@@ -254,7 +259,7 @@ def test_damage_names_the_file_and_the_checkpoint_to_go_on_from(file: str, how: 
     harmed(newest / file, how)
     error = resume_error(folder)
     assert str(error).startswith(f"fit: the checkpoint in {newest} cannot be used ({file} ")
-    assert str(error).endswith(f"Remove {newest} to go on from checkpoint-3, which is whole.")
+    assert str(error).endswith(f"Remove {newest} to continue from checkpoint-3, which is intact.")
 
 
 def test_a_run_goes_on_from_the_checkpoint_that_is_offered(two: Path, tmp_path: Path):
@@ -262,7 +267,7 @@ def test_a_run_goes_on_from_the_checkpoint_that_is_offered(two: Path, tmp_path: 
     harmed(folder / "checkpoints" / "checkpoint-6" / "tensors.safetensors", "cut")
     job = Job()
     job.options |= {"epochs": 2}
-    with pytest.raises(StoreError, match=r"to go on from checkpoint-3, which is whole"):
+    with pytest.raises(StoreError, match=r"to continue from checkpoint-3, which is intact"):
         job.run(folder, resume=True)
     shutil.rmtree(folder / "checkpoints" / "checkpoint-6")
     job.run(folder, resume=True)
@@ -274,8 +279,8 @@ def test_where_none_is_whole_nothing_is_offered(two: Path, tmp_path: Path):
     for path in (tmp_path / "out" / "checkpoints").rglob("*.safetensors"):
         harmed(path, "cut")
     error = resume_error(tmp_path / "out")
-    assert "checkpoint-6 cannot be used (tensors.safetensors holds something else than was saved" in str(error)
-    assert str(error).endswith("No other is whole; train without resume to start anew.")
+    assert "checkpoint-6 cannot be used (tensors.safetensors does not hold what was saved" in str(error)
+    assert str(error).endswith("No other checkpoint is intact; train without resume.")
 
 
 JSON: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -296,7 +301,7 @@ JSON: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_changed_json_is_damage(change: str, two: Path, tmp_path: Path):
     shutil.copytree(two, tmp_path / "out")
     change_json(tmp_path / "out" / "checkpoints" / "checkpoint-6" / "progress.json", JSON[change])
-    assert "(progress.json holds something else than was saved" in str(resume_error(tmp_path / "out"))
+    assert "(progress.json does not hold what was saved" in str(resume_error(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("version", [None, 1, 3, "2", [], "x" * 1000])

@@ -223,7 +223,7 @@ def _reader_memory(runs: Sequence[_SizedRun]) -> _ReaderMemory:
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
     kept = first.model.kept(readers, first.options.max_length or first.tokens)
-    return _ReaderMemory(kept.of(rows), rows)
+    return _ReaderMemory(kept.total(rows), rows)
 
 
 def _pass(part: str, runs: list[_SizedRun]) -> _Pass:

@@ -14,7 +14,7 @@ from lamina.recipes.edits import is_applied
 from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
 from lamina.recipes.strict_yaml import Fields, parse_yaml
 from lamina.tasks import kind_of
-from lamina.train.grid import MOST_RUNS, RunSpec, expand, full_key, swept
+from lamina.train.grid import MOST_RUNS, RunSpec, apply_sweep, expand, full_key
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
         bodies += [(reader.grid, readers[method], reader.keys(outline)) for method, reader in task.readers.items()]
     used: set[str] = set()
     for grid, body, keys in bodies:
-        body["grid"], matched = swept(grid, keys, sweeps)
+        body["grid"], matched = apply_sweep(grid, keys, sweeps)
         used |= matched
     unused = [key for key in sweeps if key not in used]
     check_known("sweep", unused, dict.fromkeys(key for _, _, keys in bodies for key in keys), "key")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lamina.bank import Reader
     from lamina.layers.stack import LayerStack
     from lamina.recipes.edits import Arguments
-    from lamina.train.memory import KeptBytes
+    from lamina.train.memory import BatchBytes
 
 _IN_PLACE = ("insert", "reinit", "freeze")  # edits that leave every block at its position
 
@@ -65,7 +65,7 @@ class ModelSize:
     parameters: int
     _edits: dict[str, EditSize] = field(default_factory=dict)
     _readers: dict[Reader, ReaderSize] = field(default_factory=dict)
-    _kept: dict[Hashable, KeptBytes] = field(default_factory=dict)
+    _kept: dict[Hashable, BatchBytes] = field(default_factory=dict)
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
@@ -158,7 +158,7 @@ class ModelSize:
             self._readers[key] = ReaderSize(module.size(), stack.name, module.layers, stack.width, module)
         return self._readers[key]
 
-    def kept(self, readers: Sequence[ReaderSize], tokens: int) -> KeptBytes:
+    def kept(self, readers: Sequence[ReaderSize], tokens: int) -> BatchBytes:
         """Return the memory that readers of one pass need for the gradients of a batch of rows.
 
         Args:

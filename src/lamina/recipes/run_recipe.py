@@ -36,7 +36,7 @@ from lamina.train.checkpoint import Checkpoints
 from lamina.train.identity import data_digests, reader_settings, starting_weights
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sort_key, sorted_rows, write_parquet
-from lamina.train.training_run import RATES, Tables, train
+from lamina.train.training_run import READER_RATE, Tables, train
 from lamina.utils import derive_seed, is_dir, rank, write_text
 
 if TYPE_CHECKING:
@@ -238,7 +238,7 @@ class _Session:
         (shared, *_) = options.values()
         if isinstance(target, ReaderBank):
             changes["epochs"] = {name: chosen.epochs for name, chosen in options.items()}
-            rates = {name: chosen.learning_rate or RATES[True] for name, chosen in options.items()}
+            rates = {name: chosen.learning_rate or READER_RATE for name, chosen in options.items()}
             changes["learning_rate"] = rates
         if output is None:
             changes["resume"] = separate is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import psutil
@@ -33,15 +33,25 @@ if TYPE_CHECKING:
     from lamina.layers.types import Batch, Processor
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
-    from lamina.train.memory import KeptBytes, Readers
+    from lamina.train.memory import BatchBytes, Readers
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Plan
+    from lamina.utils import JSON
 
 GIB = 1 << 30
 
 
 class BankRunner(Runner):
-    """Runs batches through the readers of a bank, and trains its base model too if the bank has `train_base`."""
+    """Runs batches through the readers of a bank, and trains its base model too if the bank has `train_base`.
+
+    Args:
+        bank: The bank.
+        op: The public operation, which errors name.
+        processor: Tokenizer, image processor or feature extractor. None: the bank's.
+
+    Raises:
+        ConfigError: If there is no processor.
+    """
 
     def __init__(self, bank: ReaderBank, op: str, processor: Processor | None = None) -> None:
         self.bank, self.base, self.op, self.uses_global_rng = bank, bank.model, op, bank.train_base
@@ -54,6 +64,10 @@ class BankRunner(Runner):
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
         """Raise an error unless every task has rows in these parts and fits the head of its reader.
+
+        Args:
+            tasks: Reader name -> task.
+            parts: Parts that each task must have, such as "train".
 
         Raises:
             UnknownNameError: If the bank has no reader of a task's name.
@@ -77,12 +91,19 @@ class BankRunner(Runner):
                         "agree. Build the head from the task: labels=task.labels, problem_type=task.problem_type."
                     )
 
-    def settings(self, name: str) -> dict[str, Any]:
-        """Return the config of the reader `name`, JSON-ready."""
+    def settings(self, name: str) -> dict[str, JSON]:
+        """Return the settings of the reader `name` as a flat, JSON-ready dict; see `reader_settings`."""
         return {**reader_settings(self.bank[name].config), "stack": self.bank[name].stack}
 
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
-        """Return a fingerprint of the stacks that readers use, or with `train_base` of all weights but random ones."""
+        """Return a fingerprint of the model's weights at the start of a run.
+
+        For a frozen model these are the stacks that readers use, with `train_base` all weights that do not start at
+        random.
+
+        Args:
+            trained: The parameters that the run trains, which its checkpoints hold anyway.
+        """
         if self.bank.train_base:
             return starting_weights(self.base, trained)
         used = sorted({self.bank[name].stack for name in self.bank})
@@ -114,22 +135,29 @@ class BankRunner(Runner):
         for group in groups:
             group.states = open_states(self.bank, group.inputs, group.names, fingerprints=marks, settings=settings)
 
-    def training_memory(self, group: Group, options: FitOptions) -> KeptBytes:
-        """Return how many bytes the group's readers keep for the gradients of rows as long as the longest row."""
+    def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
+        """Return how much memory a training batch of the group's readers needs, if all rows are as long as the longest.
+
+        It is what autograd saves for the gradients, or the states that are buffered if they need more.
+        """
         tokens = self._tokens(group)
         with autocast(self, options):
-            kept = memory.reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
-        return kept._replace(row=max(kept.row, tokens * self._buffered_bytes(group.names)))
+            saved = memory.reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
+        return saved._replace(row=max(saved.row, tokens * self._buffered_bytes(group.names)))
 
-    def scoring_memory(self, group: Group, options: PassOptions) -> KeptBytes:
-        """Return how many bytes the group's readers hold at most to score rows as long as the longest row."""
-        made = group.inputs.batch([0]).get("labels")  # heads that know the labels read only labelled positions
-        labels = None if made is None else partial(self._labels, group)
+    def scoring_memory(self, group: Group, options: PassOptions) -> BatchBytes:
+        """Return how much memory it takes to score a batch of the group, if all rows are as long as the longest."""
+        # If the inputs make labels (masked tokens), heads compute the logits of labelled positions only.
+        has_labels = "labels" in group.inputs.batch([0])
+        labels = partial(self._labels, group) if has_labels else None
         with autocast(self, options):
             return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
-        """Return the number of states of the longest row; of images and audio, by running the model on that row."""
+        """Return how many tokens the longest row of a group has, or how many states its image or audio clip becomes.
+
+        For images and audio the model runs on that row, without gradients, since only its states show their number.
+        """
         lengths = group.inputs.lengths
         batch = group.inputs.batch([int(np.argmax(lengths))])
         if "input_ids" in batch:
@@ -138,7 +166,7 @@ class BankRunner(Runner):
         first = {self.bank[name].stack: [0] for name in group.names}
         with evaluating(self.bank.model):
             states = self.bank.record_states(first, self.arguments(batch))
-        return max(own[0].shape[1] for own in states.values())
+        return max(by_layer[0].shape[1] for by_layer in states.values())
 
     def _readers(self, group: Group) -> Readers:
         """Return reader name -> its stack and module, for the readers of a group."""
@@ -147,9 +175,9 @@ class BankRunner(Runner):
     def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:
         """Return reader name -> the labels of the longest row, repeated `rows` times."""
         row = int(np.argmax(group.inputs.lengths))
-        made = group.inputs.batch([row]).get("labels")
-        of_inputs = None if made is None else made.expand(rows, -1)
-        return to_device(group.labels([row] * rows, of_inputs, group.names), self.device)
+        labels = group.inputs.batch([row]).get("labels")
+        from_inputs = None if labels is None else labels.expand(rows, -1)
+        return to_device(group.labels([row] * rows, from_inputs, group.names), self.device)
 
     def _buffered_bytes(self, names: Sequence[str]) -> int:
         """Return bytes per token of the states that are buffered for fusions which need all of their layers at once.
@@ -162,25 +190,30 @@ class BankRunner(Runner):
         return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
 
     def _check_scoring(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if scoring a batch needs more memory than is free."""
+        """Raise ConfigError if scoring a batch of the group needs more memory than is free; suggest what would fit."""
         rows = min(scoring_rows(self, group, group.names, options), len(group.inputs.lengths))
-        held, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
-        if held.of(rows) <= free:
+        memory_of, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
+        needed = memory_of.total(rows)
+        if needed <= free:
             return
-        fit = held.fitting(free)
+        fit = memory_of.max_rows(free)
         hint = f"Use eval_batch_size={fit}, or a" if fit else "Not one row fits. Use a"
         raise ConfigError(
-            f"{self.op}: scoring {', '.join(group.names)} takes {held.of(rows) / GIB:.1f} GiB for {rows} rows of "
+            f"{self.op}: scoring {', '.join(group.names)} takes {needed / GIB:.1f} GiB for {rows} rows of "
             f"{tokens} tokens; {free / GIB:.1f} GiB are free. {hint} smaller max_length, fewer layers or fewer readers."
         )
 
     def _check_training(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if the gradients of a batch need more memory than is free; suggest smaller batches."""
+        """Raise ConfigError if the gradients of a batch of the group need more memory than is free.
+
+        The message suggests smaller batches that are accumulated, so that the optimizer steps stay the same.
+        """
         rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
-        kept, free, tokens = self.training_memory(group, options), free_bytes(self.device), self._tokens(group)
-        if kept.of(rows) <= free:
+        memory_of, free, tokens = self.training_memory(group, options), free_bytes(self.device), self._tokens(group)
+        needed = memory_of.total(rows)
+        if needed <= free:
             return
-        steps = kept.accumulation(options.step_size, free * world_size())
+        steps = memory_of.accumulation_steps(options.step_size, free * world_size())
         hint = "Not one row fits. Use a smaller max_length, fewer layers or fewer readers."
         if steps is not None:
             size = options.step_size // steps
@@ -189,14 +222,21 @@ class BankRunner(Runner):
                 "smaller max_length, fewer layers or fewer readers."
             )
         raise ConfigError(
-            f"{self.op}: the gradients of {', '.join(group.names)} keep {kept.of(rows) / GIB:.1f} GiB for {rows} rows "
+            f"{self.op}: the gradients of {', '.join(group.names)} keep {needed / GIB:.1f} GiB for {rows} rows "
             f"of {tokens} tokens; {free / GIB:.1f} GiB are free. {hint}"
         )
 
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """Return the readers as learners, each with its rate, and with `train_base` the base model, over all steps."""
+        """Return one learner per task's reader, and with `train_base` the base model as the last learner.
+
+        Args:
+            tasks: Reader name -> task.
+            plan: The steps of the run, which say how many steps each learner takes; the base takes part in all.
+            rates: Reader name -> highest learning rate; that of the base is `options.base_learning_rate`.
+            options: Options of the run.
+        """
         learners = []
         for name, task in tasks.items():
             groups, total = reader_groups(self.bank[name], rates[name], options.weight_decay), plan.steps_of(name)
@@ -209,7 +249,14 @@ class BankRunner(Runner):
     def _run(
         self, batch: Batch, labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> BankOutput:
-        """Return the outputs of the readers `names`, from the model or, if there are any, from cached states."""
+        """Return the outputs of readers for a batch.
+
+        Args:
+            batch: Inputs of the model.
+            labels: Reader name -> labels, for the losses; may be empty.
+            names: The readers that run.
+            states: Cached hidden states of the batch, which the readers then read. None: the model runs.
+        """
         batch = self.arguments(batch)
         if states is not None:
             return self.bank.read_states(states, batch, readers=names, labels=labels)
@@ -218,38 +265,37 @@ class BankRunner(Runner):
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """Return the loss of each reader in `names`, its regularisation included."""
+        """Return the loss of each reader in `names` for a batch, with the regularization of its fusion."""
         out = self._run(batch, to_device(labels, self.device), names, states)
         return [cast("Tensor", out[name].loss) for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return how many labels count in the loss of a reader, as its head counts them."""
+        """Return over how many of these labels the head of the reader `name` takes the mean loss."""
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
-    ) -> dict[str, Any]:
-        """Return reader name -> logits. With `labels`, some heads return the logits of labelled positions only."""
-        given = {} if labels is None else dict.fromkeys(names, labels)
-        out = self._run(batch, given, names, states)
+    ) -> dict[str, Tensor]:
+        """Return reader name -> logits of a batch. With `labels`, some heads compute logits of labelled tokens only."""
+        labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)
+        out = self._run(batch, labels_by_reader, names, states)
         return {name: out[name].logits for name in names}
 
     def outputs_per_position(self, name: str) -> int:
-        """Return how many numbers the head of the reader `name` outputs per position."""
+        """Return how many numbers the head of the reader `name` outputs for each text or token: its classes."""
         return self.bank[name].head.outputs
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
-        """Return the largest value of a training option of the readers, or None if a reader does not record it."""
+        """Return the largest value of `option` that readers were trained with; None if one has no record of it."""
         values = [self.bank[name].info.get(option) for name in names]
         known = [int(value) for value in values if value is not None]
         return max(known) if len(known) == len(values) else None
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes of memory are free on a device."""
+    """Return how many bytes of memory are free on a device: of a GPU, else of the machine."""
     if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(
-            device
-        )  # PyTorch's cache, which new tensors can use
-        return torch.cuda.mem_get_info(device)[0] + kept
+        # PyTorch's own cache counts as free, since new tensors can use it
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     return psutil.virtual_memory().available

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Plan
-
+    from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)
 
@@ -38,13 +38,21 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
 class Runner(ABC):
     """Runs batches for the engine: `BankRunner` through a bank's readers, `ModelRunner` through a whole model.
 
-    A learner is what has an optimizer of its own: one reader, a base model that is trained along, or a whole model.
+    A learner is a module with an optimizer of its own: one reader, a base model that is trained along, or a whole
+    model.
+
+    Attributes:
+        base: The model that runs: the whole model, or the one that the bank's readers read.
+        modules: The modules whose train or eval mode is set for training and scoring.
+        uses_global_rng: Whether training uses torch's global random state, as dropout in a model does.
+        op: The public operation, which errors name: "fit", "predict" ...
+        processor: Tokenizer, image processor or feature extractor.
     """
 
     base: PreTrainedModel
-    modules: tuple[nn.Module, ...]  # their train or eval mode is set for training and scoring
-    uses_global_rng: bool  # whether training uses torch's global random state, as dropout in a model does
-    op: str  # the public operation, which errors name: "fit", "predict" ...
+    modules: tuple[nn.Module, ...]
+    uses_global_rng: bool
+    op: str
     processor: Processor
 
     @property
@@ -62,18 +70,23 @@ class Runner(ABC):
         return tensors | size_arguments(self.base, tensors)
 
     def title(self, name: str) -> str:
-        """Return what error messages call the learner `name`."""
+        """Return the words by which error messages name the learner `name`: "reader 'x'", "the base"."""
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise ConfigError unless every task has rows in each of these parts, such as "train"."""
+        """Raise ConfigError unless every task has rows in each part that `parts` names, such as "train".
+
+        Raises:
+            UnknownNameError: If a task does not have the part at all.
+            ConfigError: If the part has no rows.
+        """
         for task in tasks.values():
             for part in parts:
                 if not len(task.split(part)):
                     raise ConfigError(f"task {task.name}: its {part} part is empty; it needs at least one row.")
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
-        """Return the value of an option that learners were trained with, or None if it is not known."""
+        """Return the value of `option` that the learners `names` were trained with; here None, for unknown."""
 
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
         """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or the reverse.
@@ -87,8 +100,11 @@ class Runner(ABC):
                 logger.warning("%s: '%s' was trained on %s and now reads %s", self.op, name, before, now)
 
     @abstractmethod
-    def settings(self, name: str) -> dict[str, Any]:
-        """Return the settings of a learner, JSON-ready. A run resumes only from a checkpoint with equal settings."""
+    def settings(self, name: str) -> dict[str, JSON]:
+        """Return the settings of the learner `name`, JSON-ready.
+
+        A run resumes only from a checkpoint whose settings are equal.
+        """
 
     @abstractmethod
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
@@ -112,7 +128,14 @@ class Runner(ABC):
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """Return the learners, each with its learning rate from `rates`; a base that is trained along comes last."""
+        """Return the learners of a run; a base that is trained along comes last.
+
+        Args:
+            tasks: Learner name -> task.
+            plan: The steps of the run, which say how many steps each learner takes.
+            rates: Learner name -> highest learning rate.
+            options: Options of the run.
+        """
 
     @abstractmethod
     def losses(
@@ -129,13 +152,13 @@ class Runner(ABC):
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return over how many labels the loss of the learner `name` is a mean."""
+        """Return over how many of these labels the learner `name` takes the mean loss; ignored labels do not count."""
 
     @abstractmethod
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
-    ) -> dict[str, Any]:
-        """Return learner name -> the outputs of a batch, as `Results.add` of its kind of task takes them.
+    ) -> Mapping[str, object]:
+        """Return learner name -> the outputs of a batch, in the form that `Results.add` of its kind of task expects.
 
         Args:
             batch: Inputs of the model, without labels.
@@ -146,4 +169,4 @@ class Runner(ABC):
 
     @abstractmethod
     def outputs_per_position(self, name: str) -> int:
-        """Return how many numbers a learner outputs per position: its classes, or the vocabulary."""
+        """Return how many numbers the learner `name` outputs for each text or token: its classes, or the vocabulary."""

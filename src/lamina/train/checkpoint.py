@@ -1,11 +1,14 @@
-"""Checkpoints: one folder per saved step, safetensors and JSON, there as a whole or not at all."""
+"""Checkpoints of a training run: one folder per saved step, with a safetensors file and a JSON file.
+
+A checkpoint is written under a temporary name and then renamed, so a folder "checkpoint-<step>" is always complete.
+"""
 
 from __future__ import annotations
 
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import xxhash
 from safetensors.torch import load_file, save_file
@@ -21,16 +24,37 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.train.identity import Facts
+    from lamina.utils import JSON
 
-    State = tuple[dict[str, Tensor], dict[str, Any]]
+TENSORS, PROGRESS = "tensors.safetensors", "progress.json"
+_OLD_PROGRESS = "readers.json"  # in place of `PROGRESS` in the checkpoints of version 0.1, which are refused
+_FILES = {TENSORS, PROGRESS, _OLD_PROGRESS}
+_KEEP = 2  # newest checkpoints that stay on disk: if the last one is damaged, the one before can be used
+_CHUNK = 1 << 24  # bytes that are read at a time to compute a checksum
 
-TENSORS, PROGRESS, _OLD = "tensors.safetensors", "progress.json", "readers.json"  # the last is of version 0.1
-_FILES = {TENSORS, PROGRESS, _OLD}
-_KEPT = 2
-_CHUNK = 1 << 24  # bytes
+
+class RunProgress(TypedDict):
+    """What a checkpoint records of a run beside its tensors, as JSON. `Engine.save` writes it, `Engine.run` reads it.
+
+    Attributes:
+        position: Epoch (from 0), number of its steps that are done, and steps of the run so far.
+        learners: Learner name -> the fields of its `Progress`.
+        stopped: Learner name -> epoch (from 0) after which it stopped early.
+        history: Rows of `FitResult.history` so far.
+        importances: Rows of `FitResult.importances` so far.
+        scaler: State of the gradient scaler; empty unless the precision is float16.
+    """
+
+    position: list[int]
+    learners: dict[str, dict[str, JSON]]
+    stopped: dict[str, int]
+    history: list[dict[str, JSON]]
+    importances: list[dict[str, JSON]]
+    scaler: dict[str, JSON]
 
 
 def _checksum(path: Path) -> str:
+    """Return the xxHash of a file, read in chunks; raise OSError if it cannot be read."""
     digest = xxhash.xxh3_128()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
@@ -40,43 +64,63 @@ def _checksum(path: Path) -> str:
 
 @dataclass
 class Checkpoints:
-    """The checkpoints of one run, each in a folder "checkpoint-<step>"."""
+    """The checkpoints of one training run, each in a folder "checkpoint-<step>" of `folder`.
+
+    Attributes:
+        folder: Folder of the checkpoints; it need not exist.
+        op: The public operation, which errors name: "fit" or "finetune".
+        run: What must be the same for a run to resume from a checkpoint, as `identity` returns it.
+    """
 
     folder: Path
-    op: str  # named in errors
-    run: dict[str, Any] = field(default_factory=dict)  # must be the same for a run to go on from one; see `identity`
+    op: str
+    run: dict[str, Facts] = field(default_factory=dict)
 
     def newest(self) -> Path | None:
-        """The newest, or None."""
-        return next(reversed(self._own()), None)
+        """Return the folder of the newest checkpoint, or None if there is no checkpoint."""
+        return next(reversed(self._paths()), None)
 
-    def _own(self, prefix: str = "") -> list[Path]:
-        """The checkpoints, the oldest first; with the prefix ".", those that were not wholly written or removed."""
+    def _paths(self, prefix: str = "") -> list[Path]:
+        """Return the folders of the checkpoints, oldest first.
+
+        Args:
+            prefix: "." returns the hidden folders instead: checkpoints that were being written or removed when the
+                process died.
+
+        Raises:
+            StoreError: If something has the name of a checkpoint but holds other files.
+        """
         paths = [path for path in self.folder.glob(f"{prefix}checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
         for path in paths:
             if not path.is_dir() or not _FILES.issuperset(file.name for file in path.iterdir()):
                 what = f"holds {path.name}, which was made by something else and is not overwritten"
-                raise StoreError(f"{self.op}: {self.folder} {what}. Give another folder.")
+                raise StoreError(f"{self.op}: {self.folder} {what}. Choose another folder.")
         return sorted(paths, key=_step)
 
-    def begin(self, *, resume: bool) -> State | None:
-        """Clear the folder for a run; with `resume`, give the tensors and progress of the newest checkpoint, if any.
+    def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], RunProgress] | None:
+        """Prepare the folder for a run, and with `resume` read the newest checkpoint. Every process must call this.
+
+        Without `resume` all checkpoints in the folder are removed; with it only half-written ones are.
+
+        Returns:
+            Tensors and progress of the newest checkpoint. None: there is no checkpoint, or `resume` is False.
 
         Raises:
-            StoreError: If it is damaged; says which older one is whole.
-            ConfigError: If it is of another run; says what differs.
+            StoreError: If the newest checkpoint is damaged. The message names an older one that is intact, if any.
+            ConfigError: If the checkpoint belongs to another run. The message says what differs.
         """
         barrier()
-        leftovers, saved = self._own("."), self._own()
+        leftovers, saved = self._paths("."), self._paths()
         state = self._newest_state(saved) if resume else None
-        barrier()
+        barrier()  # no process may remove a checkpoint that another one is still reading
         if rank() == 0:
             for path in leftovers if resume else [*leftovers, *saved]:
                 _remove(path)
         barrier()
         return state
 
-    def _newest_state(self, paths: list[Path]) -> State | None:
+    def _newest_state(self, paths: list[Path]) -> tuple[dict[str, Tensor], RunProgress] | None:
+        """Return tensors and progress of the last checkpoint in `paths`; None without paths; errors as in `begin`."""
         damaged: dict[Path, StoreError] = {}
         for path in reversed(paths):
             try:
@@ -86,26 +130,36 @@ class Checkpoints:
                 continue
             if damaged:
                 names = " and ".join(str(other) for other in damaged)
-                raise self._damaged(damaged, f"Remove {names} to go on from {path.name}, which is whole.")
+                raise self._damaged(damaged, f"Remove {names} to continue from {path.name}, which is intact.")
             if differs := difference(run, self.run):
-                what = f"was made with {differs}; a run resumes as it began"
+                what = f"was made with {differs}; a run must resume with the same settings and data"
                 hint = "Use the same settings, or train without resume"
                 raise ConfigError(f"{self.op}: the checkpoint in {path} {what}. {hint}.")
             return tensors, progress
         if damaged:
-            raise self._damaged(damaged, "No other is whole; train without resume to start anew.")
+            raise self._damaged(damaged, "No other checkpoint is intact; train without resume.")
         return None
 
     def _damaged(self, damaged: Mapping[Path, StoreError], hint: str) -> StoreError:
+        """Return the error for damaged checkpoints, newest first: it describes the newest and ends with `hint`."""
         path, error = next(iter(damaged.items()))
         return StoreError(f"{self.op}: the checkpoint in {path} cannot be used ({error}). {hint}")
 
-    def save(self, step: int, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Write a checkpoint under a temporary name, move it into place, and remove all but the newest two."""
+    def save(self, step: int, tensors: dict[str, Tensor], progress: RunProgress) -> None:
+        """Write the checkpoint of a step, then remove all but the newest two.
+
+        Args:
+            step: Number of optimizer steps so far, which names the folder.
+            tensors: The tensors of all learners.
+            progress: Everything else that resuming needs.
+
+        Raises:
+            StoreError: If it cannot be written, for example to a full disk. Earlier checkpoints stay as they are.
+        """
         place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
-        said = f"{self.op}: a checkpoint cannot be written to {self.folder}"
-        hint = "those before are whole. Make room there and resume."
-        with convert_errors(lambda reason: StoreError(f"{said} ({reason}); {hint}")):
+        what = f"{self.op}: a checkpoint cannot be written to {self.folder}"
+        hint = "earlier checkpoints are intact. Free some space there and resume."
+        with convert_errors(lambda reason: StoreError(f"{what} ({reason}); {hint}")):
             try:
                 _remove(place)
                 _remove(beside)
@@ -116,41 +170,54 @@ class Checkpoints:
                 beside.replace(place)
             finally:
                 shutil.rmtree(beside, ignore_errors=True)
-        for old in self._own()[:-_KEPT]:
+        for old in self._paths()[:-_KEEP]:
             _remove(old)
 
-    def needed_bytes(self, each: int) -> int:
-        """How much more is written at most, with so many bytes in each checkpoint: those kept, and the next."""
-        there = [path / TENSORS for path in self._own()]
-        return max(0, (_KEPT + 1) * each - sum(file.stat().st_size for file in there if file.is_file()))
+    def needed_bytes(self, checkpoint_bytes: int) -> int:
+        """Return how much more disk space a run needs at most, if each checkpoint has `checkpoint_bytes`.
+
+        There are up to three checkpoints at a time: the newest two, and the one that is being written. Space that the
+        folder's present checkpoints take is subtracted.
+        """
+        present = [path / TENSORS for path in self._paths()]
+        present_bytes = sum(file.stat().st_size for file in present if file.is_file())
+        return max(0, (_KEEP + 1) * checkpoint_bytes - present_bytes)
 
     def clear(self) -> None:
-        """Remove all of them, and the folder if nothing else is in it."""
-        for path in [*self._own("."), *self._own()]:
+        """Remove all checkpoints, and the folder if nothing else is in it."""
+        for path in [*self._paths("."), *self._paths()]:
             _remove(path)
         with suppress(OSError):
             self.folder.rmdir()
 
 
-def _read(path: Path) -> tuple[dict[str, Facts], dict[str, Tensor], dict[str, Any]]:
-    """The run that a checkpoint is of, its tensors and progress; a StoreError, in short, unless they are as saved."""
-    if (path / _OLD).is_file():
-        raise StoreError(f"{_OLD} was written by version 0.1 of lamina, in another format")
+def _read(path: Path) -> tuple[dict[str, Facts], dict[str, Tensor], RunProgress]:
+    """Return the identity of the run that saved the checkpoint in `path`, its tensors and its progress.
+
+    Raises:
+        StoreError: If a file is missing, damaged or of another version. The short message begins with the file's name.
+    """
+    if (path / _OLD_PROGRESS).is_file():
+        raise StoreError(f"{_OLD_PROGRESS} was written by version 0.1 of lamina, in another format")
     run, state = unseal(path / PROGRESS)
     try:
         checksum = _checksum(path / TENSORS)
     except OSError as error:
         raise StoreError(f"{TENSORS} cannot be read: {error.strerror or error}") from error
     if checksum != state["tensors"]:
-        raise StoreError(f"{TENSORS} holds something else than was saved; its checksum differs")
+        raise StoreError(f"{TENSORS} does not hold what was saved: its checksum differs")
     return run, load_file(path / TENSORS), state["progress"]
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint of ours, under a name from which nobody resumes."""
+    """Remove the checkpoint in `path`, if it exists.
+
+    It is renamed to a hidden name first, so that no run resumes from it if the process dies before all is removed.
+    """
     if path.exists():
         shutil.rmtree(path.rename(path.with_name(f".{path.name.removeprefix('.')}")))
 
 
 def _step(path: Path) -> int:
+    """Return the step in the name of a checkpoint's folder, "checkpoint-<step>"."""
     return int(path.name.rpartition("-")[2])

@@ -30,11 +30,12 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from lamina.train.base import Runner
-    from lamina.train.checkpoint import Checkpoints
+    from lamina.train.checkpoint import Checkpoints, RunProgress
     from lamina.train.groups import Group
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Plan, Step
+    from lamina.train.results import TableRow
 
 _SHOWN = 6  # most learners that a progress line names
 
@@ -98,8 +99,8 @@ class Engine:
         self.all_learners = list(learners)
         self.learners = {learner.name: learner for learner in learners}
         self.base = self.learners.pop(BASE, None)
-        self.history: list[dict[str, Any]] = []  # a row per learner and epoch, with all metrics
-        self.importances: list[dict[str, Any]] = []  # see `FitResult.importances`
+        self.history: list[TableRow] = []  # a row per learner and epoch, with all metrics
+        self.importances: list[TableRow] = []  # see `FitResult.importances`
         self.steps = 0
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
@@ -196,15 +197,18 @@ class Engine:
             self._note_importance(learner)
 
     def _note_importance(self, learner: Learner, epoch: int | None = None) -> None:
-        """Append a learner's layer importances to `importances`; `epoch` counts from 1, None between epochs."""
+        """Append the present layer importances of a learner to `self.importances`, one row per layer.
+
+        `epoch` is the epoch that has just ended, from 1; None between two epochs.
+        """
         when = {"reader": learner.name, "epoch": epoch, "step": learner.progress.done}
         for layer, share in learner.importance().items():
             self.importances.append({**when, "layer": layer, "importance": share})
 
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
-        """Clip the gradients of each learner, in place, and return the gradient norm of each.
+        """Clip the gradients of each learner, in place, to `max_grad_norm`, and return the norms before clipping.
 
-        The list is empty for float16, whose gradient scaler skips steps that are not finite, and without clipping.
+        The list is empty without clipping, and for float16, whose gradient scaler skips steps that are not finite.
         """
         norms: list[Tensor] = []
         for learner in learners:
@@ -216,10 +220,16 @@ class Engine:
     def _weights(
         self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int
     ) -> Tensor | None:
-        """Return weights `[parts, learners]` for the losses of the parts, or None if the step has only one part.
+        """Return weights `[parts, learners]` for the losses of a step's parts, or None if the step has only one part.
 
         A weight is the fraction of the step's labels, over all processes, that the part holds. The weighted sum of the
-        parts' mean losses is then the mean over the step.
+        parts' mean losses is then the mean over the step. All processes must call this together.
+
+        Args:
+            names: The learners.
+            labels: For each part of this process learner name -> labels.
+            counts: For each part whether its loss counts.
+            rows: Rows of the whole step.
         """
         if self._parts == 1:
             return None
@@ -232,9 +242,8 @@ class Engine:
         total = labelled.sum(0)
         if world_size() > 1:
             total = self._accelerator.reduce(total.to(self._accelerator.device), "sum").cpu()  # pyright: ignore
-        even = torch.tensor(
-            [[float(valid) / min(self._parts, rows)] for valid in counts]
-        )  # for learners without a label in this step
+        # learners without a label in this step: every part counts alike
+        even = torch.tensor([[float(valid) / min(self._parts, rows)] for valid in counts])
         return torch.where(total > 0, labelled / total.clamp(min=1e-30), even)
 
     def _add_gradients(self, learners: Sequence[Learner]) -> None:
@@ -251,9 +260,8 @@ class Engine:
 
     def score(self, names: set[str], bar: tqdm) -> None:
         """Score the learners `names`, then update the best epoch, the schedule and the early stop of each."""
-        with eval_mode(
-            *self.runner.modules
-        ):  # set once for all groups, since each change of mode resets the counts of importances
+        # The mode is set once for all groups, since each change of mode resets the counts of importances.
+        with eval_mode(*self.runner.modules):
             scores, epoch = score(self.runner, self.validation, self.options, names=names), self._epoch + 1
         scores |= {name: {} for name in self.learners if name in names and name not in scores}
         for name, metrics in scores.items():
@@ -322,7 +330,7 @@ class Engine:
         if rank() == 0:
             states = {learner.name: learner.to_tensors() for learner in self.all_learners}
             tensors = {f"{name}/{key}": value for name, state in states.items() for key, value in state.items()}
-            progress = {
+            progress: RunProgress = {
                 "position": [self._epoch, self._at, self.steps],
                 "learners": {learner.name: learner.to_json() for learner in self.all_learners},
                 "stopped": self.plan.stopped,
@@ -333,7 +341,7 @@ class Engine:
             self._checkpoints.save(self.steps, tensors, progress)
         barrier()
 
-    def _restore(self, tensors: Mapping[str, Tensor], progress: Mapping[str, Any]) -> None:
+    def _restore(self, tensors: Mapping[str, Tensor], progress: RunProgress) -> None:
         """Continue where a checkpoint with these tensors and this progress was saved."""
         self._epoch, self._at, self.steps = progress["position"]
         self.history[:], self.importances[:] = progress["history"], progress["importances"]
@@ -354,7 +362,7 @@ def _has_frozen_statistics(module: nn.Module) -> bool:
 
 
 def _seed(seed: int) -> None:
-    """Seed the random generators of torch, Python and NumPy, which a model's code may use."""
+    """Seed the global random generators of torch, Python and NumPy, which a model's code may use."""
     seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -385,14 +393,17 @@ _HINT = "The learning rate may be too high, or an input or a label is not finite
 class DivergenceGuard:
     """Stops a run whose losses or gradients become NaN or infinite, without waiting for the GPU at every step.
 
-    It stores on the device at which step, counted from 1, the numbers of each learner were first not finite.
+    It records on the device at which step, counted from 1, the numbers of each learner were first not finite, and
+    reads this record every 100 steps.
+
+    Args:
+        runner: The runner, whose operation and names of learners the errors quote.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._first: dict[
-            tuple[str, ...], Tensor
-        ] = {}  # names of learners -> step `[learners]` of the first bad number
+        # names of learners -> for each of them the first step with a bad number, `[learners]`
+        self._first: dict[tuple[str, ...], Tensor] = {}
 
     def note(self, step: int, names: Sequence[str], losses: Sequence[Tensor], norms: Sequence[Tensor]) -> None:
         """Record the numbers of a step.
@@ -441,5 +452,5 @@ class DivergenceGuard:
                 raise self._error(f"{what} at or before step {step}", learner.name, step)
 
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
-        """Return the error that training stops because of `what`."""
+        """Return the error that training stops because of `what`, a clause that names the number, at `step`."""
         return NotFiniteError(f"{self._runner.op}: {what}; training stops. {_HINT}.", name=name, step=step)

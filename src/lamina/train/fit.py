@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lamina.errors import check_known
 from lamina.train.options import FitOptions
@@ -25,7 +25,7 @@ def fit(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task] | Task,
     *,
-    grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
+    grid: Mapping[str, Mapping[str, Sequence[object]]] | None = None,
     processor: Processor | None = None,
     output: str | Path | None = None,
     epochs: int | Mapping[str, int] = 3,
@@ -148,7 +148,7 @@ def fit(  # noqa: PLR0913
         resume: Continue from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
         progress: Show a progress bar on standard error.
-        **unknown: Any other keyword raises UnknownNameError, which suggests the nearest option.
+        **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
 
     Returns:
         The scores, their history, and the history of the layer importances.
@@ -310,7 +310,7 @@ def finetune(  # noqa: PLR0913
         resume: Continue from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
         progress: Show a progress bar on standard error.
-        **unknown: Any other keyword raises UnknownNameError, which suggests the nearest option.
+        **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
 
     Returns:
         The scores and their history, under the task's name.

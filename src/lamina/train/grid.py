@@ -1,10 +1,13 @@
-"""Grids: one reader as a template, and a reader of the same run for every combination of settings."""
+"""Grids: a reader as a template, from which one reader is made for every combination of settings.
+
+All of them are trained in the same run and share its passes.
+"""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from math import prod
@@ -18,41 +21,66 @@ from lamina.registry import lists_to_tuples
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-METHOD = "fusion"
-OWN = ("stack", "seed")  # fields of the reader itself
-RUN = ("learning_rate", "epochs")  # of its training
-_OF_THE_TASK = ("labels", "problem_type")  # fields of a head that no grid may change
-MOST_RUNS = 100_000  # of a grid, and of a recipe
+    from lamina.utils import JSON
+
+METHOD = "fusion"  # key whose values are whole fusions
+READER_KEYS = ("stack", "seed")  # keys that are fields of the reader itself
+RUN_KEYS = ("learning_rate", "epochs")  # keys that are options of the reader's training
+_TASK_FIELDS = ("labels", "problem_type")  # fields of a head that follow from the task, so no grid may change them
+MOST_RUNS = 100_000  # maximum number of runs of a grid or a recipe
 
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One thing that is trained: a reader, or a whole model. The last three fields are of recipes."""
+    """What one learner is and how it is trained: a reader, alone or from a grid, or a whole model.
 
-    name: str  # in the bank, in histories and tables
-    task: str  # name of its task; of a reader of a grid, that of the reader it is made from
-    reader: Reader | None = None  # None: a whole model
-    settings: dict[str, Any] = field(default_factory=dict)  # what a grid set, by full key ("fusion.alpha")
-    learning_rate: float | None = None  # None: that of the run; also for the epochs
+    Attributes:
+        name: Name in the bank, in histories and in tables.
+        task: Name of its task. For a reader from a grid: name of the template, whose task it is.
+        reader: Settings of the reader. None: a whole model is trained.
+        settings: Values that a grid set, by full key ("fusion.alpha"), as tables show them.
+        learning_rate: Highest learning rate. None: that of the run.
+        epochs: Number of epochs. None: that of the run.
+        options: Only in recipes: options of `fit` that this learner alone is trained with.
+        edits: Only in recipes: names and arguments of the edits that are applied to a whole model before training.
+        repeat: Only in recipes: number of the subsample of the examples that it is trained on, from 0.
+    """
+
+    name: str
+    task: str
+    reader: Reader | None = None
+    settings: dict[str, JSON] = field(default_factory=dict)
+    learning_rate: float | None = None
     epochs: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)  # options of `fit` that it alone is trained with
-    edits: tuple[tuple[str, dict[str, Any]], ...] = ()  # name and arguments of what is done to a whole model beforehand
-    repeat: int = 0  # which subsample of the examples it learns from, from 0
+    options: dict[str, JSON] = field(default_factory=dict)
+    edits: tuple[tuple[str, dict[str, JSON]], ...] = ()
+    repeat: int = 0
 
     @property
     def title(self) -> str:
-        """What errors call it."""
+        """The words by which error messages name it: its name and its settings."""
         return f"reader {self.name}: {', '.join(f'{key}={value}' for key, value in self.settings.items())}"
 
 
-def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "reader") -> list[RunSpec]:
-    """Make a reader for every combination of a grid's values, the last key's values changing fastest.
+def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = "reader") -> list[RunSpec]:
+    """Make a reader for every combination of a grid's values.
 
-    They are called "<name>_0001" and so on. "fusion.<field>" and "head.<field>" are fields of the two configs ("alpha"
-    alone will do where only one has it); "fusion" takes whole methods: names, fields with a "name", or configs; "seed"
-    and "stack" belong to the reader, "learning_rate" and "epochs" to its training.
+    Args:
+        reader: The template, whose settings hold where the grid sets nothing.
+        grid: Key -> list of values. Keys are "fusion.<field>" and "head.<field>" (or the field alone, if only one of
+            the two has it), "fusion" (whole fusions: names, dicts with a "name", or configs), "seed", "stack",
+            "learning_rate" and "epochs".
+        name: Name of the template. The readers are called "<name>_0001", "<name>_0002" ...
+
+    Returns:
+        One `RunSpec` per combination. The values of the last key change fastest.
+
+    Raises:
+        UnknownNameError: If a key does not exist.
+        ConfigError: If a key is ambiguous, its values are not a list or have duplicates, a value does not fit its
+            field, or there are more than 100,000 combinations.
     """
     axes = _axes(reader, grid, f"grid of '{name}'")
     check_count(f"grid of '{name}'", axes)
@@ -64,26 +92,38 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[Any]], *, name: str = "re
     ]
 
 
-def check_count(op: str, grid: Mapping[str, Sequence[Any]]) -> None:
-    """Raise ConfigError if a grid has more combinations than are ever run."""
+def check_count(op: str, grid: Mapping[str, Sequence[object]]) -> None:
+    """Raise ConfigError if a grid has more than 100,000 combinations; the message begins with `op`."""
     count = prod(map(len, grid.values()))
     if count > MOST_RUNS:
         raise ConfigError(f"{op}: it has {count:,} settings; a grid has at most {MOST_RUNS:,}.")
 
 
 def keys_of(fusion: Any, head: Any) -> list[str]:
-    """Every full key that a grid over these two configs (or classes of configs) may have."""
+    """Return every full key that a grid may have for readers with this fusion and head (configs, or their classes)."""
     parts = [f"fusion.{field.name}" for field in fields(fusion) if field.init]
-    parts += [f"head.{field.name}" for field in fields(head) if field.init and field.name not in _OF_THE_TASK]
-    return [METHOD, *parts, *OWN, *RUN]
+    parts += [f"head.{field.name}" for field in fields(head) if field.init and field.name not in _TASK_FIELDS]
+    return [METHOD, *parts, *READER_KEYS, *RUN_KEYS]
 
 
-def swept(
-    grid: Mapping[str, Sequence[Any]], keys: Sequence[str], sweeps: Mapping[str, Sequence[Any]]
-) -> tuple[dict[str, list[Any]], set[str]]:
-    """A grid with the values of a sweep in place of its own, and the keys of the sweep that are among its full keys."""
+def apply_sweep(
+    grid: Mapping[str, Sequence[object]], keys: Sequence[str], sweeps: Mapping[str, Sequence[object]]
+) -> tuple[dict[str, list[object]], set[str]]:
+    """Replace values of a grid by the values of a sweep.
+
+    Args:
+        grid: Key -> values; it is not changed.
+        keys: Every full key that the grid may have; see `keys_of`.
+        sweeps: Key, full or short -> values. Keys that the grid cannot have are ignored.
+
+    Returns:
+        A new grid, and the keys of `sweeps` that were used.
+
+    Raises:
+        ConfigError: If a short key may mean two full ones.
+    """
     changed = {key: list(values) for key, values in grid.items()}
-    used = {key for key in sweeps if _meant(key, keys)}
+    used = {key for key in sweeps if _full_keys(key, keys)}
     for key in sweeps:
         if key in used:
             full = full_key(key, keys, "sweep")
@@ -92,26 +132,39 @@ def swept(
     return changed, used
 
 
-def _meant(key: str, known: Sequence[str]) -> list[str]:
-    """The full keys that a key may stand for, which may have been given without its "fusion." or "head."."""
+def _full_keys(key: str, known: Sequence[str]) -> list[str]:
+    """Return the full keys among `known` that `key` may mean; it may lack its "fusion." or "head."."""
     return [key] if key in known else [full for full in known if full.partition(".")[2] == key]
 
 
 def full_key(key: str, known: Sequence[str], op: str) -> str:
-    """The full form of a key; an error if there is none, or the short form may mean either of two."""
-    meant = _meant(key, known)
-    if len(meant) > 1:
-        raise ConfigError(f"{op}: '{key}' may mean {' or '.join(meant)}; a key means one of them. Write it in full.")
-    if not meant:
+    """Return the full form of a key of a grid: "fusion.alpha" for "alpha".
+
+    Args:
+        key: The key, full or short.
+        known: Every full key that the grid may have; see `keys_of`.
+        op: Operation that errors name.
+
+    Raises:
+        UnknownNameError: If no known key has this name.
+        ConfigError: If the key may mean two known ones.
+    """
+    candidates = _full_keys(key, known)
+    if len(candidates) > 1:
+        raise ConfigError(f"{op}: '{key}' may mean {' or '.join(candidates)}; it must mean one. Write it in full.")
+    if not candidates:
         raise UnknownNameError(op=op, got=key, known=known, what="key")
-    return meant[0]
+    return candidates[0]
 
 
-def _axes(reader: Reader, grid: Mapping[str, Sequence[Any]], op: str) -> dict[str, list[Any]]:
-    """Full key -> values; the method first, so that the others' fields are set on it."""
-    axes: dict[str, list[Any]] = {}
+def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict[str, list[object]]:
+    """Return full key -> values of a grid, checked; errors begin with `op` and are those of `expand`.
+
+    "fusion" comes first, as configs, because the fields of the other keys are set on them.
+    """
+    axes: dict[str, list[object]] = {}
     if METHOD in grid:
-        axes[METHOD] = [_method(value, op) for value in _values(METHOD, grid[METHOD], op)]
+        axes[METHOD] = [_fusion_config(value, op) for value in _values(METHOD, grid[METHOD], op)]
     for key in grid:
         if key == METHOD:
             continue
@@ -119,56 +172,75 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[Any]], op: str) -> dict[st
         for fusion in axes.get(METHOD, [reader.fusion]):
             full = full_key(key, keys_of(fusion, reader.head), f"{op}, {type(fusion).__name__}")
         if full in axes:
-            raise ConfigError(f"{op}: '{full}' is there twice; a key has one list.")
+            raise ConfigError(f"{op}: '{full}' is there twice; a key can have one list only.")
         axes[full] = _values(full, grid[key], op)
     return axes
 
 
-def _values(key: str, values: Any, op: str) -> list[Any]:
-    if isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
-        raise ConfigError(f"{op}: {key} is {values!r}; a grid lists the values. Write [{values!r}].")
+def _values(key: str, values: object, op: str) -> list[object]:
+    """Return the values of a grid's key; raise ConfigError if they are not a list, or it is empty or has duplicates."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
     listed = list(values)
     if not listed:
-        raise ConfigError(f"{op}: {key} has no values; a grid lists at least one.")
-    twice = [value for value, count in Counter(map(repr, listed)).items() if count > 1]
-    if twice:
-        raise ConfigError(f"{op}: {key} has {twice[0]} twice; each value makes a reader.")
+        raise ConfigError(f"{op}: {key} has no values; a grid needs at least one.")
+    duplicates = [value for value, count in Counter(map(repr, listed)).items() if count > 1]
+    if duplicates:
+        raise ConfigError(f"{op}: {key} has {duplicates[0]} twice; each value makes one reader.")
     return listed
 
 
-def _method(value: Any, op: str) -> Any:
-    """A fusion's config from its name, its fields, or itself."""
+def _fusion_config(value: object, op: str) -> FusionConfig:
+    """Return the config of a fusion from its registered name, a dict with a "name", or the config itself.
+
+    Raises:
+        UnknownNameError: If the name, or a key of the dict, does not exist.
+        ConfigError: If `value` is something else, or a field of the dict has a value that does not fit.
+    """
     if isinstance(value, str):
         value = {"name": value}
     if isinstance(value, Mapping):
         with error_context(f"fusion {dict(value)}", op):
             return FUSIONS.from_dict(dict(value))
     if not isinstance(value, FusionConfig):
-        raise ConfigError(f"{op}: fusion is {value!r}; it must be a name, fields with a name, or a config.")
+        raise ConfigError(f"{op}: fusion is {value!r}; it must be a name, a dict with a name, or a config.")
     return value
 
 
-def _spec(reader: Reader, settings: dict[str, Any], name: str, template: str) -> RunSpec:
+def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: str) -> RunSpec:
+    """Return the spec of one reader of a grid.
+
+    Args:
+        reader: Settings of the template.
+        settings: Full key -> the value for this reader.
+        name: Name of the new reader.
+        template: Name of the template.
+
+    Raises:
+        UnknownNameError: If a value is not among the choices of its field.
+        ConfigError: If a value does not fit its field.
+    """
     shown = {key: _shown(value) for key, value in settings.items()}
-    spec = RunSpec(name, template, reader, shown, **{key: settings[key] for key in RUN if key in settings})
+    rate, epochs = cast("float | None", settings.get("learning_rate")), cast("int | None", settings.get("epochs"))
+    spec = RunSpec(name, template, reader, shown, learning_rate=rate, epochs=epochs)
     with error_context(spec.title, f"grid of '{template}'"):
         for key, value in settings.items():
             part, _, option = key.partition(".")
             if option:
                 reader = replace(reader, **{part: replace(getattr(reader, part), **{option: lists_to_tuples(value)})})
-            elif key not in RUN:
+            elif key not in RUN_KEYS:
                 reader = replace(reader, **{key: value})
-        FitOptions.of({key: value for key, value in settings.items() if key in ("seed", *RUN)})
+        FitOptions.of({key: value for key, value in settings.items() if key in ("seed", *RUN_KEYS)})
         return replace(spec, reader=reader)
 
 
-def _shown(value: Any) -> Any:
-    """A value as it stands in tables: plain, or as it was written."""
+def _shown(value: object) -> JSON:
+    """Return a value of a grid as tables show it: JSON as it is, a config as "Name(field=value)" without defaults."""
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    kind = type(value)
+    kind: Any = type(value)
     changed = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(kind) if getattr(value, f.name) != f.default]
     return f"{kind.__name__}({', '.join(changed)})"
 
@@ -176,14 +248,26 @@ def _shown(value: Any) -> Any:
 def expand_into(
     bank: ReaderBank,
     names: Iterable[str],
-    grid: Mapping[str, Mapping[str, Sequence[Any]]],
+    grid: Mapping[str, Mapping[str, Sequence[object]]],
     rates: Mapping[str, float],
     epochs: Mapping[str, int],
 ) -> dict[str, RunSpec]:
-    """Put the readers of grids into a bank, beside their templates; every reader that is trained, by name.
+    """Add the readers of grids to a bank, in place; their templates stay in it.
 
-    The bank is left as it was if one cannot be built, say because its cutoff would remove every layer. Rates and epochs
-    are those of readers that name none.
+    Args:
+        bank: The bank.
+        names: Names of the readers that are trained, templates among them.
+        grid: Name of a template -> its grid; see `expand`.
+        rates: Reader name -> learning rate, for readers whose grid sets none.
+        epochs: Reader name -> number of epochs, for readers whose grid sets none.
+
+    Returns:
+        Reader name -> its `RunSpec`, for every reader that is trained. Templates are not among them.
+
+    Raises:
+        UnknownNameError: If `grid` has a template that is not in `names`, or a key does not exist.
+        ConfigError: If a grid is not valid, or a reader cannot be built, for example because its cutoff would remove
+            every layer. The bank is then as it was.
     """
     names = list(names)
     check_known("grid", grid, names, "reader")
@@ -192,13 +276,14 @@ def expand_into(
         config = bank[name].config
         for spec in expand(config, grid[name], name=name) if name in grid else [RunSpec(name, name, config)]:
             rate = rates[name] if spec.learning_rate is None else spec.learning_rate
-            rounds = epochs[name] if spec.epochs is None else spec.epochs
-            specs[spec.name] = replace(spec, learning_rate=rate, epochs=rounds)
+            count = epochs[name] if spec.epochs is None else spec.epochs
+            specs[spec.name] = replace(spec, learning_rate=rate, epochs=count)
     _add(bank, [spec for spec in specs.values() if spec.task in grid])
     return specs
 
 
 def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
+    """Add readers to a bank, all of them or, if one cannot be built, none; the error names its settings."""
     added: list[str] = []
     try:
         for spec in specs:
@@ -212,23 +297,31 @@ def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
 
 
 @contextmanager
-def templates_kept(target: object, grid: Iterable[str]) -> Iterator[Callable[[], None]]:
-    """Leave a bank as it was if something is wrong before its grids can train; what is yielded ends their templates."""
-    bank: Any = target if isinstance(target, ReaderBank) else {}
-    there, settled = set(bank), False
+def undo_grid_on_error(target: object, templates: Iterable[str]) -> Iterator[Callable[[], None]]:
+    """Remove the readers that the block adds to a bank, if the block raises an error before training begins.
 
-    def remove(names: Iterable[str]) -> None:
-        for name in names:
+    Args:
+        target: The bank; a whole model is left alone.
+        templates: Names of the readers that are replaced by the readers of their grids.
+
+    Yields:
+        A function without arguments, to be called when training begins: it removes the templates from the bank. From
+        then on an error leaves the bank as it is.
+    """
+    bank = target if isinstance(target, ReaderBank) else None
+    before = set(() if bank is None else bank)
+    begun = False
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True
+        for name in templates if bank is not None else ():
             bank.remove(name)
 
-    def settle() -> None:
-        nonlocal settled
-        settled = True
-        remove(grid)
-
     try:
-        yield settle
+        yield begin
     except BaseException:
-        if not settled:
-            remove({*bank} - there)
+        if bank is not None and not begun:
+            for name in set(bank) - before:
+                bank.remove(name)
         raise

@@ -1,4 +1,4 @@
-"""Tasks over the same examples, encoded once and run in one pass."""
+"""Groups: the tasks of a run that have the same examples, which are encoded once and run in one pass."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from lamina.data.state_cache import CachedStates
+    from lamina.layers.types import Processor
     from lamina.tasks.base import Inputs, Kind, KindedTask, Targets
     from lamina.train.base import Runner
     from lamina.train.options import PassOptions
 
     Encodings = MutableMapping[Hashable, Inputs]
-    """Inputs that were made before, for runs that read the same examples again."""
+    """Encoded examples by what they depend on (examples and options), for runs that read the same examples again."""
 
 
-def tasks_by_name(op: str, tasks: Any) -> dict[str, Task]:
-    """Name -> task, of a mapping or a single task; ConfigError if it is neither."""
+def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task) -> dict[str, Task]:
+    """Return learner name -> task, from such a mapping or from a single task, which goes by its own name.
+
+    Raises:
+        ConfigError: If `tasks` is neither, or a value of the mapping is not a `Task`. The message begins with `op`, the
+            public operation.
+    """
     if isinstance(tasks, Task):
         return {tasks.name: tasks}
     if not isinstance(tasks, Mapping) or not all(isinstance(task, Task) for task in tasks.values()):
         came = type(tasks).__name__
         if isinstance(tasks, Mapping):
-            came = f"a mapping to {type(next(one for one in tasks.values() if not isinstance(one, Task))).__name__}"
+            came = f"a mapping to {type(next(task for task in tasks.values() if not isinstance(task, Task))).__name__}"
         raise ConfigError(f"{op}: tasks are {came}; a lamina.Task, or a mapping of names to tasks, is needed.")
     return dict(tasks)
 
@@ -43,88 +50,136 @@ def groups_of(
     options: PassOptions,
     encodings: Encodings | None = None,
 ) -> list[Group]:
-    """The tasks' examples in one part, encoded for a runner."""
-    together: dict[str, dict[str, Task]] = defaultdict(dict)
+    """Encode one part of every task and return the groups: one per set of examples.
+
+    Args:
+        runner: Runs the model. Its processor encodes, and its model limits the length of the inputs.
+        tasks: Learner name -> task.
+        part: The part of the tasks that is encoded: "train", "validation" or "test".
+        options: Options of the run, which say how examples are encoded.
+        encodings: Encoded examples of earlier runs, which are used again. New ones are added to it. None: encode all.
+
+    Raises:
+        UnknownNameError: If a task does not have the part.
+        ConfigError: If the processor or an option does not fit a task.
+    """
+    by_inputs: dict[str, dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
-        together[task.kind.inputs][name] = task
+        by_inputs[task.kind.inputs][name] = task
     groups: list[Group] = []
-    for same_inputs in together.values():
+    for same_inputs in by_inputs.values():
         limit = max_length(runner, same_inputs, options.max_length)
         groups += group_tasks(same_inputs, options.encode_options(part, limit), runner.processor, encodings)
     return groups
 
 
-def max_length(runner: Runner, tasks: Mapping[str, Any], asked: int | None) -> int:
-    """What is read of one example of these tasks, which share their inputs; see `Kind.length_limit`."""
+def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int | None) -> int:
+    """Return the maximum length of one input for tasks that share their inputs; see `Kind.length_limit`.
+
+    The length is in tokens of a window or block, or in samples of an audio clip; images have length 1.
+
+    Args:
+        runner: Runs the model, whose positions limit the length.
+        tasks: Learner name -> task. If their kinds have different limits, the largest is returned.
+        requested: The length that the user asked for. None: the usual length of the kind.
+
+    Raises:
+        ConfigError: If `requested` is more than the model can read.
+    """
     kinds = {task.kind for task in tasks.values()}
-    return max(kind.length_limit(runner.base, runner.processor, asked) for kind in kinds)
+    return max(kind.length_limit(runner.base, runner.processor, requested) for kind in kinds)
 
 
 @dataclass
 class Group:
-    """Tasks over the same inputs: encoded once, run in one pass."""
+    """Tasks over the same examples, which are encoded once and run in one pass. `groups_of` makes the groups of a run.
 
-    part: str  # "train", "validation", "test" or "predict"
-    tasks: Mapping[str, Any]  # learner name -> `Task`; to predict, `KindedTask`
+    Attributes:
+        part: The part of the tasks that is encoded: "train", "validation", "test", or "predict".
+        tasks: Learner name -> its `Task`; for "predict" its `TaskOutline`, which has no examples.
+        inputs: The encoded examples, as rows: windows, blocks, images or audio clips.
+        targets: Learner name -> labels of the rows; None if the inputs make the labels (masked tokens, target texts).
+        states: Cached hidden states of the rows. None: the model runs for every batch.
+    """
+
+    part: str
+    tasks: Mapping[str, Any]
     inputs: Inputs
-    targets: dict[str, Targets | None]  # learner name -> its labels; None where the inputs make them
-    states: Any = None  # the cached states of the rows, where the model is not to be run
+    targets: dict[str, Targets | None]
+    states: CachedStates | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The learners."""
+        """The names of the group's learners, in the order of `tasks`."""
         return tuple(self.tasks)
 
     @property
     def equal_lengths(self) -> bool:
-        """Whether the rows of a batch must be of one length; see `AudioInputs`."""
+        """Whether all rows of a batch must have the same length, because the model has no mask for padding."""
         return bool(getattr(self.inputs, "equal_lengths", False))
 
-    def labels(self, rows: Sequence[int], of_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
-        """Learner name -> labels of some rows, which the inputs may have made (`of_inputs`)."""
+    def labels(self, rows: Sequence[int], from_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return learner name -> labels `[batch, ...]` of a batch, for the learners that have labels.
+
+        Args:
+            rows: Indices of the batch's rows.
+            from_inputs: Labels that the inputs made for this batch, used where `targets` is None. None: they made none.
+            names: Learners whose labels are returned.
+        """
         targets = {name: self.targets[name] for name in names}
-        labels = {name: of_inputs if own is None else own.tensor(rows) for name, own in targets.items()}
+        labels = {name: from_inputs if held is None else held.tensor(rows) for name, held in targets.items()}
         return {name: tensor for name, tensor in labels.items() if tensor is not None}
 
     def truncated(self, name: str) -> int:
-        """How many examples a learner sees without their end."""
+        """Return how many examples the learner `name` reads without their end, because they are too long."""
         return self.tasks[name].kind.truncated(self.inputs)
 
 
 def group_tasks(
-    tasks: Mapping[str, Task], options: EncodeOptions, processor: Any, encodings: Encodings | None = None
+    tasks: Mapping[str, Task], options: EncodeOptions, processor: Processor, encodings: Encodings | None = None
 ) -> list[Group]:
-    """Put the tasks with the same inputs together, and encode each set of examples once.
+    """Put tasks with equal examples into groups, encode the examples of each group once, and make its labels.
 
-    `encodings` is what was encoded before, and is used again; it is filled.
+    Tasks are in one group if their examples, their kind of inputs, `by_row` and `image_size` are equal.
+
+    Args:
+        tasks: Learner name -> task.
+        options: How to encode, and which part of the tasks.
+        processor: Tokenizer, image processor or feature extractor.
+        encodings: Encoded examples of earlier calls, which are used again. New ones are added to it. None: encode all.
     """
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
     kinds = {name: task.kind for name, task in tasks.items()}
-    together: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
+    names_by_key: dict[tuple[str, str, bool, int | None], list[str]] = defaultdict(list)
     for name, split in splits.items():
         task = tasks[name]
-        together[kinds[name].inputs, split.key, task.by_row, task.image_size].append(name)
+        names_by_key[kinds[name].inputs, split.key, task.by_row, task.image_size].append(name)
     groups: list[Group] = []
-    for key, names in together.items():
-        first = encoder_of(tasks, names)
-        own = {"by_row": tasks[first].by_row, "image_size": tasks[first].image_size}
-        how = replace(options, windows=kinds[first].per_token, **own)
-        how = how if kinds[first].draws else replace(how, seed=0)
-        mark = (*key, how, len(splits[first]))
-        if mark not in encodings:
-            encodings[mark] = kinds[first].encode(splits[first], processor, how)
-        inputs = encodings[mark]
-        targets: dict[tuple[int, Kind, bool], Targets | None] = {}  # made once for readers of one task
-        same = {name: (id(splits[name]), tasks[name].kind, tasks[name].label_all_tokens) for name in names}
+    for key, names in names_by_key.items():
+        encoder = encoder_of(tasks, names)
+        image_size = tasks[encoder].image_size
+        how = replace(options, windows=kinds[encoder].per_token, by_row=tasks[encoder].by_row, image_size=image_size)
+        # Inputs without random changes do not depend on the seed, so runs with other seeds use them again.
+        how = how if kinds[encoder].draws else replace(how, seed=0)
+        cache_key = (*key, how, len(splits[encoder]))
+        if cache_key not in encodings:
+            encodings[cache_key] = kinds[encoder].encode(splits[encoder], processor, how)
+        inputs = encodings[cache_key]
+        shared: dict[tuple[int, Kind, bool], Targets | None] = {}  # labels are made once for all readers of one task
+        label_keys = {name: (id(splits[name]), tasks[name].kind, tasks[name].label_all_tokens) for name in names}
         for name in names:
-            if same[name] not in targets:
-                targets[same[name]] = kinds[name].targets(tasks[name], splits[name], inputs)
-        own = {name: targets[same[name]] for name in names}
-        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, own))
+            if label_keys[name] not in shared:
+                shared[label_keys[name]] = kinds[name].targets(tasks[name], splits[name], inputs)
+        targets = {name: shared[label_keys[name]] for name in names}
+        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, targets))
     return groups
 
 
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
-    """Which learner's kind encodes the examples of several: one that answers token by token needs them whole."""
+    """Return which of the learners `names` decides by its kind of task how their common examples are encoded.
+
+    It is the first learner that predicts for every token, since it needs long texts whole, in windows; if there is
+    none, it is the first learner.
+    """
     return next((name for name in names if tasks[name].kind.per_token), names[0])

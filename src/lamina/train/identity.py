@@ -1,4 +1,7 @@
-"""What a run is: what must be the same for it to go on from what it left behind, and what two runs differ in."""
+"""The identity of a run: the settings, weights and data that must be the same for a run to resume from saved state.
+
+State is saved together with the identity of its run (`seal`), and is used only by a run with the same identity.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,14 @@ if TYPE_CHECKING:
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Plan
+    from lamina.utils import JSON
 
-Facts = dict[str, dict[str, Any]]  # where ("in reader 'cola'", or "" for the run) -> name -> value
+    Facts = dict[str, dict[str, JSON]]
+    """Where a fact belongs ("in 'cola'" for a learner, "" for the whole run) -> name of the fact -> value."""
 
+# Options that may change when a run resumes. Epochs and learning rates are compared learner by learner instead.
 _FREE = {"epochs", "learning_rate", "resume", "progress", "tensorboard", "save_steps", "eval_batch_size"}
-_FREE |= {"cache_dir", "num_workers", "test"}  # may change when a run resumes; the first two are compared per learner
+_FREE |= {"cache_dir", "num_workers", "test"}
 _SHOWN = 200  # characters of a value in a message
 
 
@@ -46,10 +52,22 @@ def identity(
     rates: Mapping[str, float],
     options: FitOptions,
 ) -> dict[str, Facts]:
-    """What a run of `fit` is, JSON-ready: settings, which messages quote, and digests of its weights and data."""
+    """Return the identity of a run of `fit` or `finetune`, JSON-ready.
+
+    Args:
+        runner: Runs the bank or model.
+        learners: What is trained.
+        plan: The steps of the run, with its tasks.
+        validation: The groups that are scored after each epoch.
+        rates: Learner name -> highest learning rate.
+        options: Options of the run.
+
+    Returns:
+        "settings", whose values error messages quote, and "digests" of the weights and the data.
+    """
     model = runner.base
-    changed = [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]
-    settings: Facts = {"": {"model": type(model).__name__, "edits": changed, "trains": list(plan.tasks)}}
+    edit_facts = [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]
+    settings: Facts = {"": {"model": type(model).__name__, "edits": edit_facts, "trains": list(plan.tasks)}}
     settings[""] |= {"processes": world_size(), **options.model_dump(exclude=_FREE)}
     shapes = [(name, *weight.shape) for module in runner.modules for name, weight in module.named_parameters()]
     weights = runner.starting_weights([parameter for learner in learners for parameter in learner.parameters])
@@ -58,40 +76,47 @@ def identity(
         facts = {"metric": task.metric, "epochs": plan.epochs[name], "learning_rate": rates[name]}
         facts |= {"by_row": task.by_row, "label_all_tokens": task.label_all_tokens}
         settings[f"in '{name}'"] = {**runner.settings(name), **facts}
-    known: dict[int, dict[str, Any]] = {}
+    known: dict[int, dict[str, str]] = {}  # id of a split -> its digests, since tasks may share splits
     for group in (*plan.groups, *validation):
         for name, task in group.tasks.items():
             where, split = f"in the {group.part} part of '{name}'", task.split(group.part)
             if id(split) not in known:
                 known[id(split)] = data_digests(split)
             settings[where] = {"rows": len(split)}
-            digests[where] = known[id(split)] | {"tokens": group.inputs.digest}
+            digests[where] = {**known[id(split)], "tokens": group.inputs.digest}
+    # Converted to JSON and back, so that it equals an identity that was read from a file (lists in place of tuples).
     return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))
 
 
-def reader_settings(reader: Reader) -> dict[str, Any]:
-    """A reader's config, JSON-ready."""
+def reader_settings(reader: Reader) -> dict[str, JSON]:
+    """Return the settings of a reader as a flat, JSON-ready dict: "fusion.alpha", "head.labels", "stack", "seed" ..."""
     parts = {"fusion": FUSIONS.to_dict(reader.fusion), "head": HEADS.to_dict(reader.head)}
     flat = {f"{part}.{key}": value for part, fields in parts.items() for key, value in fields.items()}
     return {**flat, "stack": reader.stack, "seed": reader.seed}
 
 
 def data_digests(split: Split) -> dict[str, str]:
-    """What tells the examples of a part from others."""
+    """Return digests of the texts, labels and word boundaries of a split; equal digests mean equal examples."""
     return {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
 
 
-def _digest(cells: Iterable[Any]) -> str:
+def _digest(cells: Iterable[object]) -> str:
+    """Return a hash of the printed form (`repr`) of the cells, in order."""
     digest = hashlib.blake2b(digest_size=16)
     for cell in cells:
         digest.update(repr(cell).encode() + b"\0")
     return digest.hexdigest()
 
 
-def starting_weights(model: PreTrainedModel, learnt: Iterable[Tensor]) -> str:
-    """Fingerprint of a model that is trained, but for what may be new at random in it: its head, and what edits drew.
+def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
+    """Return a fingerprint of the weights with which the training of a model starts.
 
-    Only what is `learnt`, and so in every checkpoint, is left out.
+    Trained weights that start at random are left out: those outside the layers (a new head), and those that an edit
+    initialised. They differ each time the model is loaded, and a checkpoint restores them.
+
+    Args:
+        model: The model.
+        trained: Its parameters that are trained, which every checkpoint holds. All other weights count.
     """
     try:
         inside = [module for stack in stacks(model).values() for module in stack.run]
@@ -99,16 +124,24 @@ def starting_weights(model: PreTrainedModel, learnt: Iterable[Tensor]) -> str:
         inside = list(model.base_model.modules())
     layered = {id(parameter) for module in inside for parameter in module.parameters(recurse=False)}
     drawn = {name for edit in edits(model) if edit.kind not in ("freeze", "truncate") for name in edit.parameters}
-    held = set(map(id, learnt))
+    restored = set(map(id, trained))
     return fingerprint_of_tensors(
         (name, parameter)
         for name, parameter in model.named_parameters()
-        if id(parameter) not in held or (id(parameter) in layered and name not in drawn)
+        if id(parameter) not in restored or (id(parameter) in layered and name not in drawn)
     )
 
 
 def difference(before: Mapping[str, Facts], now: Mapping[str, Facts]) -> str | None:
-    """What the first fact is in which a run differs from one that was, as a clause: "batch_size 4, here 8"."""
+    """Return the first difference between the identities of two runs in words; None if they are equal.
+
+    Args:
+        before: Identity of the run that saved its state.
+        now: Identity of this run.
+
+    Returns:
+        A setting with both values, such as "batch_size 4 in 'cola', here 8", or "other texts in 'cola'" for a digest.
+    """
     old, new = before.get("settings", {}), now.get("settings", {})
     for where in dict.fromkeys([*new, *old]):
         was, values = old.get(where, {}), new.get(where, {})
@@ -118,22 +151,30 @@ def difference(before: Mapping[str, Facts], now: Mapping[str, Facts]) -> str | N
                 return f"{name} {both[0]}{where and f' {where}'}, here {both[1]}"
     for where, values in now.get("digests", {}).items():
         was = before.get("digests", {}).get(where, {})
-        if other := [name for name, value in values.items() if was.get(name) != value]:
-            return f"other {other[0]}{where and f' {where}'}"
+        if changed := [name for name, value in values.items() if was.get(name) != value]:
+            return f"other {changed[0]}{where and f' {where}'}"
     return None
 
 
-FORMAT = 2  # of the file and of what is in it; a checkpoint of version 0.1 had another
+FORMAT = 2  # version of the file format; version 0.1 wrote another
 
 
-def seal(run: Mapping[str, Any], state: Mapping[str, Any]) -> str:
-    """What a run has come to, as JSON with the run that it is of, and a checksum."""
+def seal(run: Mapping[str, Facts], state: Mapping[str, JSON]) -> str:
+    """Return the text of a JSON file with the identity `run` of a run, its `state`, and a checksum over both.
+
+    `unseal` reads the file. Values that JSON does not have are written as strings.
+    """
     content = json.dumps([run, state], default=str)
     return f'{{"format": {FORMAT}, "checksum": "{xxhash.xxh3_128_hexdigest(content.encode())}", "content": {content}}}'
 
 
 def unseal(path: Path) -> tuple[dict[str, Facts], dict[str, Any]]:
-    """The run and the state that `seal` wrote; a StoreError, in short, if the file is damaged or of another version."""
+    """Return the identity of the run and its state from a file whose text `seal` made.
+
+    Raises:
+        StoreError: If the file cannot be read, is damaged, or has another format. The short message begins with the
+            file's name; callers add the rest.
+    """
     try:
         fields = json.loads(path.read_bytes())
         fields = fields if isinstance(fields, dict) else {}
@@ -141,10 +182,10 @@ def unseal(path: Path) -> tuple[dict[str, Facts], dict[str, Any]]:
     except OSError as error:
         raise StoreError(f"{path.name} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path.name} is no JSON: {first_line(error)}") from error
+        raise StoreError(f"{path.name} is not JSON: {first_line(error)}") from error
     if (version := fields.get("format")) != FORMAT:
         what = f"format {str(version)[:40]}; this version of lamina reads format {FORMAT}"
         raise StoreError(f"{path.name} is damaged or was written by another version of lamina, in {what}")
     if fields.get("checksum") != checksum:
-        raise StoreError(f"{path.name} holds something else than was saved; its checksum differs")
+        raise StoreError(f"{path.name} does not hold what was saved: its checksum differs")
     return tuple(fields["content"])  # pyright: ignore[reportReturnType]

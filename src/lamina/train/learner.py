@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from lamina.train.options import FitOptions
+    from lamina.train.parameter_groups import ParameterGroup
+    from lamina.utils import JSON
 
 BASE = ".base"  # name of a base model that is trained along; no reader can have it, since names have no dot
 
@@ -55,7 +57,7 @@ class Learner:
         self,
         name: str,
         module: nn.Module,
-        groups: Sequence[dict[str, Any]],
+        groups: Sequence[ParameterGroup],
         *,
         metric: str,
         total: int,
@@ -73,7 +75,7 @@ class Learner:
         self._frozen = {key for key, parameter in named if id(parameter) not in trained}
 
     def factor(self) -> float:
-        """Return the factor of the highest learning rates for the next step, by schedule and warm-up."""
+        """Return the factor, from 0 to 1, by which schedule and warm-up scale the learning rates for the next step."""
         options, progress = self._options, self.progress
         total, done = self.total - progress.began, progress.done - progress.began
         rise = int(total * options.warmup_ratio) if options.warmup_steps is None else options.warmup_steps
@@ -86,7 +88,10 @@ class Learner:
         return progress.scale
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Take an optimizer step and clear the gradients; a `scaler` (float16) skips it if a gradient is infinite."""
+        """Take an optimizer step with the learning rates of `factor`, clear the gradients and count the step.
+
+        With a gradient `scaler`, which float16 needs, the weights stay as they are if a gradient is not finite.
+        """
         factor = self.factor()
         for group, rate in zip(self.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate * factor
@@ -165,7 +170,7 @@ class Learner:
         return {key: value.detach().clone().cpu() for key, value in state.items() if key not in self._frozen}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load tensors that the method `tensors` returned; an empty mapping changes nothing."""
+        """Load tensors that the method `tensors` returned into the module; an empty dict changes nothing."""
         if tensors:
             self.module.load_state_dict(tensors, strict=False)
 
@@ -173,7 +178,7 @@ class Learner:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Approximate size of the learner's tensors in a checkpoint."""
+        """Approximate size in bytes of the learner's tensors in a checkpoint."""
         state = {key: value.nbytes for key, value in self.module.state_dict().items() if key not in self._frozen}
         moments = self._options.moments * sum(parameter.nbytes for parameter in self.parameters)
         return (2 if self._options.keep == "best" else 1) * sum(state.values()) + moments
@@ -189,7 +194,11 @@ class Learner:
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
     def from_tensors(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
-        """Restore the state that `to_tensors` and `to_json` returned.
+        """Restore a saved state: weights, best weights, optimizer and progress.
+
+        Args:
+            tensors: What `to_tensors` returned.
+            progress: What `to_json` returned.
 
         Raises:
             StoreError: If names or shapes of the tensors differ from the module's.
@@ -214,17 +223,17 @@ class Learner:
         if isinstance(self.module, ReaderModule):
             self.module.step = self.progress.step
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the progress as a JSON-ready dict."""
+    def to_json(self) -> dict[str, JSON]:
+        """Return the fields of `progress` as a JSON-ready dict; see `from_tensors`."""
         if isinstance(self.module, ReaderModule):
             self.progress.step = self.module.step
         return asdict(self.progress)
 
 
-def _optimizer(groups: Sequence[dict[str, Any]], options: FitOptions) -> Optimizer:
-    """Return the optimizer that the options name, for these parameter groups."""
+def _optimizer(groups: Sequence[ParameterGroup], options: FitOptions) -> Optimizer:
+    """Return a new optimizer for these parameter groups, of the class and with the settings that the options name."""
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
     if options.optimizer == "sgd":
-        return torch.optim.SGD(list(groups), momentum=options.momentum, fused=fused)
+        return torch.optim.SGD([dict(group) for group in groups], momentum=options.momentum, fused=fused)
     kind = torch.optim.AdamW if options.optimizer == "adamw" else torch.optim.Adam
-    return kind(list(groups), eps=options.adam_epsilon, fused=fused)
+    return kind([dict(group) for group in groups], eps=options.adam_epsilon, fused=fused)

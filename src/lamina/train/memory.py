@@ -1,4 +1,8 @@
-"""What readers keep for the gradients of a batch, and hold to score one: measured on a few rows, whatever they are."""
+"""How much memory the readers of a bank need for a batch, measured by running them on a few rows of zeros.
+
+For training this is what autograd saves for the gradients; for scoring it is the peak of all intermediate tensors. The
+need is taken to be linear in the number of rows, so two measurements with one row of difference determine it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, final
 from weakref import finalize
 
 import torch
@@ -26,157 +30,224 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 
-_SCORED = 256  # tokens, of which fusions that read a few at a time read as many at once as of a whole batch
+# Tokens of the smallest batch that scoring is measured on. Some fusions process a bounded number of tokens at a time. A
+# batch of this size fills such a chunk, so one more row needs as much memory as it does in a large batch.
+_MIN_SCORED_TOKENS = 256
 
 
-class KeptBytes(NamedTuple):
-    """Bytes that a batch takes: `fixed`, and those of every row of it."""
+class BatchBytes(NamedTuple):
+    """How much memory a batch needs: `fixed` bytes, and `row` bytes for each of its rows."""
 
     fixed: int
     row: int
 
-    def of(self, rows: int) -> int:
-        """Bytes of a batch."""
+    def total(self, rows: int) -> int:
+        """Return the bytes that a batch of this number of rows needs."""
         return self.fixed + rows * self.row
 
-    def fitting(self, free: int) -> int:
-        """How many rows fit into `free` bytes."""
-        return max(0, free - self.fixed) // max(1, self.row)
+    def max_rows(self, free_bytes: int) -> int:
+        """Return the largest number of rows whose batch fits into `free_bytes`; 0 if not even one row fits."""
+        return max(0, free_bytes - self.fixed) // max(1, self.row)
 
-    def accumulation(self, rows: int, free: int) -> int | None:
-        """Into how many equal batches to part `rows` rows so that each fits into `free` bytes; None: no row does."""
-        fit = self.fitting(free)
+    def accumulation_steps(self, rows: int, free_bytes: int) -> int | None:
+        """Return into how many equal batches `rows` must be split so that each fits into `free_bytes`.
+
+        None if not even one row fits.
+        """
+        fit = self.max_rows(free_bytes)
         if fit < 1:
             return None
         parts = range(math.ceil(rows / fit), rows + 1)
         return next((count for count in parts if rows % count == 0), rows)
 
 
-def saved_bytes(run: Callable[[], object], own: Iterable[Tensor] = ()) -> int:
-    """Bytes that autograd saves while `run` runs, which must hold its results; each storage once, but for `own`."""
-    known = {tensor.untyped_storage()._cdata for tensor in own}
+def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
+    """Return how many bytes autograd saves for the backward pass while `run` runs.
+
+    A storage that several tensors share counts once.
+
+    Args:
+        run: The computation. It must return its results, so that they stay alive until all is counted.
+        excluded: Tensors whose storages do not count, such as the parameters, which exist anyway.
+    """
+    known = {tensor.untyped_storage()._cdata for tensor in excluded}
     sizes: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def record_size(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage._cdata not in known:
             sizes[storage._cdata] = storage.nbytes()
         return tensor
 
-    with saved_tensors_hooks(note, lambda tensor: tensor):
+    with saved_tensors_hooks(record_size, lambda tensor: tensor):
         run()
     return sum(sizes.values())
 
 
 @final
-class _Living(TorchDispatchMode):
-    """Counts the bytes that operations take up, for as long as they do, but for those of `own` tensors."""
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of the tensors that operations create within this context, until they are freed.
 
-    def __init__(self, own: Iterable[Tensor]) -> None:
+    Args:
+        excluded: Tensors whose storages do not count, since they exist before.
+
+    Attributes:
+        now: Bytes of the tensors that are alive now.
+        peak: The largest value that `now` has had.
+    """
+
+    def __init__(self, excluded: Iterable[Tensor]) -> None:
         super().__init__()
-        self._known = {tensor.untyped_storage()._cdata for tensor in own}
+        self._known = {tensor.untyped_storage()._cdata for tensor in excluded}
         self.now = self.peak = 0
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(made):
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Run one operation of torch and count the storages of its results, which views of known tensors share."""
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._known:
                 self._count(storage._cdata, storage.nbytes())
                 finalize(storage, self._uncount, storage._cdata, storage.nbytes())
-        return made
+        return result
 
     def _count(self, storage: int, size: int) -> None:
+        """Add a new storage, by its address and its size in bytes."""
         self._known.add(storage)
         self.now += size
         self.peak = max(self.peak, self.now)
 
     def _uncount(self, storage: int, size: int) -> None:
+        """Subtract a storage that was freed; a later one may have the same address, so the address is forgotten."""
         self._known.discard(storage)
         self.now -= size
 
 
-def peak_bytes(run: Callable[[], object], own: Iterable[Tensor] = ()) -> int:
-    """The most bytes of tensors that exist at once while `run` runs and did not before; `own` are not counted."""
-    with _Living(own) as living:
-        run()
-    return living.peak
-
-
-Readers = Mapping[str, "tuple[LayerStack, ReaderModule]"]
-Labels = Callable[[int], Mapping[str, Tensor]]
-
-
-def reader_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> KeptBytes:
-    """What readers of one pass keep for the gradients of rows of so many `tokens`; what they share counts once.
-
-    States of zeros stand for the model's; readers that need more of its pass than its states are left out. On the meta
-    device nothing is computed.
+def peak_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
+    """Return the most bytes of new tensors that exist at the same time while `run` runs.
 
     Args:
-        model: The model, for which no gradients are counted.
-        readers: Name -> the stack that is read, and the reader.
-        tokens: Of a row, padding included.
-        labels: Rows -> labels of so many rows, by reader; without them the losses are left out.
+        run: The computation.
+        excluded: Tensors that exist before it, whose storages do not count.
     """
-    return _measured(model, readers, tokens, labels, grad=True)
+    with _LiveBytes(excluded) as live:
+        run()
+    return live.peak
 
 
-def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> KeptBytes:
-    """What readers of one pass hold at most while they score rows of so many `tokens`, as `reader_memory` measures.
+Readers = Mapping[str, "tuple[LayerStack, ReaderModule]"]  # reader name -> the stack that it reads, and its module
+Labels = Callable[[int], Mapping[str, Tensor]]  # number of rows -> reader name -> labels of so many rows
 
-    With `labels`, heads that read only positions which have one are given them.
+
+def reader_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
+    """Measure how much memory autograd keeps for the gradients of readers that train in one pass of the model.
+
+    The readers run on states of zeros, and the model does not run. Tensors that readers share count once. Readers that
+    need more of the model's pass than its states are left out. On the meta device nothing is computed.
+
+    Args:
+        model: The model, whose own gradients do not count.
+        readers: Reader name -> the stack that it reads, and its module.
+        tokens: Tokens per row, padding included.
+        labels: Function from a number of rows to the labels of so many rows for each reader. None: without the losses.
+
+    Returns:
+        The bytes that a batch needs, for any number of rows of this length.
     """
-    return _measured(model, readers, tokens, labels, grad=False)
+    return _measure(model, readers, tokens, labels, grad=True)
 
 
-def _measured(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None, *, grad: bool) -> KeptBytes:
-    readers = {name: own for name, own in readers.items() if not own[1].config.fusion.needs_block_inputs}
+def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
+    """Measure the peak memory of readers that score in one pass of the model; otherwise like `reader_memory`.
+
+    Args:
+        model: The model, which does not run and does not count.
+        readers: Reader name -> the stack that it reads, and its module.
+        tokens: Tokens per row, padding included.
+        labels: Function from a number of rows to the labels of so many rows for each reader, for heads that compute
+            logits of labelled positions only. None: logits of all positions.
+    """
+    return _measure(model, readers, tokens, labels, grad=False)
+
+
+def _measure(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None, *, grad: bool) -> BatchBytes:
+    """Measure the memory that readers need for training (`grad`) or for scoring; see `reader_memory`."""
+    readers = {name: entry for name, entry in readers.items() if not entry[1].config.fusion.needs_block_inputs}
     if not readers:
-        return KeptBytes(0, 0)
+        return BatchBytes(0, 0)
     modules = [module for _, module in readers.values()]
-    own = [tensor for module in (*modules, model) for tensor in (*module.parameters(), *module.buffers())]
-    few = 2 if grad else max(2, math.ceil(_SCORED / tokens))  # of one row views may do
+    excluded = [tensor for module in (*modules, model) for tensor in (*module.parameters(), *module.buffers())]
+    # at least 2 rows: with a single one, some operations return views where they would copy a batch
+    few = 2 if grad else max(2, math.ceil(_MIN_SCORED_TOKENS / tokens))
     values = _EveryLayer() if main_device(model).type == "meta" else nullcontext()
     with preserve_randomness(), evaluating(*modules), torch.set_grad_enabled(grad), values:
         for module in modules:
             module.train(grad)
         less, more = (
-            (saved_bytes if grad else peak_bytes)(partial(_run, model, readers, (rows, tokens), labels, grad=grad), own)
+            (saved_bytes if grad else peak_bytes)(
+                partial(_run, model, readers, (rows, tokens), labels, grad=grad), excluded
+            )
             for rows in (few, few + 1)
         )
         for module in modules:
-            module.train(not grad)  # what fusions counted meanwhile is forgotten
+            module.train(not grad)  # a change of mode resets the importances that fusions counted on the zeros
     row = more - less
-    return KeptBytes(max(0, less - few * row), row)
+    return BatchBytes(max(0, less - few * row), row)
 
 
 def _run(
     model: PreTrainedModel, readers: Readers, shape: tuple[int, int], labels: Labels | None, *, grad: bool
-) -> list[Any]:
-    """What readers make of zeros, and with gradients their losses."""
-    given, held = {} if labels is None else labels(shape[0]), []
+) -> list[object]:
+    """Run readers on states of zeros and return their outputs, with `grad` also their losses.
+
+    Args:
+        model: The model, for the dtype and device of the states.
+        readers: Reader name -> the stack that it reads, and its module.
+        shape: Rows and tokens of the batch.
+        labels: Function that returns the labels of so many rows for each reader. None: no labels.
+        grad: Whether gradients are computed.
+    """
+    labels_by_reader: Mapping[str, Tensor] = {} if labels is None else labels(shape[0])
+    results: list[object] = []
     for stack in dict.fromkeys(stack for stack, _ in readers.values()):
-        members = {name: module for name, (own, module) in readers.items() if own is stack}
+        members = {name: module for name, (read_stack, module) in readers.items() if read_stack is stack}
         stack_pass = StackPass(model, stack, members, grad=grad)
         for layer in stack_pass.layers:
             stack_pass.on_state(layer, torch.zeros(*shape, stack.width, dtype=model.dtype, device=main_device(model)))
-        outputs = stack_pass.finish(given)
-        held += outputs.values()
+        outputs = stack_pass.finish(labels_by_reader)
+        results += outputs.values()
         if grad:
-            held += [members[name].loss(outputs[name].logits, given[name]) for name in members if name in given]
-    return held
+            labelled = [name for name in members if name in labels_by_reader]
+            results += [members[name].loss(outputs[name].logits, labels_by_reader[name]) for name in labelled]
+    return results
 
 
 class _EveryLayer(MetaValues):
-    """Without values no weight of a layer counts as 0: every layer is read."""
+    """Within this context, fusions on the meta device read all of their layers.
 
-    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
-        if func in _VALUES and args[0].is_meta:
+    Fusions skip layers whose weight is 0. On the meta device weights have no values, so `tolist` gives zeros and
+    `nonzero` finds every position here, with which no layer is skipped.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        """Run one function of torch; `tolist` and `nonzero` of a tensor on the meta device return the values above."""
+        if func in _VALUES and isinstance(args[0], Tensor) and args[0].is_meta:
             return _VALUES[func](args[0].shape)
         return super().__torch_function__(func, types, args, kwargs)
 
 
-_VALUES: dict[Any, Callable[[torch.Size], object]] = {
+_VALUES: dict[Callable[..., object], Callable[[torch.Size], object]] = {
     torch.Tensor.tolist: lambda shape: torch.zeros(shape, device="cpu").tolist(),
     torch.Tensor.nonzero: lambda shape: torch.ones(shape, device="cpu").nonzero(),
 }

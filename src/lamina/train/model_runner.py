@@ -32,14 +32,26 @@ if TYPE_CHECKING:
     from lamina.train.groups import Group
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Plan
-
+    from lamina.utils import JSON
 
 _PROCESSOR = "_lamina_processor"  # attribute of a model object: its processor, if a task changed the image size
 _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
 class ModelRunner(Runner):
-    """Runs a whole model through its own head, for the one task of the model."""
+    """Runs batches through a whole model with its own head, for one task.
+
+    Args:
+        model: The model, with a head for the task.
+        task: The task; to predict, its outline.
+        op: The public operation, which errors name.
+        processor: Tokenizer, image processor or feature extractor. None: the one that an earlier run left on the model
+            object, or the one that belongs to `model.name_or_path`.
+        options: Options of the passes; those for generating are used here.
+
+    Raises:
+        ConfigError: If there is no processor, or for "predict" if the head does not fit the task.
+    """
 
     def __init__(
         self, model: PreTrainedModel, task: KindedTask, op: str, processor: Processor | None, options: PassOptions
@@ -53,8 +65,8 @@ class ModelRunner(Runner):
             processor = load_processor(model.name_or_path, model)
         if processor is None:
             raise ConfigError(
-                f"{op}: no processor was given, and none is where the model came from ('{model.name_or_path}'). "
-                "Give processor=..., a tokenizer, an image processor or a feature extractor."
+                f"{op}: no processor was given, and there is none where the model came from "
+                f"('{model.name_or_path}'). Give processor=..., a tokenizer, an image processor or a feature extractor."
             )
         self.processor = processor
         if op == "predict" and (reason := self.kind.model_problem(model)):
@@ -66,17 +78,29 @@ class ModelRunner(Runner):
         """Return "the model": there is only one learner."""
         return "the model"
 
-    def settings(self, name: str) -> dict[str, Any]:  # noqa: ARG002
+    def settings(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
         """Return the kind, problem type, labels and image size of the task, JSON-ready."""
-        facts = {"kind": self.task.kind.name, "problem_type": self.task.problem_type, "labels": list(self.task.labels)}
-        return facts | {"image_size": getattr(self.task, "image_size", None)}
+        task = self.task
+        facts: dict[str, JSON] = {"kind": task.kind.name, "problem_type": task.problem_type}
+        return {**facts, "labels": list(task.labels), "image_size": getattr(task, "image_size", None)}
 
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
-        """Return a fingerprint of all weights but those that started at random, such as a new head."""
+        """Return a fingerprint of the model's weights, without those that start at random, such as a new head.
+
+        Args:
+            trained: The parameters that the run trains, which its checkpoints hold anyway.
+        """
         return starting_weights(self.model, trained)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
         """Check that the model can be trained on the task, and name the classes of a new head after its labels.
+
+        An image processor is set to the image size of the task, and stays on the model object for later predictions.
+
+        Args:
+            groups: The encoded examples; the model is tried on two rows of the first group.
+            options: Options of the run, with the learning rates of layers.
+            passes: Not used.
 
         Raises:
             ConfigError: If a bank reads the model, everything is frozen, or the head does not fit the task.
@@ -92,10 +116,12 @@ class ModelRunner(Runner):
             vars(self.model)[_PROCESSOR] = self.processor
 
     def fit_head(self, group: Group, *, keep: bool = True) -> None:
-        """Check that the head fits the task: run the model on the two shortest rows of `group`.
+        """Check that the model's head fits the task, by running it on the two shortest rows of `group`.
 
-        With `keep`, the class names and the kind of loss stay in the model's config. Without it, or after an error, the
-        config is as it was.
+        Args:
+            group: Encoded examples with labels.
+            keep: Leave the class names and the problem type of the task in the model's config. False, or after an
+                error: the config is restored.
 
         Raises:
             ConfigError: If the head does not fit.
@@ -143,7 +169,7 @@ class ModelRunner(Runner):
             raise self._no_head(reason)
 
     def _no_head(self, reason: str) -> ConfigError:
-        """Return the error that the model has no head for the task, for a `reason` in words."""
+        """Return the error that the model has no head for the task; the message quotes `reason`."""
         return ConfigError(
             f"{self.op}: {type(self.model).__name__} has no head for a task of kind {self.task.kind} "
             f"({reason.rstrip('.')}). Load one with {self.kind.auto_class}."
@@ -152,33 +178,54 @@ class ModelRunner(Runner):
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """Return the model as the only learner, with a parameter group per learning rate and weight decay."""
+        """Return a list with the model as its only learner, named after its task.
+
+        Its parameters are grouped by learning rate and weight decay; see `parameter_groups`.
+
+        Args:
+            tasks: The name and the task, as the only item.
+            plan: The steps of the run, which say how many steps the model takes.
+            rates: The same name -> highest learning rate.
+            options: Options of the run.
+
+        Raises:
+            ConfigError: If every parameter is frozen, or a trained one is in float16.
+        """
         ((name, task),) = tasks.items()
         groups = parameter_groups(self.model, options, rates[name], self.op)
         return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 
     def _forward(self, batch: Batch, labels: Tensor) -> Any:
-        """Return the model's outputs for a batch with labels, its loss among them."""
+        """Run the model on a batch with labels and return its outputs (a transformers ModelOutput) with the loss."""
         labels = self.kind.model_labels(labels, self.task).to(self.device)
         return self.model(**self.arguments(batch), labels=labels)  # pyright: ignore[reportCallIssue]
 
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """Return the loss of the model's own head; 0 for a batch without labels, whose mean loss would be NaN."""
+        """Return a list with the loss of the model's own head for a batch.
+
+        It is 0 for a batch in which every label is ignored, since the mean over no labels would be NaN.
+        """
         del states
         (name,) = names
         out = self._forward(batch, labels[name])
         return [out.loss if self.count_labels(name, labels[name]) else out.logits.sum() * 0.0]
 
     def count_labels(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
-        """Return how many labels there are: all numbers of a regression, else the labels that are not ignored."""
+        """Return how many labels count in the loss: all numbers of a regression, else the labels that are not -100."""
         return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
-    ) -> dict[str, Any]:
-        """Return the learner's name -> the outputs as the kind of task takes them; see `Runner.outputs`.
+    ) -> dict[str, object]:
+        """Return the learner's name -> the model's outputs for a batch, in the form that its kind of task expects.
+
+        Args:
+            batch: Inputs of the model, without labels.
+            labels: Labels that the inputs made, such as masked tokens. None: outputs for a prediction.
+            names: The name of the one learner.
+            states: Not used; a whole model has no cached states.
 
         Raises:
             ConfigError: If the model cannot read images of this size.
@@ -193,7 +240,7 @@ class ModelRunner(Runner):
             raise
 
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
-        """Return the number of classes, or the size of the vocabulary."""
+        """Return how many numbers the model outputs for each text or token: its classes, or the vocabulary's size."""
         if self.kind.has_classes:
             return len(self.task.labels)
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
@@ -203,7 +250,9 @@ _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "mul
 
 
 def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
-    """Return the task that a model's head is for, without data, by the model's class and config.
+    """Return the outline (kind, problem type and labels, without data) of the task that a model's head is for.
+
+    The kind follows from the model's class, the problem type and the labels from its config.
 
     Args:
         model: A model with a head.

@@ -1,9 +1,12 @@
-"""Learning rates layer by layer: the optimiser's parameter groups."""
+"""The optimizer's parameter groups: which parameters are trained, with which learning rate and weight decay.
+
+A whole model may have a learning rate for each layer (`layer_decay` and `layer_rates`).
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 
@@ -20,85 +23,138 @@ if TYPE_CHECKING:
 
     from lamina.train.options import FitOptions
 
-HEAD, INSERTED = "head", "inserted"
+HEAD, INSERTED = "head", "inserted"  # keys of `layer_rates`: parameters outside the layers, and inserted layers
 _OP = "fit: layer_rates"
 
 
-def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups of a module with one rate; only matrices decay, not layer scores, biases and norms."""
+class ParameterGroup(TypedDict):
+    """Parameters with the same options, as torch's optimizers accept them.
+
+    Attributes:
+        params: The parameters.
+        lr: Their highest learning rate.
+        weight_decay: Their weight decay.
+    """
+
+    params: list[nn.Parameter]
+    lr: float
+    weight_decay: float
+
+
+def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[ParameterGroup]:
+    """Return the parameter groups of a reader: up to two, with the same learning rate.
+
+    Frozen parameters are in no group.
+
+    Args:
+        module: The reader.
+        rate: Highest learning rate of all parameters.
+        weight_decay: Weight decay of matrices. Layer scores, biases and norms, which have one axis at most, have none.
+    """
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
     others = [parameter for parameter in parameters if parameter.ndim < 2]
     groups = ((matrices, weight_decay), (others, 0.0))
-    return [{"params": params, "lr": rate, "weight_decay": decay} for params, decay in groups if params]
+    return [ParameterGroup(params=params, lr=rate, weight_decay=decay) for params, decay in groups if params]
 
 
-def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, op: str) -> list[dict[str, Any]]:
-    """Parameter groups for an optimiser, one per learning rate and weight decay; `rate` is that of what has no other.
+def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, op: str) -> list[ParameterGroup]:
+    """Return the parameter groups of a whole model, one per learning rate and weight decay.
 
-    Only matrices decay: not biases and norms. What is frozen is in no group.
+    Frozen parameters, and those whose learning rate is 0, are in no group. Matrices have the weight decay of the
+    options; biases and norms have none.
+
+    Args:
+        model: The model.
+        options: Options of the run, with the learning rates of layers.
+        rate: Highest learning rate of parameters for which the options name no other.
+        op: Operation that errors name.
+
+    Raises:
+        ConfigError: If no parameter is left, or one that is trained is in float16.
+        LayerIndexError: If a layer has a learning rate and does not exist.
     """
     rates = learning_rates(model, options, rate)
-    groups: dict[tuple[float, float], dict[str, Any]] = {}
+    groups: dict[tuple[float, float], ParameterGroup] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or rates[name] == 0:
             continue
         if parameter.dtype == torch.float16:
             raise ConfigError(
-                f"{op}: '{name}' is in float16, in which steps are lost; what is trained is in float32 or bfloat16. "
-                "Call model.float(), and set precision='float16' for mixed precision."
+                f"{op}: '{name}' is in float16, in which small steps are lost; trained parameters must be in float32 "
+                "or bfloat16. Call model.float(), and set precision='float16' for mixed precision."
             )
         decay = options.weight_decay if parameter.ndim >= 2 else 0.0
-        group = groups.setdefault((rates[name], decay), {"params": [], "lr": rates[name], "weight_decay": decay})
-        group["params"].append(parameter)
+        empty = ParameterGroup(params=[], lr=rates[name], weight_decay=decay)
+        groups.setdefault((rates[name], decay), empty)["params"].append(parameter)
     if not groups:
-        raise ConfigError(f"{op}: every parameter is frozen or has the rate 0; at least one must be trained.")
+        raise ConfigError(f"{op}: every parameter is frozen or has the learning rate 0; at least one must be trained.")
     return list(groups.values())
 
 
 def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> dict[str, float]:
-    """Name of every parameter -> its highest learning rate; one that layers share has that of the highest layer."""
+    """Return parameter name -> highest learning rate, for every parameter of a model.
+
+    A parameter that several layers share has the rate of the highest of them.
+
+    Args:
+        model: The model.
+        options: Options of the run; `layer_decay` and `layer_rates` are used.
+        rate: Learning rate of the top block and of parameters outside the layers.
+
+    Raises:
+        LayerIndexError: If `layer_rates` names a layer that does not exist.
+        ConfigError: If it names "inserted" and the model has no inserted layers.
+    """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     rates = dict.fromkeys(names.values(), rate)
     if options.layer_decay == 1 and not options.layer_rates:
         return rates
-    head = set(rates)
+    outside_layers = set(rates)
     named = _named_rates(model, options)
     for stack in stacks(model).values():
         for layer, modules in layer_modules(model, stack, range(stack.layers)).items():
             decayed = rate * options.layer_decay ** (stack.depth - layer)
             inside = _names(modules, names)
-            head.difference_update(inside)
+            outside_layers.difference_update(inside)
             rates |= dict.fromkeys(inside, named.get((stack.name, layer), decayed))
-    for key, own in options.layer_rates.items():
+    for key, key_rate in options.layer_rates.items():
         if key == HEAD:
-            rates |= dict.fromkeys(head, own)
+            rates |= dict.fromkeys(outside_layers, key_rate)
         elif key == INSERTED:
-            rates |= dict.fromkeys(_inserted(model, names), own)
+            rates |= dict.fromkeys(_inserted(model, names), key_rate)
     return rates
 
 
 def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str, int], float]:
-    """(stack, layer) -> the rate that is named for it; a layer number means that layer of every stack."""
+    """Return (stack, layer) -> learning rate, for the layers that selectors in `options.layer_rates` name.
+
+    A selector names layers of every stack of the model. Raises LayerIndexError if no stack has a layer that it names.
+    """
     rates: dict[tuple[str, int], float] = {}
     deepest = max(stacks(model).values(), key=lambda stack: stack.layers)
     for key, rate in options.layer_rates.items():
         if key in (HEAD, INSERTED):
             continue
         selector = int(key) if str(key).removeprefix("-").isdecimal() else key
-        select(selector, deepest.layers, op=_OP)
+        select(selector, deepest.layers, op=_OP)  # raises if not even the deepest stack has the layer
         for stack in stacks(model).values():
-            with suppress(LayerIndexError):  # a number that only a deeper stack has
+            with suppress(LayerIndexError):  # only a deeper stack has it
                 rates |= {(stack.name, layer): rate for layer in select(selector, stack.layers, op=_OP)}
     return rates
 
 
 def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
+    """Return the names of the parameters of inserted layers; raise ConfigError if the model has none.
+
+    `names` maps the id of every parameter of the model to its name.
+    """
     inserted = [module for module in model.modules() if isinstance(module, InsertedLayer)]
     if not inserted:
-        raise ConfigError(f"{_OP}: '{INSERTED}' has a rate; the model has no inserted layers.")
+        raise ConfigError(f"{_OP}: '{INSERTED}' has a learning rate; the model has no inserted layers.")
     return _names(inserted, names)
 
 
 def _names(modules: Iterable[nn.Module], names: dict[int, str]) -> list[str]:
+    """Return the names of the parameters that `modules` hold themselves; `names` maps a parameter's id to its name."""
     return [names[id(parameter)] for module in modules for parameter in module.parameters(recurse=False)]

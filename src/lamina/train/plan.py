@@ -25,11 +25,17 @@ if TYPE_CHECKING:
     from lamina.train.groups import Group
 
     Job = tuple[Inputs, Sequence[int], int]
-    """Inputs, rows and epoch of a batch that is to be made."""
+    """A batch that will be prepared: the inputs that prepare it, the indices of its rows, and the epoch (from 0)."""
 
 
 class Step(NamedTuple):
-    """One training step: rows of one group, in one epoch of that group."""
+    """One optimizer step of a run, which trains on rows of one group.
+
+    Attributes:
+        epoch: Epoch of the step, from 0.
+        group: Index of the group among the groups of the plan.
+        rows: Indices of the rows among the group's inputs.
+    """
 
     epoch: int
     group: int
@@ -38,18 +44,26 @@ class Step(NamedTuple):
 
 @dataclass
 class Plan:
-    """All steps of a run, in order. The steps of a group do not depend on the other groups.
+    """The steps of a training run, in order. The steps of a group do not depend on the other groups.
 
     Within an epoch, groups take turns in proportion to their numbers of steps, so that all of them end it together. A
     learner that has stopped gets no more batches. A group whose learners have all stopped has no more steps.
+
+    Attributes:
+        groups: The encoded training examples, with the tasks that are trained on them.
+        epochs: Learner name -> number of passes over its rows; with `max_steps` as many as these steps need.
+        size: Rows per optimizer step, over all processes.
+        seed: Seed of the order of the rows.
+        max_steps: Maximum number of steps per learner, which replaces `epochs`. None: no limit.
+        stopped: Learner name -> epoch (from 0) after which it stopped early. The engine adds to it.
     """
 
     groups: Sequence[Group]
-    epochs: Mapping[str, int]  # learner name -> passes over its rows
-    size: int  # rows per optimizer step
-    seed: int  # seed of the order of the rows
-    max_steps: int | None = None  # most steps per learner, whatever its epochs; None: no limit
-    stopped: dict[str, int] = field(default_factory=dict)  # learner name -> epoch (from 0) after which it stopped early
+    epochs: Mapping[str, int]
+    size: int
+    seed: int
+    max_steps: int | None = None
+    stopped: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._steps = [batch_count(group.inputs.lengths, self.size, equal=group.equal_lengths) for group in self.groups]
@@ -77,11 +91,11 @@ class Plan:
         )
 
     def steps_of(self, name: str) -> int:
-        """Return how many steps a learner takes if it does not stop early."""
+        """Return how many optimizer steps the learner `name` takes if it does not stop early."""
         return min(self.epochs[name] * self._per_epoch[name], self._limit)
 
     def epoch(self, epoch: int) -> list[Step]:
-        """Return the steps of one epoch (from 0), in order."""
+        """Return the steps of one epoch (from 0), in order; none for a group whose learners have all stopped."""
         streams = []
         for number, group in enumerate(self.groups):
             if self.active(number, epoch):
@@ -92,7 +106,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """Return how many steps a group (by its index) has in an epoch, up to `max_steps` in all."""
+        """Return how many steps the group of index `number` has in an epoch, so that it has `max_steps` in all at most."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:
@@ -105,16 +119,20 @@ class Plan:
 
 
 def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Yield the batches of jobs, in order, made by this process or by `num_workers` others.
+    """Yield the batches of `jobs`, in order: the inputs of the model by argument, and "labels" if the inputs make them.
+
+    Args:
+        jobs: The batches to prepare.
+        num_workers: Number of processes that prepare them. 0: this process does.
 
     Raises:
-        LaminaError: If an example cannot be read; also from another process, with its fields.
+        LaminaError: If an example cannot be read, for example a damaged image.
     """
     if num_workers == 0 or len(jobs) < 2:
         for inputs, rows, epoch in jobs:
             yield inputs.batch(rows, epoch=epoch)
         return
-    rng = torch.Generator().manual_seed(0)  # without it a loader would change torch's global random state
+    rng = torch.Generator().manual_seed(0)  # without one, the loader would draw from torch's global random state
     data, make = cast("Any", jobs), cast("Any", _batch_or_error)
     workers = min(num_workers, len(jobs))
     for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
@@ -124,7 +142,10 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
 
 
 def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
-    """Return a batch, or the error that making it raised: raised in a worker, the error would lose its fields."""
+    """Return the batch of a job, or the LaminaError that preparing it raised.
+
+    A worker process returns the error, because an error that is raised there reaches this process without its fields.
+    """
     inputs, rows, epoch = job
     try:
         return inputs.batch(rows, epoch=epoch)
@@ -133,15 +154,16 @@ def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
 
 
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:
-    """Return this process's parts of a step, each with whether its loss counts.
+    """Return the parts of a step that this process computes: the rows of each part, and whether its loss counts.
 
     Args:
         rows: Rows of the whole step.
         parts: Number of parts, over all processes.
-        rank: Number of this process.
+        rank: Rank of this process, from 0.
         world_size: Number of processes.
 
-    A process for which no row is left gets the first row, which does not count, since every process must run the model.
+    Every process must run the model in each step, since processes wait for each other's gradients. One for which there
+    are too few rows gets the first row, whose loss does not count.
     """
     shard = [(list(rows[part::parts]), True) for part in range(rank, parts, world_size) if part < len(rows)]
     return shard or [([rows[0]], False)]

@@ -1,11 +1,11 @@
-"""What a training run found, as tables: one row per learner, best first; means of repeated runs; Parquet files."""
+"""Results of training runs: scores and tables, Parquet files of tables, and means over repeated runs."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from lamina.errors import ConfigError
 from lamina.tasks.metrics import LOWER
@@ -15,58 +15,77 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-IMPORTANCES = ("reader", "epoch", "step", "layer", "importance")
+    import pandas as pd
+
+IMPORTANCES = ("reader", "epoch", "step", "layer", "importance")  # columns of `FitResult.importances`
+TableRow: TypeAlias = dict[str, Any]  # column -> value; which columns there are depends on metrics and grids
+Number = TypeVar("Number", float, "pd.Series")
 
 
 @dataclass(frozen=True)
 class FitResult:
-    """What a training run found.
+    """The results of a training run, as `lamina.fit` and `lamina.finetune` return them.
+
+    "Name" means the name of a reader, or for a whole model the name of its task.
 
     Attributes:
-        best: Name -> the epoch that was kept and all scores at it. The name is the reader's, or the task's of a whole
-            model.
-        history: One row per name and epoch, with every score.
-        importances: One row per name, epoch and layer, for fusions that mix layers; with `importance_steps` also rows
-            without an epoch (None) in between. "step" counts the reader's own steps.
-        truncated: Name -> how many training examples lost their end.
-        table: One row per name, best validation score first: "task", "reader", its settings in the grid, "metric",
-            "score" (None: no validation part), the other metrics at that epoch, "best_epoch", "epochs_run", "stopped"
-            (early), "parameters", "trained" (parameters that learnt) and "importances" (layer -> share, empty where
-            nothing is mixed).
-        test: Name -> scores on the test part, where they were asked for.
-        steps: Training steps taken.
-        seconds: Wall-clock time.
-        folder: Where the bank or model was saved, or None.
+        best: Name -> number of the best epoch ("epoch", from 1) and every validation score at that epoch. With
+            `keep="last"` it is the last epoch.
+        history: One row per name and epoch, with every validation score.
+        importances: One row per name, epoch and layer, with the layer's importance, for fusions that mix layers. With
+            `importance_steps` there are also rows between epochs, whose "epoch" is None. "step" counts the steps of
+            the reader itself.
+        truncated: Name -> number of training examples whose end was cut off.
+        table: One row per name, the best validation score first: "task", "reader", its settings in the grid, "metric",
+            "score" (None without a validation part), the other metrics at that epoch, "best_epoch", "epochs_run",
+            "stopped" (whether it stopped early), "parameters" and "trained" (their numbers), and "importances" (layer
+            -> importance, empty unless layers are mixed).
+        test: Name -> scores on the test part; empty unless `test=True`.
+        steps: Number of training steps in all.
+        seconds: Wall-clock time in seconds.
+        folder: Folder where the bank or model was saved; None if it was not.
     """
 
     best: dict[str, dict[str, float]]
-    history: list[dict[str, Any]] = field(repr=False)
-    importances: list[dict[str, Any]] = field(repr=False)
+    history: list[TableRow] = field(repr=False)
+    importances: list[TableRow] = field(repr=False)
     truncated: dict[str, int] = field(default_factory=dict)
-    table: list[dict[str, Any]] = field(default_factory=list, repr=False)
+    table: list[TableRow] = field(default_factory=list, repr=False)
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0
     seconds: float = 0.0
     folder: Path | None = None
 
 
-def sorted_rows(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a table, best score first, task by task in the order they come."""
+def sorted_rows(rows: Sequence[TableRow]) -> list[TableRow]:
+    """Return the rows of a table with "task", "metric" and "score" sorted: by task, and in a task best score first.
+
+    Tasks keep the order of their first rows; rows without a score (None) come last in their task.
+    """
     order = list(dict.fromkeys(row["task"] for row in rows))
     return sorted(rows, key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["score"])))
 
 
 def sort_key(metric: str, score: float | None) -> float:
-    """What to sort by for the best score to come first, and what has none last."""
+    """Return a number that is smaller for better scores of a metric; infinity for None, no score."""
     if score is None:
         return math.inf
     return score if metric in LOWER else -score
 
 
-def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequence[str] = ()) -> None:
-    """Write rows as a Parquet file that is whole or not there; `columns` are written even if no row has them.
+def write_parquet(rows: Sequence[Mapping[str, object]], path: Path, columns: Sequence[str] = ()) -> None:
+    """Write rows as a Parquet file, atomically.
 
-    Nested fields become columns of their own ("importances.3"); a column of several types becomes one of texts.
+    A dict in a row becomes one column per key ("importances.3"). A column of mixed types, or of lists, becomes strings;
+    integers beside floats become floats.
+
+    Args:
+        rows: Column -> value. Rows may have different columns; missing values become null.
+        path: The file, which is replaced.
+        columns: Columns that come first, and are written even if no row has them.
+
+    Raises:
+        StoreError: If the file cannot be written.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -74,54 +93,80 @@ def write_parquet(rows: Sequence[Mapping[str, Any]], path: Path, columns: Sequen
     flat = [_flat(row) for row in rows]
     names = list(dict.fromkeys([*columns, *(name for row in flat for name in row)]))
     with atomic_write(path) as beside:
-        parquet.write_table(pa.table({name: _alike([row.get(name) for row in flat]) for name in names}), beside)
+        parquet.write_table(pa.table({name: _one_type([row.get(name) for row in flat]) for name in names}), beside)
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(row: Mapping[str, object]) -> dict[str, object]:
+    """Return a row with each dict in it replaced by one entry per key, named "<column>.<key>"."""
+    flat: dict[str, object] = {}
     for name, value in row.items():
         flat |= {f"{name}.{key}": item for key, item in value.items()} if isinstance(value, dict) else {name: value}
     return flat
 
 
-def _alike(cells: list[Any]) -> list[Any]:
-    """Cells of one type: whole numbers beside others become floats, any other mix (and lists) texts."""
-    kinds = {type(cell) for cell in cells if cell is not None}
-    if kinds <= {int, float}:
-        return [cell if cell is None or float not in kinds else float(cell) for cell in cells]
-    if len(kinds) > 1 or list in kinds:
+def _one_type(cells: list[Any]) -> list[Any]:
+    """Return the cells of a column with one type: integers beside floats as floats, other mixes and lists as strings.
+
+    None stays None.
+    """
+    types = {type(cell) for cell in cells if cell is not None}
+    if types <= {int, float}:
+        return [cell if cell is None or float not in types else float(cell) for cell in cells]
+    if len(types) > 1 or list in types:
         return [None if cell is None else str(cell) for cell in cells]
     return cells
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Values of repeated runs in short."""
+    """Summary of the values of repeated runs, as `summarise` returns it.
+
+    Attributes:
+        count: Number of values.
+        mean: Their mean.
+        spread: Their sample standard deviation; 0 for a single value.
+        interval: Half the width of Student's t interval around the mean; None for a single value.
+    """
 
     count: int
     mean: float
-    spread: float  # sample standard deviation; 0 for a single value
-    interval: float | None  # half the width of the t interval around the mean; None for a single value
+    spread: float
+    interval: float | None
 
 
-def half_interval(count: Any, spread: Any, confidence: float = 0.95) -> Any:
-    """Half the width of the t interval around the mean of `count` values of so much spread; arrays give arrays."""
+def half_interval(count: Number, spread: Number, confidence: float = 0.95) -> Number:
+    """Return half the width of Student's t interval around a mean.
+
+    Args:
+        count: Number of values, at least 2; or a column of such numbers.
+        spread: Sample standard deviation of the values; or a column of them.
+        confidence: Fraction of such intervals that hold the true mean.
+    """
     from scipy.special import stdtrit
 
     return stdtrit(count - 1, (1 + confidence) / 2) * spread / count**0.5
 
 
 def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
-    """Sum up one value per independent run, by Student 1908, "The probable error of a mean".
+    """Summarise the values of independent runs by their mean, spread and confidence interval.
 
-    A share `confidence` of such intervals holds the true mean, where the values are normally distributed.
+    Args:
+        values: One value per run, at least one.
+        confidence: Fraction of such intervals that hold the true mean, for normally distributed values; between 0 and
+            1.
+
+    Raises:
+        ConfigError: If there is no value, or `confidence` is out of range.
+
+    Source:
+        Student 1908, "The probable error of a mean".
     """
     if not values:
-        raise ConfigError("summarise: there is no value; at least one is needed.")
+        raise ConfigError("summarise: there are no values; at least one is needed.")
     if not 0 < confidence < 1:
         raise ConfigError(f"summarise: confidence is {confidence}; it must be between 0 and 1.")
     count, mean = len(values), statistics.fmean(values)
     if count == 1:
         return Summary(1, mean, 0.0, None)
     spread = statistics.stdev(values)
-    return Summary(count, mean, spread, float(half_interval(count, spread, confidence)))
+    return Summary(count, mean, spread, float(half_interval(float(count), spread, confidence)))

@@ -1,4 +1,4 @@
-"""Run what was trained over rows, and collect what it says: one loop for banks and models, scores and answers."""
+"""Run learners over encoded examples without gradients, to score them or to collect their predictions."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 
 @contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """In eval mode, without gradients."""
+    """Put modules in eval mode and compute no gradients within the context; then restore both."""
     with evaluating(*modules), torch.no_grad():
         yield
 
 
-def autocast(runner: Runner, options: PassOptions) -> AbstractContextManager[Any]:
-    """The mixed precision of a run."""
+def autocast(runner: Runner, options: PassOptions) -> AbstractContextManager[object]:
+    """Return the context in which a pass of the model runs: torch's autocast to `options.precision`.
+
+    For "float32" it is a context that does nothing.
+    """
     if options.precision == "float32":
         return nullcontext()
     return torch.autocast(runner.device.type, getattr(torch, options.precision))
@@ -51,14 +54,23 @@ def score(
     errors: int = 0,
     progress: bool = False,
 ) -> dict[str, dict[str, Any]]:
-    """Score the learners of some groups, or those of `names` among them.
+    """Compute the metrics of learners on encoded examples.
+
+    Args:
+        runner: Runs the batches.
+        groups: The encoded examples, with their tasks.
+        options: Options of each pass.
+        names: Learners that are scored. None: all learners of the groups.
+        per_class: Also return precision, recall and F1 of each class.
+        errors: Also return this number of wrong predictions, the most confident first. 0: none.
+        progress: Show a progress bar per group on standard error.
 
     Returns:
-        Learner name -> metric -> value; with `per_class` also "per_class" -> a row per class, and with `errors` above 0
-        "errors" -> so many wrong answers.
+        Learner name -> metric -> value. With `per_class` a learner has "per_class" too, a list of rows; with `errors`
+        it has "errors", a list of wrong predictions.
 
     Raises:
-        NotFiniteError: If a learner gives NaN or infinity for a row, or a score is no finite number.
+        NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
     """
     scores: dict[str, dict[str, Any]] = {}
     for group in groups:
@@ -79,7 +91,11 @@ def score(
 
 
 def scoring_rows(runner: Runner, group: Group, names: Iterable[str], options: PassOptions) -> int:
-    """Rows of a batch that is scored."""
+    """Return how many rows of a group fit in one batch without gradients: at least 1.
+
+    It is `options.scoring_batch_size`, or less if the kind of task of a learner in `names` has many outputs per
+    position, such as one for every word of a vocabulary.
+    """
     size = options.scoring_batch_size
     for name in names:
         size = group.tasks[name].kind.batch_size(size, group.inputs, runner.outputs_per_position(name))
@@ -95,12 +111,18 @@ def collect(
     progress: bool = False,
     budget: Budget | None = None,
 ) -> None:
-    """Run learners over all rows of a group, and hand their outputs to `results` (learner name -> collection).
+    """Run learners over all rows of a group without gradients, and add their outputs to `results`.
 
-    Batches are of `scoring_rows`, or fewer where a `budget` of tokens says so.
+    Args:
+        runner: Runs the batches.
+        group: The encoded examples.
+        results: Learner name -> the collection that its outputs are added to, in place. Only these learners run.
+        options: Options of each pass.
+        progress: Show a progress bar on standard error.
+        budget: Maximum tokens per batch, in addition to the maximum of `scoring_rows` rows. None: no such limit.
 
     Raises:
-        NotFiniteError: If a learner gives NaN or infinity for a row.
+        NotFiniteError: If a learner outputs NaN or infinity for a row.
     """
     names, inputs = list(results), group.inputs
     size = scoring_rows(runner, group, names, options)

@@ -1,4 +1,4 @@
-"""One training run: from tasks to trained readers or a trained model, its scores, and the files of both."""
+"""One training run: from tasks to trained readers or a trained model, with its scores and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import set_location
@@ -23,13 +23,13 @@ from lamina.tasks.metrics import LOWER, require_metrics
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.checkpoint import Checkpoints
-from lamina.train.grid import RunSpec, expand_into, templates_kept
+from lamina.train.grid import RunSpec, expand_into, undo_grid_on_error
 from lamina.train.groups import groups_of, max_length, tasks_by_name
 from lamina.train.identity import identity
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, per_reader
 from lamina.train.plan import Plan
-from lamina.train.results import IMPORTANCES, FitResult, sorted_rows, write_parquet
+from lamina.train.results import IMPORTANCES, FitResult, TableRow, sorted_rows, write_parquet
 from lamina.train.scoring import score
 from lamina.utils import barrier, rank, write_text
 
@@ -49,15 +49,19 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_FEW = 8  # rows to choose an epoch on
-_HELD = ("train", "validation")
-RATES = {True: 1e-3, False: 2e-5}
-"""The learning rate where none is given: of readers (True), of a whole model (False)."""
+_FEW_ROWS = 8  # with fewer validation rows, the choice of the best epoch is a matter of chance
+_READ_PARTS = ("train", "validation")  # parts that are read in every epoch
+READER_RATE, MODEL_RATE = 1e-3, 2e-5  # default learning rates of readers, and of a whole model
 
 
 @dataclass(frozen=True)
 class Tables:
-    """More files for the output of a run: their names, and what writes them once the result is there."""
+    """More files for the output folder of a run, beside those that `fit` writes.
+
+    Attributes:
+        names: Names of the files, which are reserved before training.
+        files: Function from the result of the run to the files: name -> function that writes the file.
+    """
 
     names: Sequence[str]
     files: Callable[[FitResult], Files]
@@ -69,33 +73,51 @@ def train(  # noqa: PLR0913
     options: FitOptions,
     *,
     op: str = "fit",
-    grid: Mapping[str, Mapping[str, Sequence[Any]]] | None = None,
-    processor: Any = None,
+    grid: Mapping[str, Mapping[str, Sequence[object]]] | None = None,
+    processor: Processor | None = None,
     output: str | Path | None = None,
     checkpoints: str | Path | None = None,
     events: Path | None = None,
     encodings: Encodings | None = None,
     tables: Tables | None = None,
 ) -> FitResult:
-    """What `fit` and `finetune` do, for callers that train many times.
+    """Train a bank's readers or a whole model; `fit` and `finetune` call this, and so do recipes and studies.
 
-    `checkpoints` is a folder of this run's checkpoints alone, which the caller removes, in place of one in `output`;
-    `events` is where TensorBoard's files go without an `output`;
-    `encodings` is what earlier runs encoded, which is used and filled; `tables` are other files to write into `output`.
+    The target is trained in place. Readers get records of what they were trained on (`info`).
+
+    Args:
+        target: The bank or model.
+        tasks: Learner name -> task, or a single task.
+        options: Options of the run.
+        op: The public operation, which errors name.
+        grid: Reader name -> its grid; see `fit`.
+        processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
+        output: Folder for the bank or model, tables and checkpoints. None: nothing is saved.
+        checkpoints: Folder for the checkpoints of this run alone, which the caller removes later. None: a folder in
+            `output`.
+        events: Folder for TensorBoard events if there is no `output`.
+        encodings: Encoded examples of earlier runs, which are used again. New ones are added to it.
+        tables: More files to write into `output`.
+
+    Returns:
+        The result, as `fit` returns it.
+
+    Raises:
+        LaminaError: As `fit` does.
     """
     from lamina.train.engine import Engine, start_accelerator
 
     target, folder = unwrapped(target), None if output is None else Path(output)
     place = folder / "checkpoints" if folder and checkpoints is None else checkpoints
     if options.resume and place is None:
-        raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are kept in one.")
+        raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are saved in one.")
     tasks = tasks_by_name(op, tasks)
     runner = open_runner(target, tasks, op, processor, options)
-    scored, accelerator = _scored(op, runner, tasks, options), start_accelerator(options, folder or events)
-    held, names = folder or place, [*_names(target), *(tables.names if tables else ())] if folder else ()
+    scored, accelerator = _scored_tasks(op, runner, tasks, options), start_accelerator(options, folder or events)
+    reserved, names = folder or place, [*_file_names(target), *(tables.names if tables else ())] if folder else ()
     with (
-        nullcontext() if held is None or rank() else claimed_output(target, Path(held), names),
-        templates_kept(target, grid or {}) as settle,
+        nullcontext() if reserved is None or rank() else claimed_output(target, Path(reserved), names),
+        undo_grid_on_error(target, grid or {}) as begin_training,
     ):
         specs = _specs(target, tasks, grid or {}, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
@@ -112,31 +134,40 @@ def train(  # noqa: PLR0913
         )
         start = time.perf_counter()
         runner.prepare([*groups, *validation], options, max(plan.epochs.values()))
-        rates, kept = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}, None
-        learners = runner.learners(tasks, plan, rates, options)
-        if place is not None and held is not None:
-            kept = Checkpoints(Path(place), op, identity(runner, learners, plan, validation, rates, options))
+        rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
+        learners, saved = runner.learners(tasks, plan, rates, options), None
+        if place is not None and reserved is not None:
+            saved = Checkpoints(Path(place), op, identity(runner, learners, plan, validation, rates, options))
             if rank() == 0:
-                needed = kept.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
-                check_room(Path(held), needed + (saved_bytes(target) if folder else 0))
-        engine = Engine(runner, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=kept)
-        settle()
+                needed = saved.needed_bytes(sum(learner.checkpoint_bytes for learner in learners))
+                check_room(Path(reserved), needed + (saved_bytes(target) if folder else 0))
+        engine = Engine(runner, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=saved)
+        begin_training()
         engine.run()
-        for tracker in accelerator.trackers:  # `end_training` would end the process group as well
+        for tracker in accelerator.trackers:  # not `end_training`, which would end the process group as well
             tracker.finish()
-        _note(engine)
+        _record_training(engine)
         scores = score(runner, groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
         if folder is not None and rank() == 0:
-            files = {name: file for name, file in _files(result).items() if name in _names(target)}
+            files = {name: file for name, file in _files(result).items() if name in _file_names(target)}
             _write(target, runner.processor, folder, files | (tables.files(result) if tables else {}))
         barrier()
-    _warn_of_few(op, scored, options)
+    _warn_of_few_rows(op, scored, options)
     return result
 
 
-def _scored(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
-    """Check the tasks' parts; which are scored after each epoch: all, or if no score decides, those that can be."""
+def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
+    """Return the tasks that are scored after each epoch, after checking that every task has the rows that it needs.
+
+    They are all tasks if a score decides something (the best epoch, an early stop, the "plateau" schedule, or the end
+    of a base that is trained along). Otherwise they are the tasks that have a validation part. A warning is logged if
+    tasks have the same rows but cannot share passes.
+
+    Raises:
+        UnknownNameError: If a task does not have a part that is needed, or the bank has no reader of a task's name.
+        ConfigError: If a part has no rows, or a task does not fit its reader. The message begins with `op`.
+    """
     runner.check(tasks, ("train", *(["test"] if options.test else [])))
     decides = options.keep == "best" or options.early_stopping_patience or options.schedule == "plateau"
     decides = decides or len(runner.modules) > 1  # a base that is trained along has a best epoch of its own
@@ -144,31 +175,39 @@ def _scored(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOpti
     if scored:
         runner.check(scored, ("validation",))
     require_metrics(op, (metric for name in (tasks if options.test else scored) for metric in tasks[name].metrics))
-    _warn_of_turns(op, scored)
+    _warn_of_separate_passes(op, scored)
     return scored
 
 
-def _warn_of_few(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
-    """The best epoch is the first of equals, and so on few rows may be one that has learnt next to nothing."""
+def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
+    """Log a warning for each scored task (by name) with fewer than 8 validation rows, if they choose the best epoch.
+
+    Few rows give many epochs the same score. The first of them counts as the best, and it may have learnt very little.
+    """
     for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
-        if (rows := len(task.split("validation"))) < _FEW and task.metric not in LOWER:
-            told = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
-            logger.warning('%s: %s. Give more, or keep="last".', op, told)
+        if (rows := len(task.split("validation"))) < _FEW_ROWS and task.metric not in LOWER:
+            problem = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
+            logger.warning('%s: %s. Use more, or keep="last".', op, problem)
 
 
-def _warn_of_turns(op: str, tasks: Mapping[str, Task]) -> None:
-    """Tasks over the same rows that hold out others of them learn from others too, and so share no pass."""
-    apart = {task.split("train").key: task for task in tasks.values() if not rank()}
-    counts = Counter(sum(len(task.split(part)) for part in _HELD) for task in apart.values())
-    alike: dict[tuple[str, frozenset[int]], list[str]] = defaultdict(list)
-    for task in apart.values():
-        parts = [task.split(part) for part in _HELD]
+def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
+    """Log a warning if tasks have the same rows in all but were split into different train and validation parts.
+
+    Such tasks train on different rows, so they cannot share passes of the model, which takes more time.
+    """
+    by_examples = {task.split("train").key: task for task in tasks.values() if not rank()}
+    counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for task in by_examples.values())
+    same_rows: dict[tuple[str, frozenset[int]], list[str]] = defaultdict(list)
+    for task in by_examples.values():
+        parts = [task.split(part) for part in _READ_PARTS]
+        # texts are compared only if another task has as many rows, since hashing all of them takes a while
         if counts[sum(map(len, parts))] > 1 and all(part.written for part in parts):
             texts = frozenset(hash(text) for part in parts for text in part.texts)
-            alike[task.kind.inputs, texts].append(task.name)
-    for names in (names for names in alike.values() if len(names) > 1):
-        told = f"{', '.join(map(repr, names))} have the same rows but hold out others of them, so they share no pass"
-        logger.warning("%s: %s. Give them one validation part, or make them with stratify=False.", op, told)
+            same_rows[task.kind.inputs, texts].append(task.name)
+    for names in (names for names in same_rows.values() if len(names) > 1):
+        problem = f"{', '.join(map(repr, names))} have the same rows but different validation parts"
+        hint = "Give them one validation part, or make them with stratify=False"
+        logger.warning("%s: %s, so they cannot share a pass. %s.", op, problem, hint)
 
 
 def open_runner(
@@ -178,7 +217,14 @@ def open_runner(
     processor: Processor | None,
     options: PassOptions,
 ) -> Runner:
-    """Return what runs `target` for its tasks: a BankRunner for a bank, a ModelRunner for a whole model.
+    """Return the runner of a bank (a `BankRunner`) or of a whole model (a `ModelRunner`).
+
+    Args:
+        target: The bank or model.
+        tasks: Learner name -> task.
+        op: The public operation, which errors name.
+        processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
+        options: Options of the passes, which are checked against the kinds of the tasks.
 
     Raises:
         ConfigError: If a whole model has more than one task, or an option has no effect on it.
@@ -191,7 +237,7 @@ def open_runner(
     if bank is not None:
         return BankRunner(bank, op, processor)
     if len(tasks) != 1:
-        raise ConfigError(f"{op}: {len(tasks)} tasks were given; a whole model is trained on one.")
+        raise ConfigError(f"{op}: {len(tasks)} tasks were given; a whole model is trained on one task.")
     (task,) = tasks.values()
     return ModelRunner(cast("PreTrainedModel", target), task, op, processor, options)
 
@@ -199,16 +245,24 @@ def open_runner(
 def _specs(
     target: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task],
-    grid: Mapping[str, Mapping[str, Sequence[Any]]],
+    grid: Mapping[str, Mapping[str, Sequence[object]]],
     options: FitOptions,
 ) -> dict[str, RunSpec]:
-    """Everything that is trained, by name; the readers of grids are put into the bank."""
+    """Return learner name -> its `RunSpec` for everything that is trained, with its learning rate and epochs.
+
+    The readers of grids are added to the bank; see `expand_into`.
+
+    Raises:
+        UnknownNameError: If an option or a grid names a reader that has no task.
+        ConfigError: If a whole model has a grid, a grid is not valid, or a learner has no learning rate or epochs.
+    """
     bank = target if isinstance(target, ReaderBank) else None
-    rate = RATES[bank is not None] if options.learning_rate is None else options.learning_rate
+    default_rate = MODEL_RATE if bank is None else READER_RATE
+    rate = default_rate if options.learning_rate is None else options.learning_rate
     rates, epochs = per_reader(rate, list(tasks), "learning_rate"), per_reader(options.epochs, list(tasks), "epochs")
     if bank is None:
         if grid:
-            raise ConfigError("fit: a grid was given for a whole model; grids are of readers.")
+            raise ConfigError("fit: a grid was given for a whole model; only readers have grids.")
         return {name: RunSpec(name, task=name, learning_rate=rates[name], epochs=epochs[name]) for name in tasks}
     specs = expand_into(bank, tasks, grid, rates, epochs)
     different = sorted({int(spec.epochs or 0) for spec in specs.values()})
@@ -220,8 +274,11 @@ def _specs(
     return specs
 
 
-def _note(engine: Engine) -> None:
-    """Have readers say what they were trained on, and a model that it is no longer what it was."""
+def _record_training(engine: Engine) -> None:
+    """Write into the `info` of each trained reader what it was trained on, and its scores.
+
+    A model that was trained no longer is what its name or folder holds, so its location is cleared.
+    """
     if engine.runner.base in engine.runner.modules:
         set_location(engine.runner.base, "")
     for name, task in engine.plan.tasks.items():
@@ -240,8 +297,8 @@ def _note(engine: Engine) -> None:
             }
 
 
-def _row(engine: Engine, learner: Learner, spec: RunSpec) -> dict[str, Any]:
-    """The row of a learner in `FitResult.table`."""
+def _row(engine: Engine, learner: Learner, spec: RunSpec) -> TableRow:
+    """Return the row of a learner in `FitResult.table`; `spec` has its task and the settings of its grid."""
     progress = learner.progress
     epochs = max((row["epoch"] for row in engine.history if row["reader"] == learner.name), default=0)
     others = {metric: value for metric, value in progress.scores.items() if metric != learner.metric}
@@ -261,26 +318,44 @@ def _row(engine: Engine, learner: Learner, spec: RunSpec) -> dict[str, Any]:
     }
 
 
-def _result(engine: Engine, specs: Mapping[str, RunSpec], tests: dict[str, dict[str, float]], **run: Any) -> FitResult:
-    learners = engine.learners.items()
+def _result(
+    engine: Engine,
+    specs: Mapping[str, RunSpec],
+    test: dict[str, dict[str, float]],
+    *,
+    seconds: float,
+    folder: Path | None,
+) -> FitResult:
+    """Return the result of a run.
+
+    Args:
+        engine: The engine after the run.
+        specs: Learner name -> its task and the settings of its grid.
+        test: Learner name -> scores on the test part.
+        seconds: Duration of the run.
+        folder: Output folder, if there is one.
+    """
+    progress = {name: learner.progress for name, learner in engine.learners.items()}
     return FitResult(
-        best={name: {"epoch": own.progress.best_epoch, **own.progress.scores} for name, own in learners},
+        best={name: {"epoch": state.best_epoch, **state.scores} for name, state in progress.items()},
         history=engine.history,
         importances=engine.importances,
         truncated={name: group.truncated(name) for group in engine.plan.groups for name in group.names},
-        table=sorted_rows([_row(engine, learner, specs[name]) for name, learner in learners]),
-        test=tests,
+        table=sorted_rows([_row(engine, learner, specs[name]) for name, learner in engine.learners.items()]),
+        test=test,
         steps=engine.steps,
-        **run,
+        seconds=seconds,
+        folder=folder,
     )
 
 
-def _names(target: ReaderBank | PreTrainedModel) -> list[str]:
-    """The files beside a bank or a model."""
+def _file_names(target: ReaderBank | PreTrainedModel) -> list[str]:
+    """Return the names of the files with results that a run writes beside the bank or model that it saves."""
     return ["history.json", "table.parquet", *(["importances.parquet"] if isinstance(target, ReaderBank) else [])]
 
 
 def _files(result: FitResult) -> Files:
+    """Return file name -> function that writes this file of results to a path."""
     facts = {"best": result.best, "test": result.test, "history": result.history, "importances": result.importances}
     return {
         "history.json": lambda path: write_text(path, json.dumps(facts, indent=1)),
@@ -289,8 +364,12 @@ def _files(result: FitResult) -> Files:
     }
 
 
-def _write(target: ReaderBank | PreTrainedModel, processor: Any, folder: Path, files: Files) -> None:
-    """Replace the bank or model in a folder, and all that is beside it, at once."""
+def _write(target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, files: Files) -> None:
+    """Save the bank, or the model with its processor, and more files to a folder, which are replaced all at once.
+
+    Raises:
+        StoreError: If the folder cannot be written.
+    """
     if isinstance(target, ReaderBank):
         save_bank(target, folder, files=files)
     else:

@@ -264,10 +264,10 @@ def test_runs_that_ended_on_other_data_or_weights_are_refused(change: str, kind:
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("", "is no JSON: "),
+        ("", "is not JSON: "),
         ("[]", "is damaged or was written by another version of lamina"),
         ('{"run": {}, "rows": []}', "is damaged or was written by another version of lamina, in format None; "),
-        (None, "holds something else than was saved; its checksum differs"),
+        (None, "does not hold what was saved: its checksum differs"),
     ],
 )
 def test_a_damaged_note_of_a_run_that_ended_is_refused(content: str | None, what: str, folder: Path, tmp_path: Path):

@@ -113,10 +113,10 @@ def test_a_new_head_gets_the_names_of_the_classes():
 
 def test_a_processor_is_found_where_the_model_came_from(tmp_path: Path):
     model, task = bert(), yes_no()
-    refused(model, task, r"no processor was given, and none is where the model came from \(''\)", processor=None)
+    refused(model, task, r"no processor was given, and there is none where the model came from \(''\)", processor=None)
     model.save_pretrained(tmp_path)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    refused(model, task, "no processor was given, and none is where the model came from", processor=None)
+    refused(model, task, "no processor was given, and there is none where the model came from", processor=None)
     tiny_tokenizer().save_pretrained(tmp_path)
     assert tune(model, task, processor=None).steps == 10
     assert scored(model, task, "validation")["accuracy"] > 0.4
@@ -143,7 +143,7 @@ def test_a_prefix_for_a_task_that_writes_nothing():
 
 
 def test_weights_in_float16():
-    refused(bert().half(), yes_no(), r"'bert.embeddings.* is in float16, in which steps are lost")
+    refused(bert().half(), yes_no(), r"'bert.embeddings.* is in float16, in which small steps are lost")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")

@@ -61,7 +61,7 @@ def test_few_validation_rows_are_told_of(
 ):
     task = yes_no(train=12, validation=rows)
     train(bank_for(a=task), {"a": task}, **{"epochs": 2, **options})
-    wanted = "fit: 'a' has 6 validation rows, which can hardly tell which epoch is best. Give more, or keep=\"last\"."
+    wanted = "fit: 'a' has 6 validation rows, which can hardly tell which epoch is best. Use more, or keep=\"last\"."
     assert [record.getMessage() for record in caplog.records] == [wanted] * told
 
 
@@ -81,7 +81,7 @@ def test_tasks_that_hold_out_other_rows_of_the_same_are_told_of(
         for name in "ab"
     }
     train(bank_for(**tasks), tasks, epochs=2)
-    wanted = "fit: 'a', 'b' have the same rows but hold out others of them, so they share no pass."
+    wanted = "fit: 'a', 'b' have the same rows but different validation parts, so they cannot share a pass."
     assert [wanted in record.getMessage() for record in caplog.records] == [True] * stratify
 
 
@@ -536,7 +536,7 @@ def test_options_and_readers_there_are_not():
 
 def test_options_that_cannot_be():
     bank = bank_for(mood=TASK)
-    with pytest.raises(ConfigError, match="fit: resume is set but no output folder; checkpoints are kept in one"):
+    with pytest.raises(ConfigError, match="fit: resume is set but no output folder; checkpoints are saved in one"):
         train(bank, {"mood": TASK}, resume=True)
     with pytest.raises(ConfigError, match="fit: batch_size is 0; it must be at least 1"):
         train(bank, {"mood": TASK}, batch_size=0)
@@ -557,7 +557,7 @@ def test_a_base_in_half_precision_is_not_trained_along():
     model = tiny_model().half()
     bank = ReaderBank(model, tiny_tokenizer(), train_base=True)
     bank.add("mood", reader(yes_no()))
-    with pytest.raises(ConfigError, match=r"fit: '.*' is in float16, in which steps are lost"):
+    with pytest.raises(ConfigError, match=r"fit: '.*' is in float16, in which small steps are lost"):
         fit(bank, {"mood": yes_no()}, epochs=1, progress=False)
 
 

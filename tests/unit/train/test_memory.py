@@ -30,7 +30,7 @@ from lamina.fusion import FUSIONS
 from lamina.train import bank_runner as readers_module
 from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import groups_of
-from lamina.train.memory import KeptBytes, peak_bytes, reader_memory, saved_bytes, scoring_memory
+from lamina.train.memory import BatchBytes, peak_bytes, reader_memory, saved_bytes, scoring_memory
 from lamina.train.options import FitOptions
 
 LABELS = ("no", "yes")
@@ -68,7 +68,7 @@ def test_few_rows_tell_what_a_step_keeps(name: str, rows: int):
         bank.model, readers_of(bank), 24, lambda count: dict.fromkeys(bank, torch.zeros(count, dtype=torch.long))
     )
     saved = really_saved(bank, {"input_ids": ids, "attention_mask": ids}, labels)
-    assert kept.of(rows) == pytest.approx(saved, rel=0.01)
+    assert kept.total(rows) == pytest.approx(saved, rel=0.01)
     assert kept.row > 0
 
 
@@ -113,13 +113,13 @@ def test_without_weights_the_count_is_the_same():
         bank.add("a", Reader(fusion, HEADS["pooled"]))
         real = reader_memory(bank.model, readers_of(bank), 16)
         without = reader_memory(bank.model.to("meta"), readers_of(bank.to("meta")), 16)
-        assert without.of(100) == pytest.approx(real.of(100), rel=0.005)
+        assert without.total(100) == pytest.approx(real.total(100), rel=0.005)
 
 
 def test_blocks_that_need_the_model_s_pass_are_left_out():
     bank = ReaderBank(tiny_model())
     bank.add("a", Reader(ExtraLayers(), HEADS["first"]))
-    assert reader_memory(bank.model, readers_of(bank), 16) == KeptBytes(0, 0)
+    assert reader_memory(bank.model, readers_of(bank), 16) == BatchBytes(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_blocks_that_need_the_model_s_pass_are_left_out():
     ],
 )
 def test_which_accumulation_fits(rows: int, free: int, expected: int | None):
-    kept = KeptBytes(1000, 10)
-    assert kept.accumulation(rows, free) == expected
+    kept = BatchBytes(1000, 10)
+    assert kept.accumulation_steps(rows, free) == expected
     if expected is not None:
-        assert kept.of(rows // expected) <= free
+        assert kept.total(rows // expected) <= free
         assert rows % expected == 0
 
 
@@ -169,7 +169,7 @@ def test_few_rows_tell_what_scoring_holds(name: str, rows: int, tokens: int):
         own = [*bank.parameters(), *bank.model.parameters(), *states["main"].values()]
         real = peak_bytes(lambda: bank.read_states(states, batch), own)
     given = rows * tokens * 16 * 4  # one state is the model's own
-    assert real <= held.of(rows) <= 1.1 * real + 4 * given
+    assert real <= held.total(rows) <= 1.1 * real + 4 * given
 
 
 def test_routing_of_single_tokens_holds_no_more_votes_for_more_rows():
@@ -195,7 +195,7 @@ def test_streaming_readers_that_do_not_fit_are_refused_with_what_would(monkeypat
     (group,) = groups_of(runner, {"mood": task}, "train", FitOptions())
     kept, tokens = runner.training_memory(group, FitOptions()), int(max(group.inputs.lengths))
     before = {key: value.clone() for key, value in bank.state_dict().items()}
-    message = refused(bank, {"mood": task}, monkeypatch, kept.of(16) + 10, batch_size=64)
+    message = refused(bank, {"mood": task}, monkeypatch, kept.total(16) + 10, batch_size=64)
     assert f"fit: the gradients of mood keep 0.0 GiB for 64 rows of {tokens} tokens" in message
     assert "Use batch_size=16 with gradient_accumulation_steps=4, which makes the same steps" in message
     assert all(torch.equal(value, before[key]) for key, value in bank.state_dict().items())
@@ -207,7 +207,7 @@ def test_steps_that_were_accumulated_already_stay_the_same(monkeypatch: pytest.M
     bank = tiny_bank({"mood": Reader(AdaLayers(dim=8), HEADS["pooled"])})
     runner = BankRunner(bank, "fit")
     (group,) = groups_of(runner, {"mood": task}, "train", FitOptions())
-    free = runner.training_memory(group, FitOptions()).of(8)
+    free = runner.training_memory(group, FitOptions()).total(8)
     message = refused(bank, {"mood": task}, monkeypatch, free, batch_size=32, gradient_accumulation_steps=2)
     assert "Use batch_size=8 with gradient_accumulation_steps=8, which" in message
 
@@ -225,12 +225,12 @@ def test_a_batch_to_score_that_does_not_fit_is_refused_with_what_would(monkeypat
     (group,) = groups_of(runner, {"mood": task}, "validation", FitOptions())
     held, tokens = runner.scoring_memory(group, FitOptions()), int(max(group.inputs.lengths))
     options = {"batch_size": 2, "eval_batch_size": 64}
-    message = refused(bank, {"mood": task}, monkeypatch, held.of(16) + 10, **options)
+    message = refused(bank, {"mood": task}, monkeypatch, held.total(16) + 10, **options)
     assert f"fit: scoring mood takes 0.0 GiB for 64 rows of {tokens} tokens" in message
     assert "Use eval_batch_size=16, or a smaller max_length" in message
     fit(bank, {"mood": task}, epochs=1, progress=False, **options | {"eval_batch_size": 16})
     bank = tiny_bank({"who": Reader(SingleLayer(dim=2), HEADS["first"])})
-    monkeypatch.setattr(BankRunner, "training_memory", lambda *_: KeptBytes(0, 0))
+    monkeypatch.setattr(BankRunner, "training_memory", lambda *_: BatchBytes(0, 0))
     assert "Not one row fits. Use a smaller max_length" in refused(bank, {"who": task}, monkeypatch, 10)
 
 

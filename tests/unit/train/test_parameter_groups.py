@@ -100,15 +100,19 @@ def test_groups_leave_out_what_is_frozen_or_has_no_rate():
 def test_a_model_that_is_frozen_throughout():
     model = bert()
     model.requires_grad_(False)
-    with pytest.raises(ConfigError, match="finetune: every parameter is frozen or has the rate 0; at least one must"):
+    with pytest.raises(
+        ConfigError, match="finetune: every parameter is frozen or has the learning rate 0; at least one must"
+    ):
         parameter_groups(model, FitOptions(), 1.0, "finetune")
     free = FitOptions(layer_rates={"all": 0.0, "head": 0.0})
-    with pytest.raises(ConfigError, match="finetune: every parameter is frozen or has the rate 0"):
+    with pytest.raises(ConfigError, match="finetune: every parameter is frozen or has the learning rate 0"):
         parameter_groups(bert(), free, 1.0, "finetune")
 
 
 def test_a_rate_for_inserted_layers_that_are_not_there():
-    with pytest.raises(ConfigError, match="fit: layer_rates: 'inserted' has a rate; the model has no inserted"):
+    with pytest.raises(
+        ConfigError, match="fit: layer_rates: 'inserted' has a learning rate; the model has no inserted"
+    ):
         rates(bert(), layer_rates={"inserted": 1.0})
 
 

@@ -117,7 +117,7 @@ def test_equal_values_have_an_interval_of_no_width():
 
 
 def test_no_value():
-    with pytest.raises(ConfigError, match="there is no value; at least one is needed"):
+    with pytest.raises(ConfigError, match="there are no values; at least one is needed"):
         summarise([])
 
 
