@@ -51,10 +51,10 @@ class RunSpec:
     name: str
     task: str
     reader: Reader | None = None
-    settings: dict[str, JSON] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     learning_rate: float | None = None
     epochs: int | None = None
-    options: dict[str, JSON] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     edits: tuple[tuple[str, dict[str, JSON]], ...] = ()
     repeat: int = 0
 
@@ -315,8 +315,9 @@ def undo_grid_on_error(target: object, templates: Iterable[str]) -> Iterator[Cal
     def begin() -> None:
         nonlocal begun
         begun = True
-        for name in templates if bank is not None else ():
-            bank.remove(name)
+        if bank is not None:
+            for name in templates:
+                bank.remove(name)
 
     try:
         yield begin

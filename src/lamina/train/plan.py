@@ -106,7 +106,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """Return how many steps the group of index `number` has in an epoch, so that it has `max_steps` in all at most."""
+        """Return how many steps the group of index `number` has in an epoch, up to `max_steps` in all epochs."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:

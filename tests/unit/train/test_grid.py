@@ -15,7 +15,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.train.grid import RunSpec, expand, expand_into, templates_kept
+from lamina.train.grid import RunSpec, expand, expand_into, undo_grid_on_error
 
 TEMPLATE = Reader(
     AdaLayers(dim=8, dropout=0.0), SequenceClassification(("no", "yes"), attention_heads=2), stack="main", seed=5
@@ -146,7 +146,7 @@ RATES, EPOCHS = {"cola": 0.5, "ner": 0.2}, {"cola": 2, "ner": 7}
 def test_readers_take_their_template_s_place(bank: ReaderBank):
     before = weights(bank, "ner")
     grid = {"cola": {"alpha": [1.0, 2.0], "epochs": [3, 4]}}
-    with templates_kept(bank, grid) as settle:
+    with undo_grid_on_error(bank, grid) as settle:
         found = expand_into(bank, ["cola", "ner"], grid, RATES, EPOCHS)
         settle()
     made = [f"cola_000{number}" for number in (1, 2, 3, 4)]
@@ -164,7 +164,7 @@ def test_the_bank_is_as_it_was_if_something_is_wrong_before_they_can_train(bank:
     grid = {"cola": {"alpha": [1.0, 2.0]}}
 
     def goes_wrong() -> None:
-        with templates_kept(bank, grid):
+        with undo_grid_on_error(bank, grid):
             expand_into(bank, ["cola"], grid, RATES, EPOCHS)
             assert len(bank) == 4
             raise ConfigError("wrong")
