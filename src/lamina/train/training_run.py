@@ -167,6 +167,7 @@ def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: F
     Raises:
         UnknownNameError: If a task does not have a part that is needed, or the bank has no reader of a task's name.
         ConfigError: If a part has no rows, or a task does not fit its reader. The message begins with `op`.
+        MissingExtraError: If a metric of a task needs a package that is not installed.
     """
     runner.check(tasks, ("train", *(["test"] if options.test else [])))
     decides = options.keep == "best" or options.early_stopping_patience or options.schedule == "plateau"
