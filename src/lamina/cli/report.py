@@ -43,7 +43,7 @@ def report(
 
     With -o, the page shows verdicts first, then charts, tables, settings and seeds.
     """
-    from lamina.studies.study import STUDY
+    from lamina.recipes.report_file import STUDY
 
     if output is not None:
         if image_format or beside:

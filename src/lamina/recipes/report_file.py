@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 REPORT, MARKDOWN, LATEX = "report.json", "report.md", "report.tex"
+STUDY = "lamina_study.json"  # marks the folder of a study, as REPORT marks that of a training run
 FORMAT = 1
 _Drawn = Annotated[
     str, StringConstraints(pattern=r"^(report\.(md|tex)|(figure-\d+|importance(-over-training)?)\.(png|svg|html))$")

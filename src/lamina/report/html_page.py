@@ -11,14 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from lamina.errors import ConfigError, DataError, MissingExtraError, StoreError
-from lamina.recipes.report_file import REPORT
+from lamina.errors import ConfigError, DataError, StoreError, require_packages
+from lamina.recipes.report_file import REPORT, STUDY
 from lamina.report.page_charts import layout_of, spec_of, theme
 from lamina.report.run_report import labelled
 from lamina.report.run_section import run_section
 from lamina.report.study_section import study_section
 from lamina.store.files import read_json, settle, staged
-from lamina.studies.study import STUDY, Study, library_versions
 from lamina.utils import is_dir, is_file, pluralize, write_text
 
 if TYPE_CHECKING:
@@ -120,12 +119,7 @@ def _default_title(sections: Sequence[Section]) -> str:
 
 def _check_packages() -> None:
     """Raise MissingExtraError unless the packages that the page needs are installed."""
-    try:
-        import altair  # noqa: F401
-        import jinja2  # noqa: F401
-        import vl_convert  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError.of(error, op="report", extra="report") from error
+    require_packages("report", "report", "altair", "jinja2", "vl_convert", "scipy", "sklearn")
 
 
 def _section(folder: Path, label: str) -> Section:
@@ -134,6 +128,8 @@ def _section(folder: Path, label: str) -> Section:
         raise StoreError(f"report: there is no folder {folder}.")
     settle(folder)
     if is_file(folder / STUDY):
+        from lamina.studies.study import Study
+
         study = Study.load(folder)
         if study.table.empty:
             raise DataError(f"report: the study in {folder} has an empty table. Run it again.")
@@ -211,6 +207,8 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
     import vl_convert
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
+
+    from lamina.studies.study import library_versions
 
     templates = files("lamina.report") / "templates"
     read = {name: (templates / name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")}

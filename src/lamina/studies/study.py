@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, final
 from lamina.errors import ConfigError, StoreError, check_known, convert_errors
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.recipes.report_file import STUDY
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
 from lamina.utils import JSON, pluralize
@@ -23,11 +24,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel
 
-FILES = (STUDY, PARQUET, CSV) = (
-    "lamina_study.json",
-    "table.parquet",
-    "table.csv",
-)  # the first one marks a folder as a study
+PARQUET, CSV = "table.parquet", "table.csv"
+FILES = (STUDY, PARQUET, CSV)
 
 
 @final
