@@ -3,8 +3,12 @@
 Each public name loads when it is first used, so importing the package is quick and needs no torch.
 """
 
+import sys
 import warnings
 from importlib import import_module
+
+if sys.version_info < (3, 11):  # noqa: UP036  before any module that older versions cannot read
+    raise ImportError(f"lamina: this is Python {sys.version.split()[0]}; 3.11 or newer is needed.")
 
 # Public name -> the module that defines it. `__init__.pyi` repeats the names for type checkers.
 _MODULES = {
@@ -75,6 +79,7 @@ def __getattr__(name: str) -> object:
         return getattr(import_module(_MOVED[name]), name)
     if name not in _MODULES:
         raise AttributeError(f"module 'lamina' has no attribute '{name}'; it has {', '.join(__all__)}")
+    import_module("lamina.utils").check_versions()
     if _MODULES[name] == __name__:  # a room of its own, such as `lamina.studies`
         return import_module(f"{__name__}.{name}")
     return getattr(import_module(_MODULES[name]), name)

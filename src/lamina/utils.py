@@ -9,9 +9,13 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from threading import get_ident
 from typing import Any, TypeAlias, TypeVar
+
+from packaging.requirements import Requirement
 
 from lamina.errors import ConfigError, StoreError, convert_errors
 
@@ -183,3 +187,29 @@ def progress_bar(batches: Iterable[T], *, show: bool, **options: Any) -> Iterabl
     from tqdm.auto import tqdm
 
     return tqdm(batches, **options)
+
+
+@cache
+def check_versions() -> None:
+    """Check that torch, transformers and the other required packages are installed and new enough.
+
+    What is required stands in the package's metadata. Nothing is checked if Lamina itself is not installed, for example
+    when it runs from a checkout.
+
+    Raises:
+        ConfigError: If a package is missing or too old (or too new, if there is an upper limit); names its version.
+    """
+    with suppress(PackageNotFoundError):
+        for requirement in map(Requirement, requires("lamina") or ()):
+            if requirement.marker is not None:  # belongs to an extra
+                continue
+            try:
+                installed = version(requirement.name)
+            except PackageNotFoundError:
+                installed = None
+            if installed is None or not requirement.specifier.contains(installed, prereleases=True):
+                state = "is not installed" if installed is None else f"has version {installed}"
+                wanted = f"{requirement.name}{requirement.specifier}"
+                raise ConfigError(
+                    f"lamina: {requirement.name} {state}; {wanted} is needed. Run: pip install '{wanted}'"
+                )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from tests.support.finetuned import bert
 from tests.support.training import tiny_tokenizer
 
 import lamina
-from lamina.errors import MissingExtraError, require_packages
+from lamina.cli import main
+from lamina.errors import ConfigError, MissingExtraError, require_packages
+from lamina.utils import check_versions
 
 LATER = "raise AssertionError('work had begun')"  # what must not run
 
@@ -88,3 +92,40 @@ def test_classes_and_numbers_are_scored_without_optional_packages(monkeypatch: p
         bank.add("it", task)
         lamina.fit(bank, {"it": task}, epochs=1, progress=False)
         assert set(lamina.evaluate(bank, {"it": task}, split="test")["it"]) == set(task.metrics)
+
+
+@pytest.mark.parametrize(
+    ("package", "installed", "message"),
+    [
+        ("torch", "2.3.1+cpu", "torch has version 2.3.1+cpu; torch>=2.7 is needed. Run: pip install 'torch>=2.7'"),
+        ("transformers", "4.57.0", "transformers has version 4.57.0; transformers<6,>=5.0 is needed."),
+        ("safetensors", None, "safetensors is not installed; safetensors>=0.5 is needed."),
+    ],
+)
+def test_a_package_that_is_too_old_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    installed: str | None,
+    message: str,
+):
+    def version(name: str) -> str:
+        if name != package:
+            return metadata.version(name)
+        if installed is None:
+            raise metadata.PackageNotFoundError(name)
+        return installed
+
+    monkeypatch.setattr("lamina.utils.version", version)
+    check_versions.cache_clear()
+    with pytest.raises(ConfigError, match=f"^lamina: {re.escape(message)}"):
+        lamina.load  # noqa: B018
+    with pytest.raises(SystemExit, match="2"):
+        main(["inspect", "minilm"])
+    assert capsys.readouterr().err.startswith(f"error: lamina: {message}")
+
+
+def test_an_older_python_is_named_before_anything_is_read():
+    code = "import sys; sys.version_info = (3, 10, 4); sys.version = '3.10.4 (main)'; import lamina"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.rstrip().endswith("ImportError: lamina: this is Python 3.10.4; 3.11 or newer is needed.")

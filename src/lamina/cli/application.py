@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from lamina.cli.output import Stream
 from lamina.errors import ConfigError, LaminaError, memory_errors
+from lamina.utils import check_versions
 
 if TYPE_CHECKING:
     from typer._click import Command, Context, HelpFormatter
@@ -65,6 +66,7 @@ class Group(TyperGroup):
         log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  sys.stderr is None if it is closed
         with redirect_stderr(cast("TextIO", Stream(log, needed=False))):
             try:
+                check_versions()
                 if sys.stdout is None:
                     raise ConfigError(
                         "output: standard output is closed; results are printed there. Use > FILE or > /dev/null."
