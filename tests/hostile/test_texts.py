@@ -178,7 +178,7 @@ def test_lines_that_are_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         rows = ["text"] * (ending == "csv") + ['{"text": "a"}' if ending == "jsonl" else "a", long]
         path = put(tmp_path / f"some.{ending}", "\n".join([*rows, rows[-2]]) + "\n")
         problems: list[DataError] = []
-        read = [text for table in read_chunks(path, bad=problems.append) for text in table.columns["text"]]
+        read = [text for table in read_chunks(path, on_bad_row=problems.append) for text in table.columns["text"]]
         assert read[0] == "a"
         assert read[-1] in ("a", '"')
         assert "100" in str(problems[0])
@@ -206,7 +206,7 @@ def test_bytes_that_are_no_text_in_parquet(tmp_path: Path):
     with pytest.raises(DataError, match=r"some\.parquet row 2 is not UTF-8 at byte 1 of a text"):
         read_table(path)
     problems: list[DataError] = []
-    (table,) = read_chunks(path, columns=["text"], bad=problems.append)
+    (table,) = read_chunks(path, columns=["text"], on_bad_row=problems.append)
     assert (table.columns["text"], [problem.row for problem in problems]) == (["good"], [2])
 
 
@@ -216,6 +216,6 @@ def test_nested_beyond_reason(tmp_path: Path):
         tmp_path / "some.jsonl", '{"text": "a"}\n' + "[" * 100_000 + '\n{"text": ' + "[" * 300 + "]" * 300 + "}\n"
     )
     problems: list[DataError] = []
-    (table,) = read_chunks(path, bad=problems.append)
+    (table,) = read_chunks(path, on_bad_row=problems.append)
     assert list(table.rows) == [1]
     assert ["nested more than 100 deep" in str(problem) for problem in problems] == [True, True]

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from lamina.data.batches import length_batches
 from lamina.data.encode import encode
-from lamina.data.windows import IGNORED, owners, word_labels
+from lamina.data.windows import IGNORED, read_flags, word_labels
 from lamina.tasks.split import Split, held_out, limited
 from lamina.tasks.tags import to_iob2
 from lamina.tasks.token_classification import join
@@ -62,7 +62,7 @@ def test_windows_hold_every_token_once(text: str, max_length: int, data: st.Data
     encoded = encode([text], byte_level(), max_length=max_length, windows=True, stride=stride)
     kept = [
         feature["input_ids"][at]
-        for feature, flags in zip(features(encoded), owners(encoded), strict=True)
+        for feature, flags in zip(features(encoded), read_flags(encoded), strict=True)
         for at, flag in enumerate(flags)
         if flag
     ]

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     import datasets
 
-CHUNK = 1000  # rows that are written or read at a time
+T = TypeVar("T")
+
+CHUNK = 1000  # number of rows that are written or read at a time
 SPILL_BYTES = 64 << 20  # tables larger than this are written to a temporary file
 spills: ContextVar[bool] = ContextVar("spills", default=True)  # whether large tables go to a file
 
@@ -35,10 +37,14 @@ def encodable(text: str) -> str:
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
-def rows_of(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
-    """Join tables of one schema; a large result is a dataset in a temporary file, which is removed with the dataset.
+def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
+    """Join tables of one schema, at least one.
 
-    Results stay in memory, whatever their size, while the context variable `spills` is False.
+    A result of at most 64 MiB is a table in memory. A larger one is a dataset, memory-mapped from a temporary file that
+    is removed with the dataset. While the context variable `spills` is False, every result is a table in memory.
+
+    Raises:
+        DataError: If the temporary file cannot be written.
     """
     small, size, tables = [], 0, iter(tables)
     for table in tables:
@@ -50,24 +56,34 @@ def rows_of(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
 
 
 def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
-    """Join tables of one schema into a dataset, in memory or (if it is large) in a temporary file."""
+    """Join tables of one schema, at least one, into a dataset: in memory, or in a temporary file if it is large.
+
+    Raises:
+        DataError: If the temporary file cannot be written.
+    """
     import datasets
     from datasets.table import InMemoryTable
 
-    rows = rows_of(tables)
+    rows = join_tables(tables)
     if isinstance(rows, datasets.Dataset):
         return rows
     return datasets.Dataset(InMemoryTable(rows), fingerprint=uuid.uuid4().hex)
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
-    """Write tables to a temporary file and return a dataset that is mapped to it; DataError if it cannot be written."""
+    """Write tables to a temporary file, and return a dataset that is memory-mapped from the file.
+
+    The dataset holds an object that removes the file when no dataset refers to it any more.
+
+    Raises:
+        DataError: If the file cannot be written.
+    """
     import datasets
 
     holder, first = _TemporaryFile(), next(tables)
-    said, hint = f"data: {holder.path} cannot be written", "TMPDIR names another folder."
+    problem, hint = f"data: {holder.path} cannot be written", "TMPDIR names another folder."
     with (
-        convert_errors(lambda reason: DataError(f"{said} ({reason}); {hint}")),
+        convert_errors(lambda reason: DataError(f"{problem} ({reason}); {hint}")),
         pa.OSFile(holder.path, "wb") as file,
         pa.ipc.new_stream(file, first.schema) as writer,
     ):
@@ -91,7 +107,7 @@ class _TemporaryFile:
         self.path = str(Path(folder) / "rows.arrow")
         weakref.finalize(self, _remove, folder, os.getpid())
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _TemporaryFile:
+    def __deepcopy__(self, memo: dict[int, object]) -> _TemporaryFile:
         return self
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -99,19 +115,22 @@ class _TemporaryFile:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove a folder if this process, by its id, is the one that made it."""
-    if os.getpid() == process:  # forked worker processes hold copies of the object, but the file is not theirs
+    """Remove a folder, unless this process is another one than `process`, the id of the process that created it."""
+    if os.getpid() == process:  # a forked worker process has a copy of the object, but must not remove the file
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Return `dataset`, which now keeps the temporary file of `source`, from which it was derived, in existence."""
+    """Make `dataset`, which was derived from `source`, hold the temporary file of `source`, and return it.
+
+    Otherwise the file would be removed when `source` is gone, although `dataset` still reads from it.
+    """
     vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
     return dataset
 
 
-def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
-    """Yield items in lists of at most `size`; a single empty list if there are no items."""
+def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
+    """Yield items in lists of `size`, the last of which may be shorter; a single empty list if there are no items."""
     items = iter(items)
     yield list(itertools.islice(items, size))
     while chunk := list(itertools.islice(items, size)):
@@ -122,7 +141,11 @@ def chunks(items: Iterable[Any], size: int = CHUNK) -> Iterator[list[Any]]:
 class Column(Sequence[Any]):
     """Columns of a dataset as one sequence, whose items are read from the dataset when they are needed.
 
-    `decode` turns the cells of a row into an item. Without it, an item is the cell or the tuple of cells.
+    Args:
+        rows: The dataset.
+        names: Names of the columns.
+        decode: Turns the cells of a row, one argument per column, into an item. None: an item is the cell of the only
+            column, or the tuple of the cells of several columns.
     """
 
     def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
@@ -132,13 +155,17 @@ class Column(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, row: Any) -> Any:
+    @overload
+    def __getitem__(self, row: int) -> Any: ...
+    @overload
+    def __getitem__(self, row: slice) -> tuple[Any, ...]: ...
+    def __getitem__(self, row: int | slice) -> Any:
         if isinstance(row, slice):
             return self.read_rows(range(*row.indices(len(self))))
         return self.read_rows([row])[0]
 
     def read_rows(self, rows: Sequence[int]) -> tuple[Any, ...]:
-        """Return the items of the given row numbers."""
+        """Return the items of the rows with these indices, in this order."""
         if not len(rows):
             return ()
         columns = self.rows[rows if isinstance(rows, range) else [int(row) for row in rows]].values()
@@ -147,7 +174,7 @@ class Column(Sequence[Any]):
         return tuple(map(self.decode, *columns))
 
     def select(self, rows: Sequence[int]) -> Column:
-        """Return a column of the given row numbers; no data is copied."""
+        """Return a sequence of the items of the rows with these indices, in this order, without copying data."""
         return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
 
     def __iter__(self) -> Iterator[Any]:
@@ -157,7 +184,7 @@ class Column(Sequence[Any]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or isinstance(other, str):
             return NotImplemented
-        return len(self) == len(other) and all(mine == yours for mine, yours in zip(self, other, strict=True))
+        return len(self) == len(other) and all(item == theirs for item, theirs in zip(self, other, strict=True))
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.read_rows(range(min(3, len(self))))))
@@ -166,25 +193,28 @@ class Column(Sequence[Any]):
 
 @final
 class Ragged:
-    """A column of lists of numbers; each row is an array that shares the column's memory or memory-mapped file."""
+    """An Arrow column of lists of numbers; each row is an array that shares the memory, or memory map, of the column.
+
+    The attribute `lengths` is an array with the number of entries in each row.
+    """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
         chunks = [chunk for chunk in column.chunks if len(chunk)]
         self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
         self._edges = [chunk.offsets.to_numpy(zero_copy_only=True) for chunk in chunks]
         self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
-        self.lengths = np.concatenate([np.zeros(0, np.int64), *map(np.diff, self._edges)])  # numbers in each row
+        self.lengths = np.concatenate([np.zeros(0, np.int64), *map(np.diff, self._edges)])
 
     def __len__(self) -> int:
         return len(self.lengths)
 
-    def __getitem__(self, row: int) -> np.ndarray[Any, np.dtype[Any]]:
+    def __getitem__(self, row: int) -> np.ndarray:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
         edges, at = self._edges[chunk], row - self._starts[chunk]
         return self._values[chunk][edges[at] : edges[at + 1]]
 
     def digest(self) -> bytes:
-        """Return a hash of the rows that does not depend on how they are split into chunks."""
+        """Return a hash of all rows, which does not depend on how the column is divided into chunks."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)
         for edges, values in zip(self._edges, self._values, strict=True):
             digest.update(np.ascontiguousarray(values[edges[0] : edges[-1]]).tobytes())

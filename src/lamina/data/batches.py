@@ -1,4 +1,4 @@
-"""Group rows of tokens into batches of similar length, and pad them."""
+"""Group rows of similar length into batches, and pad the rows of a batch to one length."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -18,32 +18,35 @@ if TYPE_CHECKING:
 
     from jaxtyping import Int
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-    Processor = PreTrainedTokenizerBase | ProcessorMixin
+    from lamina.layers.types import Processor
 
-_SORTED_BATCHES = 50
+# A tokenizer of transformers. Its type is not used, because its stubs are narrower than what it accepts and returns.
+Tokenizer: TypeAlias = Any
+
+_SORTED_BATCHES = 50  # number of batches for training among whose rows lengths are sorted
 
 
 class Budget(NamedTuple):
     """The size limit of a batch in tokens, and the fixed cost of a pass.
 
     Attributes:
-        most: Maximum tokens of a batch, padding included. A single row that is longer is a batch of its own.
+        max_tokens: Maximum number of tokens in a batch, padding included. A single row that is longer is a batch by
+            itself.
         overhead: Fixed cost of a pass of the model, as the number of tokens that would take the same time.
     """
 
-    most: int
+    max_tokens: int
     overhead: int
 
 
-def tokenizer_of(processor: Processor) -> Any:
-    """Return the tokenizer of a processor, or the tokenizer itself."""
+def tokenizer_of(processor: Processor) -> Tokenizer:
+    """Return the tokenizer that a processor contains; a processor that contains none is returned itself."""
     return getattr(processor, "tokenizer", processor)
 
 
-def pad(rows: Sequence[Any], value: int) -> Int[Tensor, "batch tokens"]:
-    """Return lists or arrays of unequal length as one tensor, filled with `value` on the right."""
+def pad(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Int[Tensor, "batch tokens"]:
+    """Return lists or arrays of unequal length as one tensor (int64), padded with `value` on the right."""
     padded = np.full((len(rows), max(map(len, rows), default=0)), value, dtype=np.int64)
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row
@@ -51,11 +54,11 @@ def pad(rows: Sequence[Any], value: int) -> Int[Tensor, "batch tokens"]:
 
 
 def padding_of(processor: Processor) -> dict[str, int]:
-    """Return the padding value of each key of a batch.
+    """Return the padding value of "input_ids" and "token_type_ids" for a processor's tokenizer.
 
-    Without a padding token (GPT-2) it is the end token, or 0. Batches are always padded on the right, even if the
-    tokenizer pads on the left for generation, so that every token has the same position, and so the same states, as it
-    would have alone.
+    Input ids are padded with the padding token; if the tokenizer has none, as GPT-2's, with the end token, or else
+    with 0. Lamina pads on the right, even if the tokenizer pads on the left for generation. So every token has the
+    position, and therefore the hidden states, that it has in a batch by itself.
     """
     tokenizer = tokenizer_of(processor)
     tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
@@ -76,12 +79,17 @@ def length_batches(
     """Group rows into batches of similar length, so that little is padded, and return the row numbers of each batch.
 
     Args:
-        lengths: Tokens of each row.
-        batch_size: Maximum rows of a batch; the last batch may have fewer.
-        seed: Seed for training: rows are shuffled, sorted by length within chunks of 50 batches, and the batches are
-            shuffled. None, for evaluation: the longest rows come first, so that memory runs out at once or never.
-        equal: Whether all rows of a batch must have the same length; there are then always `batch_count` batches.
-        budget: Limit in tokens for evaluation, in addition to `batch_size`. None: no limit.
+        lengths: Number of tokens of each row.
+        batch_size: Maximum number of rows in a batch.
+        seed: Seed of the order for training: rows are shuffled, then sorted by length within chunks of 50 batches, and
+            finally the batches are shuffled. None is for evaluation: the batches with the longest rows come first, so
+            that a lack of memory shows in the first batch.
+        equal: Whether all rows of a batch must have the same length. The number of batches is `batch_count` then, too.
+        budget: Limit in tokens in addition to `batch_size`, for evaluation only. With a budget, `seed` is ignored.
+            None: no limit.
+
+    Raises:
+        ConfigError: If `batch_size` is below 1.
     """
     check_range("length_batches", "batch_size", batch_size, 1)
     lengths = [int(length) for length in lengths]
@@ -91,40 +99,58 @@ def length_batches(
     rng = None if seed is None else random.Random(seed)
     if rng is not None:
         rng.shuffle(rows)
+        # rows of equal length are found only if all rows are sorted
         chunk = chunk if equal else batch_size * _SORTED_BATCHES
     batches: list[list[int]] = []
     for start in range(0, len(rows), chunk):
         ordered = sorted(rows[start : start + chunk], key=lambda row: -lengths[row])
-        alike = [list(group) for _, group in groupby(ordered, key=lengths.__getitem__)] if equal else [ordered]
-        batches += [part[i : i + batch_size] for part in alike for i in range(0, len(part), batch_size)]
+        parts = [list(group) for _, group in groupby(ordered, key=lengths.__getitem__)] if equal else [ordered]
+        batches += [part[i : i + batch_size] for part in parts for i in range(0, len(part), batch_size)]
     if rng is not None:
         rng.shuffle(batches)
     return batches
 
 
 def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
-    """Return batches within a budget, the longest rows first; their total cost is as low as possible."""
+    """Return the row numbers of batches for evaluation that stay within a budget and have the lowest total cost.
+
+    Args:
+        lengths: Number of tokens of each row.
+        batch_size: Maximum number of rows in a batch.
+        budget: Maximum number of tokens in a batch, and the fixed cost of a batch.
+        equal: Whether all rows of a batch must have the same length.
+
+    Returns:
+        Batches in descending order of length.
+    """
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     sizes, counts = (part[::-1] for part in np.unique(lengths, return_counts=True))
-    ends = [0, *np.cumsum(counts).tolist()]  # of each length, among the sorted rows
+    ends = [0, *np.cumsum(counts).tolist()]  # rows ends[i] to ends[i + 1] (exclusive) have the length sizes[i]
     starts = ends[:-1] if equal else _cheapest(sizes, np.array(ends), budget.overhead)
     batches: list[list[int]] = []
     for start, end in pairwise([*starts, len(rows)]):
-        count = max(1, min(batch_size, budget.most // max(1, lengths[rows[start]])))
+        count = max(1, min(batch_size, budget.max_tokens // max(1, lengths[rows[start]])))
         batches += [rows[at : min(at + count, end)] for at in range(start, end, count)]
     return batches
 
 
 def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
-    """Return where groups of batches start among rows sorted by length, so that the total cost is lowest.
+    """Cut rows that are sorted by length into groups, so that the total cost of their batches is lowest.
+
+    The cost of a group is `overhead`, and for each row the length of the group's longest row.
 
     Args:
-        sizes: The different lengths, longest first.
-        ends: How many of the sorted rows have at least the first, second ... of these lengths; begins with 0.
-        overhead: Cost of a batch beside its rows; each row costs as much as the longest row of its batch.
+        sizes: The different lengths in descending order.
+        ends: `ends[i]` is the number of rows that are longer than `sizes[i]`; the last entry is the number of all rows.
+        overhead: Fixed cost of a group.
+
+    Returns:
+        The index of the first row of each group, in ascending order.
     """
+    # dynamic programming over lengths: least[i] is the lowest cost of all rows longer than sizes[i], and first[last]
+    # is the longest length in the group that ends with the rows of length sizes[last]
     least, first = np.zeros(len(sizes) + 1), [0] * len(sizes)
-    for last in range(len(sizes)):  # dynamic programming: the cheapest batches of all rows up to this length
+    for last in range(len(sizes)):
         costs = least[: last + 1] + overhead + (ends[last + 1] - ends[: last + 1]) * sizes[: last + 1]
         first[last] = int(costs.argmin())
         least[last + 1] = costs[first[last]]
@@ -136,6 +162,6 @@ def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
 
 
 def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False) -> int:
-    """Return how many batches `length_batches` makes of these rows."""
+    """Return how many batches `length_batches` makes without a budget; the parameters are the same."""
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)

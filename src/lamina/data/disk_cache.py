@@ -1,8 +1,8 @@
-"""The folder of the hidden-state cache: its entries, the locks of writers, and files that killed writers left.
+"""The folder of the hidden-state cache: its entries, the locks of processes that write, and unfinished files.
 
 <folder>/
-  <key>/             a whole entry: one file of states per stack, and index.json with checksums of these and of itself
-  .<key>.new/        an entry while it is written; its writer holds the lock of the key
+  <key>/             a complete entry: one file of states per stack, and index.json with checksums of all files
+  .<key>.new/        an entry while it is written; the process that writes it holds the lock of the key
   .<key>.gone/       an entry while it is removed
   .locks/<key>.lock  released when its process ends: an unfinished entry whose lock is free can be removed
 """
@@ -19,7 +19,7 @@ import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
@@ -32,16 +32,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 3
+# What the states of an entry depend on, and facts about its files, as `index.json` holds them: name -> JSON value.
+Facts: TypeAlias = dict[str, Any]
+
+FORMAT = 3  # version of the format of an entry's files
 INDEX = "index.json"
 GIB = 2**30
-_CHECKSUM = "checksum"  # of the index without this
+_CHECKSUM = "checksum"  # key of the index: the checksum of all other keys
 _KEY = re.compile(r"[0-9a-f]{32}")
 _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 
 
 def cache_folder(asked: str | Path | None = None) -> Path:
-    """Return the cache folder: `asked`, else $LAMINA_CACHE, else `lamina` in $XDG_CACHE_HOME or ~/.cache."""
+    """Return the cache folder: `asked` if it is not None, else $LAMINA_CACHE, else "lamina" in the user's cache folder.
+
+    The user's cache folder is $XDG_CACHE_HOME or else ~/.cache. The folder need not exist.
+    """
     default = os.environ.get("LAMINA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lamina")
     return Path(default if asked is None else asked).expanduser()
 
@@ -52,55 +58,76 @@ class Entry:
     """A complete entry of the cache, in a folder named by its key."""
 
     key: str
-    facts: Mapping[str, Any]  # its index; empty where that cannot be read
+    facts: Facts  # contents of its index; empty if the index cannot be read
     size_bytes: int
-    problem: str | None  # why it cannot be used
+    problem: str | None  # why it cannot be used; None if it can
 
     @property
     def foreign(self) -> bool:
-        """Whether another version of Lamina wrote the entry."""
+        """Whether a version of Lamina with another format of entries wrote the entry."""
         return self.facts.get("format", FORMAT) != FORMAT
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the entry was written; None if that is not known."""
+        """Seconds since the entry was written; None if its index does not say."""
         date = self.facts.get("made")
         return max(0.0, time.time() - date) if isinstance(date, int | float) else None
 
 
 def entries(folder: Path) -> list[Entry]:
-    """Return all complete entries of a folder, newest first; other files are ignored, and [] if there is no folder."""
+    """Return all complete entries of the cache folder, newest first.
+
+    Files and folders that are not entries are ignored. If the folder does not exist, the list is empty.
+
+    Raises:
+        CacheError: If the folder cannot be read.
+    """
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be read ({reason})."), OSError):
         paths = sorted(folder.iterdir()) if os.path.lexists(folder) else []
-        own = [path for path in paths if _KEY.fullmatch(path.name) and _is_own(path)]
-    whole = [entry for path in own if (entry := read_entry(path))]
-    return sorted(whole, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
+        folders = [path for path in paths if _KEY.fullmatch(path.name) and _is_entry(path)]
+    complete = [entry for path in folders if (entry := read_entry(path))]
+    return sorted(complete, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
 
 def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry | None:
-    """Return the entry at `path`, or None; its `problem` says if files are incomplete or the index is not `expected`.
+    """Read the index of an entry, and check its files.
 
-    With `expected`, which is for an entry that will be used, the checksums of its files are compared: each is read
-    once, about 1.5 GB a second where the disk gives that.
+    Args:
+        path: The folder of the entry.
+        expected: What the states must depend on, for an entry that will be used. Checksums of all files are then
+            compared too, for which each file is read once (about 1.5 GB per second on a fast disk). None: only the
+            names and sizes of the files are checked.
+
+    Returns:
+        The entry, whose `problem` says what is wrong if it cannot be used; None if there is no folder at `path`.
     """
     if not path.is_dir():
         return None
-    sizes, facts = dict[str, int](), dict[str, Any]()
+    sizes, facts = dict[str, int](), Facts()
     try:
         sizes = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
         facts, problem = _read_index(path / INDEX)
         if problem is None:
             problem = _problem(path, facts, sizes, expected)
-    except Exception:  # a file may hold anything
+    except Exception:  # the index may hold anything, so that errors of any type may be raised
         problem = "its index cannot be read"
     return Entry(path.name, facts, sum(sizes.values()), problem)
 
 
-def _read_index(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the contents of an index and None, or what can be trusted of it and what is wrong."""
+def _read_index(path: Path) -> tuple[Facts, str | None]:
+    """Read `index.json` of an entry.
+
+    Returns:
+        Its contents without the checksum, and None. If it has another format or is damaged: its format or nothing, and
+        what is wrong.
+
+    Raises:
+        ValueError: If it is not a JSON object.
+        OSError: If it cannot be read.
+    """
     facts = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
-        raise ValueError("no object")
+        raise ValueError("not a JSON object")
     if (written := facts.get("format")) != FORMAT:
         return {"format": written}, f"written in format {str(written)[:20]}; this version reads {FORMAT}"
     if facts.pop(_CHECKSUM, None) != _hash(facts):
@@ -108,10 +135,15 @@ def _read_index(path: Path) -> tuple[dict[str, Any], str | None]:
     return facts, None
 
 
-def _problem(
-    path: Path, facts: Mapping[str, Any], sizes: Mapping[str, int], expected: Mapping[str, Any] | None
-) -> str | None:
-    """Return why an entry with an undamaged index cannot be used; None if it can."""
+def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mapping[str, Any] | None) -> str | None:
+    """Return why an entry whose index is not damaged cannot be used; None if it can.
+
+    Args:
+        path: The folder of the entry.
+        facts: Contents of its index.
+        sizes: Name of each file in the folder -> its size in bytes.
+        expected: What the states must depend on; None: neither this nor checksums are compared. See `read_entry`.
+    """
     if wrong := [name for name, size in facts["files"].items() if sizes.get(name) != size]:
         return f"{wrong[0]} is missing or not whole"
     if any(facts.get(name) != value for name, value in (expected or {}).items()):
@@ -120,11 +152,13 @@ def _problem(
     return next((f"{name} is damaged" for name, crc in known.items() if _crc32(path / name) != crc), None)
 
 
-def _hash(facts: Mapping[str, Any]) -> int:
+def _hash(facts: Facts) -> int:
+    """Return a checksum of the contents of an index."""
     return zlib.crc32(json.dumps(facts, sort_keys=True).encode())
 
 
 def _crc32(path: Path) -> int:
+    """Return the CRC-32 checksum of a file, which is read 1 MiB at a time."""
     crc = 0
     with path.open("rb", buffering=0) as file:
         while content := file.read(2**20):
@@ -133,12 +167,15 @@ def _crc32(path: Path) -> int:
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
-    """Return the unfinished files that killed writers left in a folder; with `remove` they are deleted."""
+    """Return the unfinished entries that processes left in the cache folder when they died; delete them if `remove`.
+
+    Entries that a living process is writing are left alone: their lock is not free.
+    """
     leftovers = []
     for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
         match = _PARTIAL.fullmatch(path.name)
         if match and not (lock := _lock(folder, match[1])).is_locked:
-            with suppress(Timeout), lock.acquire(timeout=0):
+            with suppress(Timeout), lock.acquire(timeout=0):  # another process may have locked it a moment ago
                 leftovers.append(path)
                 if remove:
                     shutil.rmtree(path, ignore_errors=True)
@@ -146,15 +183,19 @@ def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
 
 
 def clear(folder: Path, which: str) -> list[Entry]:
-    """Remove entries and return them; unfinished files of killed writers are removed too.
+    """Remove entries from the cache folder, and the unfinished entries of processes that died.
 
     Args:
         folder: The cache folder.
-        which: The key of an entry, the beginning of one key, or "all".
+        which: The key of an entry, the beginning of a single key, or "all".
+
+    Returns:
+        The entries that were removed.
 
     Raises:
-        UnknownNameError: If no key begins so.
-        ConfigError: If several do.
+        UnknownNameError: If no key begins with `which`.
+        ConfigError: If several keys begin with `which`.
+        CacheError: If the folder cannot be read or written.
     """
     known = entries(folder)
     chosen = known if which == "all" else [entry for entry in known if which and entry.key.startswith(which)]
@@ -170,7 +211,10 @@ def clear(folder: Path, which: str) -> list[Entry]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise CacheError unless `needed_bytes` fit on the disk and a reserve (5 %, at most 1 GiB) stays free."""
+    """Raise CacheError unless `needed_bytes` fit on the disk of the cache folder with a reserve left free.
+
+    The reserve is 5 % of the disk, at most 1 GiB. The folder need not exist.
+    """
     usage = shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.exists()))
     reserve = min(GIB, usage.total // 20)
     if needed_bytes + reserve > usage.free:
@@ -182,10 +226,21 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> Iterator[Path | None]:
-    """Hold the lock for writing an entry; wait if another process holds it.
+    """Hold the lock for writing an entry inside the context, after waiting until no other process holds it.
 
-    Yields a private folder to write to, which is removed at the end unless `publish` was called; None if the entry is
-    complete by now and its index is as `expected`. Unfinished files of killed writers are removed.
+    Unfinished entries of processes that died are removed.
+
+    Args:
+        folder: The cache folder.
+        key: The key of the entry.
+        expected: What the states must depend on; see `read_entry`.
+
+    Yields:
+        A private folder for the files of the entry, which is removed at the end of the context unless `publish` moved
+        it. None if the entry exists by now, because another process wrote it, and can be used.
+
+    Raises:
+        CacheError: If this process holds the lock already.
     """
     lock, path = _lock(folder, key), folder / f".{key}.new"
     if lock.is_locked:
@@ -208,43 +263,54 @@ def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> 
 
 
 def publish(path: Path, facts: Mapping[str, Any]) -> None:
-    """Move the private folder of `claim` to its place as a complete entry, with `facts` as its index."""
-    entry = path.with_name(path.name[1:33])
+    """Complete an entry: write its index, flush its files to disk, and rename its folder to the key.
+
+    An older entry of the same key, which could not be used, is removed.
+
+    Args:
+        path: The private folder from `claim`, with the files of states.
+        facts: What the states depend on, JSON-ready; the index has these facts, and facts about the files.
+    """
+    entry = path.with_name(path.name[1:33])  # the name is ".<key>.new"
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
-    own = {
+    about_files = {
         "format": FORMAT,
         "made": time.time(),
         "files": sizes,
         "checksums": {name: _crc32(path / name) for name in sizes},
     }
-    index = {"key": entry.name, **facts, **own}
+    index = {"key": entry.name, **facts, **about_files}
     (path / INDEX).write_text(json.dumps({**index, _CHECKSUM: _hash(index)}, indent=1), encoding="utf-8")
     for name in (*sizes, INDEX):
         fsync(path / name)
-    _remove(entry)  # one that could not be used
+    _remove(entry)
     path.replace(entry)
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Convert errors of the operating system inside the context to CacheError, which names the cache folder."""
+    """Raise errors of the operating system inside the context as CacheErrors that name the cache folder."""
     hint = "Choose another folder with cache_dir or LAMINA_CACHE."
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield
 
 
 def _lock(folder: Path, key: str) -> FileLock:
+    """Return the lock for writing the entry of a key; all threads of a process share one lock object."""
     return FileLock(folder.absolute() / ".locks" / f"{key}.lock", thread_local=False, is_singleton=True)
 
 
-def _is_own(path: Path) -> bool:
-    """Return whether a folder has the files of an entry and no others."""
+def _is_entry(path: Path) -> bool:
+    """Return whether a path is a folder with the files of an entry and no others."""
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
     return INDEX in names and all(file.name in names and file.suffix in (".bin", ".json") for file in path.iterdir())
 
 
 def _remove(path: Path) -> None:
-    """Delete an entry after renaming it, so that nobody opens it while it is deleted; open files stay readable."""
+    """Delete an entry, after renaming it so that no process opens it meanwhile; files that are open stay readable.
+
+    Nothing happens if the entry does not exist.
+    """
     gone = path.with_name(f".{path.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)
     with suppress(FileNotFoundError):

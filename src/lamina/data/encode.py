@@ -1,4 +1,4 @@
-"""Tokenise texts into windows, or running text into blocks."""
+"""Tokenise texts into windows of tokens, or running text into blocks of equal length."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import itertools
 import json
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from torch import nn
 
-from lamina.data.arrow import CHUNK, chunks, encodable, rows_of
+from lamina.data.arrow import CHUNK, chunks, encodable, join_tables
 from lamina.data.batches import tokenizer_of
-from lamina.data.windows import TOKEN_KEYS, Encoded, Run, window_table
+from lamina.data.windows import TOKEN_KEYS, Encoded, TokenRange, window_table
 from lamina.errors import ConfigError
 from lamina.layers.towers import towers_of
 
@@ -22,51 +22,60 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from transformers import PreTrainedModel
 
-    from lamina.data.batches import Processor
+    from lamina.data.batches import Tokenizer
+    from lamina.data.windows import WindowRow
+    from lamina.layers.types import Processor
 
     Text = str | tuple[str, str]
-    Tokenizer = Any  # the stubs of its calls are narrower than what they take and give
 
-_UNLIMITED = 10**9  # a tokenizer without a limit says 1e30
-_FALLBACK_TOKENS = 512
+TokenizerOutput: TypeAlias = Any  # a `BatchEncoding` of transformers, whose stubs do not tell the types of its entries
+_UNLIMITED = 10**9  # larger than any real limit; a tokenizer without a limit says 1e30
+_FALLBACK_TOKENS = 512  # length of a window if neither model nor tokenizer has a limit
 _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
 
 
 def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None = None) -> int:
-    """Return the maximum tokens of a window, special tokens included.
+    """Return the maximum number of tokens in a window, special tokens included.
 
     Args:
-        model: The model, whose position table or config has a limit.
+        model: The model, whose position table or config may have a limit.
         processor: Its tokenizer, which may have a lower limit.
-        asked: The requested length; None: as many as model and tokenizer allow, or 512 if they have no limit.
+        asked: The length that the user wants. None: the limit of model and tokenizer, or 512 if they have none.
 
     Raises:
-        ConfigError: If `asked` is not positive, or more than they allow.
+        ConfigError: If `asked` is below 1 or above the limit.
     """
     allowed = int(min(_positions(model), getattr(tokenizer_of(processor), "model_max_length", _UNLIMITED)))
     if asked is None:
         return allowed if allowed < _UNLIMITED else _FALLBACK_TOKENS
     if not 1 <= asked <= allowed:
-        most = f"model and tokenizer take 1 to {allowed}" if allowed < _UNLIMITED else "it must be positive"
-        raise ConfigError(f"encode: max_length is {asked}; {most}.")
+        rule = f"model and tokenizer take 1 to {allowed}" if allowed < _UNLIMITED else "it must be positive"
+        raise ConfigError(f"encode: max_length is {asked}; {rule}.")
     return asked
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """Return the number of positions in the model's tables or config; a very large number if there is no limit."""
-    reads_text: Any = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
-    model = next(reads_text, model)
-    named = model.named_modules()
-    weights = [(module, getattr(module, "weight", None)) for name, module in named if _POSITIONS.search(name)]
-    tables = [rows.shape[0] - _padding_rows(module) for module, rows in weights if isinstance(rows, nn.Parameter)]
-    known = getattr(model.config, "max_position_embeddings", None)
-    if not tables and isinstance(known, int) and known > 0 and not getattr(model.config, "relative_attention", False):
-        return known
-    return min(tables, default=_UNLIMITED)
+    """Return the number of positions that a model has for text, by its position tables or else by its config.
+
+    Of a model with several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`.
+    """
+    text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
+    module = next(iter(text_towers), model)
+    tables = [part for name, part in module.named_modules() if _POSITIONS.search(name)]
+    weights = [(part, getattr(part, "weight", None)) for part in tables]
+    sizes = [weight.shape[0] - _padding_rows(part) for part, weight in weights if isinstance(weight, nn.Parameter)]
+    config = module.config
+    limit = getattr(config, "max_position_embeddings", None)
+    if not sizes and isinstance(limit, int) and limit > 0 and not getattr(config, "relative_attention", False):
+        return limit
+    return min(sizes, default=_UNLIMITED)
 
 
 def _padding_rows(module: nn.Module) -> int:
-    """Return how many rows of a position table are not positions: up to the padding row, plus an offset (BART)."""
+    """Return how many rows of a position table do not stand for a position.
+
+    These are the rows up to the padding row (RoBERTa), and as many as the table's offset (BART).
+    """
     padding = getattr(module, "padding_idx", None)
     return (0 if padding is None else int(padding) + 1) + int(getattr(module, "offset", 0))
 
@@ -83,23 +92,28 @@ def encode(
 ) -> Encoded:
     """Tokenise texts or pairs of texts.
 
-    A text without any token (GPT-2 reads "" so) becomes one start token that is attended to, so that the model has a
-    state for it, the same one in every batch.
+    If the tokenizer makes no token of a text, as GPT-2's of "", the text becomes a single start token, which the model
+    attends to. So the model has a state for the text, which does not depend on the batch.
 
     Args:
         texts: Texts, or pairs of texts.
-        processor: A tokenizer, or a processor that has one.
-        max_length: Maximum tokens of a window, special tokens included.
-        windows: Whether a longer text is cut into several windows. Otherwise it loses its end and is counted as
-            truncated. In a pair the second text is cut: every window begins with the first text, which loses (and is
-            counted for) what is longer than half a window; offsets and runs belong to the second text.
-        stride: Tokens that neighbouring windows share. None: a quarter of the window.
-        offsets: Whether to keep the characters of each token. Only token tasks need them; they take much memory.
-        add_prefix_space: Whether tokenizers that read the first word of a text differently (byte-level BPE, as in
-            RoBERTa) get a space before it. Offsets are those of the text without the space.
+        processor: A tokenizer, or a processor that contains one.
+        max_length: Maximum number of tokens in a window, special tokens included.
+        windows: Whether to cut a longer text into several windows. False: only its beginning is used, and it counts as
+            truncated. In a pair, the second text is cut into windows, and every window begins with the first text. If
+            the first text is longer than half a window, it is cut there and the pair counts as truncated. Offsets and
+            token ranges are those of the second text.
+        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`.
+        offsets: Whether to store the characters of each token. Only token tasks need them; they take much memory.
+        add_prefix_space: Whether to put a space before the first word of each text, for tokenizers that otherwise read
+            this word differently (byte-level BPE, as RoBERTa's). Offsets refer to the text without the space.
+
+    Returns:
+        The windows, in memory or in a temporary file if they are large. The tokenizer's settings are as before.
 
     Raises:
-        ConfigError: If `max_length` leaves no room for text, `stride` does not fit, or windows need a fast tokenizer.
+        ConfigError: If `max_length` leaves no room for text, `stride` is not allowed, or `windows` is set for a
+            tokenizer that is not a fast one.
     """
     tokenizer = tokenizer_of(processor)
     pairs = bool(texts) and not isinstance(texts[0], str)
@@ -114,64 +128,69 @@ def encode(
     }
     if windows:
         if not tokenizer.is_fast:
-            what = "is a slow tokenizer; token tasks need character offsets, which only fast ones give"
-            raise ConfigError(f"encode: {type(tokenizer).__name__} {what}. Take a model that has a fast one.")
+            problem = "is a slow tokenizer; token tasks need character offsets, which only fast ones give"
+            raise ConfigError(f"encode: {type(tokenizer).__name__} {problem}. Use a model that has a fast one.")
         options |= _window_options(room, stride, max_length, pairs=pairs)
     truncated: list[int] = []
-    second = windows and pairs
-    space = add_prefix_space and _parts_first_word(tokenizer)
+    is_second = windows and pairs  # whether the second text of a pair is cut into windows
+    space = add_prefix_space and _needs_prefix_space(tokenizer)
 
     def tables() -> Iterator[pa.Table]:
         for number, part in enumerate(chunks(texts)):
-            given = list(map(_spaced, part)) if space else part
-            given, cut = _halved(tokenizer, given, room // 2) if second else (given, 0)
-            raw = _call(tokenizer, given, options)
-            truncated.append(cut if windows else _count_truncated(tokenizer, given, raw["input_ids"], max_length))
+            spaced = list(map(_spaced, part)) if space else part
+            spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
+            output = _call(tokenizer, spaced, options)
+            truncated.append(count if windows else _count_truncated(tokenizer, spaced, output["input_ids"], max_length))
             if offsets and space:
-                _move_back(raw, part, given, side=int(second))
-            yield _windows(
-                tokenizer, raw, start=number * CHUNK, shared=options.get("stride", 0), second=windows and pairs
-            )
+                _shift_offsets(output, part, spaced, side=int(is_second))
+            shared = options.get("stride", 0)
+            yield _windows(tokenizer, output, start=number * CHUNK, shared=shared, is_second=is_second)
 
     with _unchanged(tokenizer, windows=windows):
-        return Encoded(rows_of(tables()), sum(truncated))
+        return Encoded(join_tables(tables()), sum(truncated))
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, Any]:
-    """Return the tokenizer's options for windows.
+    """Return the options with which a tokenizer cuts texts into windows.
 
     Args:
-        room: Tokens of a window without special tokens; in a pair at least half of them are the second text's.
-        stride: Tokens that windows share; None: a quarter of the window.
-        max_length: Tokens of a window.
+        room: Number of tokens in a window besides special tokens. In a pair, at least half of them are the second
+            text's.
+        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, or less if a window
+            is too small.
+        max_length: Number of tokens in a window.
         pairs: Whether the texts are pairs.
 
     Raises:
-        ConfigError: If the windows cannot share as many tokens.
+        ConfigError: If `stride` is negative, or not smaller than the number of tokens of the text in a window.
     """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
     if not 0 <= shared < room:
-        what = f"windows hold {room} tokens of a text, so they can share 0 to {room - 1}"
-        raise ConfigError(f"encode: stride is {stride}; {what}.")
+        rule = f"windows hold {room} tokens of a text, so they can share 0 to {room - 1}"
+        raise ConfigError(f"encode: stride is {stride}; {rule}.")
     side = {"truncation": "only_second"} if pairs else {}
     return {"stride": shared, "return_overflowing_tokens": True, **side}
 
 
-def _halved(tokenizer: Tokenizer, pairs: Sequence[Text], most: int) -> tuple[list[Text], int]:
-    """Return the pairs with their first texts cut to at most `most` tokens, and how many were cut."""
-    how = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
-    spans = _call(tokenizer, [str(first) for first, _ in pairs], how).get("offset_mapping", ())
-    long = [row for row, own in enumerate(spans) if len(own) > most]
-    halved = list(pairs)
+def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: int) -> tuple[list[Text], int]:
+    """Return pairs of texts whose first texts have at most `max_tokens` tokens, and the number that had to be cut."""
+    options = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
+    spans = _call(tokenizer, [str(first) for first, _ in pairs], options).get("offset_mapping", ())
+    long = [row for row, tokens in enumerate(spans) if len(tokens) > max_tokens]
+    shortened = list(pairs)
     for row in long:
         first, second = pairs[row]
-        halved[row] = (str(first)[: spans[row][most - 1][1]] if most else "", str(second))
-    return halved, len(long)
+        shortened[row] = (str(first)[: spans[row][max_tokens - 1][1]] if max_tokens else "", str(second))
+    return shortened, len(long)
 
 
-def _parts_first_word(tokenizer: Tokenizer) -> bool:
-    """Return whether a word's token includes the space before it, and the tokenizer adds none to the first word."""
+def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
+    """Return whether a tokenizer reads the first word of a text differently from the same word after a space.
+
+    That is so for byte-level BPE, whose tokens include the space before a word, unless the tokenizer adds a space to
+    the first word by itself.
+    """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
     steps = state.get("pretokenizers", [state])
@@ -179,49 +198,53 @@ def _parts_first_word(tokenizer: Tokenizer) -> bool:
 
 
 def _spaced(text: Text) -> Text:
-    """Return a text, or both texts of a pair, with a space in front unless there is one."""
+    """Return a text, or both texts of a pair, with a space in front; empty texts and leading spaces stay."""
     if not isinstance(text, str):
         first, second = (str(_spaced(part)) for part in text)
         return first, second
     return f" {text}" if text and not text[0].isspace() else text
 
 
-def _move_back(raw: Mapping[str, Any], texts: Sequence[Text], given: Sequence[Text], *, side: int) -> None:
-    """Shift the tokenizer's offsets in place, so that they count in the texts without the spaces of `_spaced`.
+def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Sequence[Text], *, side: int) -> None:
+    """Change a tokenizer's offsets in place from texts with a space in front to the texts without it.
 
     Args:
-        raw: The tokenizer's output.
+        output: What the tokenizer returned for `spaced`; its "offset_mapping" is changed, if there is one.
         texts: The texts without spaces.
-        given: The texts as the tokenizer read them.
+        spaced: The texts with spaces, from `_spaced`.
         side: Which text of a pair the offsets belong to, 0 or 1.
     """
-    both = [[text if isinstance(text, str) else text[side] for text in pair] for pair in zip(texts, given, strict=True)]
-    numbers = raw.get("overflow_to_sample_mapping") or range(len(texts))
-    for spans, text in zip(raw.get("offset_mapping", ()), numbers, strict=False):
-        if both[text][0] != both[text][1]:
+    pairs = zip(texts, spaced, strict=True)
+    before_after = [[text if isinstance(text, str) else text[side] for text in pair] for pair in pairs]
+    numbers = output.get("overflow_to_sample_mapping") or range(len(texts))
+    for spans, text in zip(output.get("offset_mapping", ()), numbers, strict=False):
+        if before_after[text][0] != before_after[text][1]:
             spans[:] = [(max(0, start - 1), max(0, end - 1)) for start, end in spans]
 
 
 def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_prefix_space: bool = False) -> Encoded:
     """Tokenise texts, join them and cut the result into blocks of `max_length` tokens, as language modelling does.
 
-    Texts keep their special tokens; a block may begin or end anywhere. The last block may be shorter. Every block
-    counts as a text, without offsets.
+    Texts keep their special tokens; a block may begin and end inside a text. Only the last block may be shorter.
 
     Args:
         texts: The texts.
-        processor: A tokenizer, or a processor that has one.
-        max_length: Tokens of a block.
-        add_prefix_space: Whether byte-level BPE tokenizers get a space before the first word of each text.
+        processor: A tokenizer, or a processor that contains one.
+        max_length: Number of tokens in a block.
+        add_prefix_space: Whether to put a space before the first word of each text; see `encode`.
+
+    Returns:
+        The blocks, each of which counts as a text with one window, without offsets. No text counts as truncated.
     """
     tokenizer = tokenizer_of(processor)
-    if add_prefix_space and _parts_first_word(tokenizer):
+    if add_prefix_space and _needs_prefix_space(tokenizer):
         texts = [str(_spaced(text)) for text in texts]
     with _unchanged(tokenizer, windows=False):
-        return Encoded(rows_of(_blocks(tokenizer, texts, max_length)))
+        return Encoded(join_tables(_blocks(tokenizer, texts, max_length)))
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
+    """Yield tables of blocks (see `window_table`) as texts are tokenised; a single empty table if there is no token."""
     joined: dict[str, list[int]] = {}
     count = 0
     for part in itertools.chain(chunks(texts), [None]):
@@ -230,11 +253,11 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
                 joined.setdefault(key, []).extend(itertools.chain.from_iterable(numbers))
         length = len(joined["input_ids"])
         whole = length if part is None else length - length % max_length
-        rows: list[dict[str, Any]] = []
+        rows: list[WindowRow] = []
         for number, at in enumerate(range(0, whole, max_length), start=count):
             tokens = {key: row[at : at + max_length] for key, row in joined.items()}
-            run = Run(0, len(tokens["input_ids"]), 0)
-            rows.append({**tokens, **run._asdict(), "text": number, "window": 0, "offsets": []})
+            token_range = TokenRange(0, len(tokens["input_ids"]), 0)
+            rows.append({**tokens, **token_range._asdict(), "text": number, "window": 0, "offsets": []})
         joined = {key: row[whole:] for key, row in joined.items()}
         if rows or (part is None and not count):
             yield window_table(rows)
@@ -243,12 +266,13 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
 
 @contextmanager
 def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
-    """Restore the tokenizer's truncation and padding when the context ends, since they would be saved with it.
+    """Restore a tokenizer's settings of truncation and padding at the end of the context.
 
-    With `windows` texts are cut on the right inside the context.
+    Calls of the tokenizer change these settings, and `save_pretrained` would save them. With `windows`, texts are cut
+    on the right inside the context, because the windows must be in the order of the text.
     """
     side = tokenizer.truncation_side
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
     truncation, padding = getattr(backend, "truncation", None), getattr(backend, "padding", None)
     if windows:
         tokenizer.truncation_side = "right"
@@ -256,7 +280,7 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
         yield
     finally:
         tokenizer.truncation_side = side
-        if truncation:
+        if truncation and backend is not None:
             backend.enable_truncation(**truncation)
         elif backend is not None and tokenizer.is_fast:
             backend.no_truncation()
@@ -264,7 +288,11 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
             backend.enable_padding(**padding)
 
 
-def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, object]) -> TokenizerOutput:
+    """Call a tokenizer with texts or pairs of texts, and return its output; without texts, empty "input_ids".
+
+    Lone surrogates in texts are replaced, because tokenizers refuse them.
+    """
     if not texts:
         return {"input_ids": []}
     sides = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
@@ -273,39 +301,74 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, Any
 
 
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
-    """Return how many texts have more than `max_length` tokens, by tokenising those again that fill a window."""
+    """Return how many texts, or pairs of texts, have more than `max_length` tokens.
+
+    Texts that fill a window are tokenised again, because the truncated tokens do not tell.
+
+    Args:
+        tokenizer: The tokenizer.
+        texts: The texts.
+        ids: The input ids of each text, truncated to `max_length`.
+        max_length: Maximum number of tokens in a window.
+    """
     full = [text for text, row in zip(texts, ids, strict=True) if len(row) >= max_length]
     return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
 
 
-def _windows(tokenizer: Tokenizer, raw: Any, *, start: int, shared: int, second: bool) -> pa.Table:
-    """Return the windows of one call of the tokenizer as an Arrow table.
+class _Window(NamedTuple):
+    """A window, as far as the following window of the same text depends on it."""
+
+    text: int  # index of the text
+    number: int  # index of the window within its text
+    tokens: TokenRange
+
+
+def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, shared: int, is_second: bool) -> pa.Table:
+    """Return the windows of one call of a tokenizer as an Arrow table; see `window_table`.
 
     Args:
         tokenizer: The tokenizer.
-        raw: Its output.
-        start: Number of the first text of the call.
-        shared: Tokens that neighbouring windows share.
-        second: Whether runs and offsets belong to the second texts of pairs.
+        output: What the call returned.
+        start: Index of the call's first text among all texts.
+        shared: Number of tokens that neighbouring windows share.
+        is_second: Whether offsets and token ranges are those of the second texts of pairs.
     """
-    keys = [key for key in TOKEN_KEYS if key in raw]
-    known = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
-    start_token = next(token for token in known if token is not None)
-    rows: list[dict[str, Any]] = []
-    for i, text in enumerate(raw.get("overflow_to_sample_mapping") or range(len(raw["input_ids"]))):
-        row = {key: raw[key][i] for key in keys}
-        spans = raw["offset_mapping"][i] if "offset_mapping" in raw else []
-        follows = bool(rows) and rows[-1]["text"] == start + text
-        if second:
-            special = [int(owner != 1) for owner in raw.sequence_ids(i)] + [1]
-        else:
-            special = [*raw["special_tokens_mask"][i], 1]  # the text's own tokens are between special ones
-        first = special.index(0) if 0 in special else 0
-        number = rows[-1]["number"] + rows[-1]["stop"] - rows[-1]["start"] - shared if follows else 0
-        run, window = Run(first, special.index(1, first), number), rows[-1]["window"] + 1 if follows else 0
+    keys = [key for key in TOKEN_KEYS if key in output]
+    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
+    start_token = next(token for token in candidates if token is not None)
+    rows: list[WindowRow] = []
+    before: _Window | None = None
+    for i, text in enumerate(output.get("overflow_to_sample_mapping") or range(len(output["input_ids"]))):
+        row = {key: output[key][i] for key in keys}
+        spans = output["offset_mapping"][i] if "offset_mapping" in output else []
+        window = _Window(start + text, 0, _text_tokens(output, i, is_second=is_second))
+        if before is not None and before.text == window.text:
+            first = before.tokens.number + before.tokens.stop - before.tokens.start - shared
+            window = _Window(window.text, before.number + 1, window.tokens._replace(number=first))
         if len(row["input_ids"]) == 0:
             row = {key: [0] for key in keys} | {"input_ids": [start_token], "attention_mask": [1]}
-            spans = [(0, 0)] * ("offset_mapping" in raw)
-        edges = [edge for at, span in enumerate(spans) for edge in (span if run.start <= at < run.stop else (0, 0))]
-        rows.append({**row, **run._asdict(), "text": start + text, "window": window, "offsets": edges})
+            spans = [(0, 0)] * ("offset_mapping" in output)
+        tokens = window.tokens
+        edges = [
+            edge for at, span in enumerate(spans) for edge in (span if tokens.start <= at < tokens.stop else (0, 0))
+        ]
+        rows.append({**row, **tokens._asdict(), "text": window.text, "window": window.number, "offsets": edges})
+        before = window
     return window_table(rows)
+
+
+def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:
+    """Return which tokens of a window belong to the text, or to the second text of a pair, as if it were the first.
+
+    Args:
+        output: What a call of a tokenizer returned.
+        window: Index of the window in the output.
+        is_second: Whether to look for the second text of a pair.
+    """
+    if is_second:
+        is_other = [int(side != 1) for side in output.sequence_ids(window)]
+    else:
+        is_other = output["special_tokens_mask"][window]
+    is_other = [*is_other, 1]  # special tokens surround the text's; without them, the end of the window does
+    first = is_other.index(0) if 0 in is_other else 0
+    return TokenRange(first, is_other.index(1, first), 0)

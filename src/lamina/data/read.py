@@ -1,8 +1,8 @@
 """Read files of examples: TSV, CSV, JSON Lines, Parquet, CoNLL and plain text.
 
 TSV is read as the GLUE files are written: a quote is an ordinary character and a line is a row. CSV follows RFC 4180.
-Lines end at line feeds only, since texts contain other separators. A row that cannot be read is passed on as the error
-that describes it.
+Lines end at line feeds only, because texts contain other line separators. Inside this module, a row that cannot be read
+is not raised but passed on as a DataError, in place of the row, so that the caller can skip it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,50 +29,66 @@ from lamina.utils import MAX_BYTES, check_range, is_dir, is_file, parse_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Lines = Iterator[tuple[int, str | DataError]]
-Grid = Iterator[tuple[int, list[str] | DataError]]
-Records = Iterator[tuple[int, dict[str, Any] | DataError]]
+    import datasets
+
+T = TypeVar("T")
+Record: TypeAlias = dict[str, Any]  # column -> cell, which is whatever the file can hold
+# Lines, rows of cells, and records: each with its number in the file, or with the error that describes it.
+Lines: TypeAlias = Iterator[tuple[int, str | DataError]]
+CellRows: TypeAlias = Iterator[tuple[int, list[str] | DataError]]
+Records: TypeAlias = Iterator[tuple[int, Record | DataError]]
 
 _BLANKS = re.compile(r"[ \t]+")
-_LONGEST_CELL = 2**31 - 1  # the csv module refuses texts above 131072 characters; more than this Windows cannot count
+_MAX_CELL = 2**31 - 1  # by default the csv module refuses more than 131072 characters; Windows cannot count further
 _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 
 
-def read_records(path: Path, kind: str, header: Sequence[str] | None = None) -> Records:
-    """Yield the rows of a file with their line numbers; a row that cannot be read is a DataError.
+def read_records(path: Path, file_format: str, header: Sequence[str] | None = None) -> Records:
+    """Yield the rows of a file with their line numbers, counted from 1; a row that cannot be read is a DataError.
 
     Args:
         path: The file.
-        kind: "tsv", "csv", "conll" (blank lines between sentences), "jsonl", "lines" (blank lines are skipped) or
-            "all_lines" (blank lines are rows).
-        header: Names of the columns of "tsv" and "csv"; None: they are in the first line.
+        file_format: "tsv", "csv", "conll" (blank lines between sentences), "jsonl", "lines" (blank lines are skipped)
+            or "all_lines" (blank lines are rows).
+        header: Names of the columns of "tsv" and "csv". None: they are in the first line.
+
+    Raises:
+        DataError: If the file cannot be opened, its header cannot be read, or two columns have the same name.
     """
     lines = read_lines(path)
-    if kind == "tsv":
-        return _grid(path, _per_line(lines, lambda _, text: text.split("\t") if text else []), header)
-    if kind == "csv":
-        return _grid(path, _csv(path, lines), header)
-    if kind == "conll":
+    if file_format == "tsv":
+        return _to_records(path, _per_line(lines, lambda _, text: text.split("\t") if text else []), header)
+    if file_format == "csv":
+        return _to_records(path, _csv(path, lines), header)
+    if file_format == "conll":
         return _conll(path, lines)
-    if kind == "jsonl":
+    if file_format == "jsonl":
         return _per_line(lines, lambda number, text: _object(path, number, text) if text.strip() else None)
-    return _per_line(lines, lambda _, text: {"text": text} if text.strip() or kind == "all_lines" else None)
+    return _per_line(lines, lambda _, text: {"text": text} if text.strip() or file_format == "all_lines" else None)
 
 
 def read_lines(path: Path) -> Lines:
-    """Yield the lines of a UTF-8 file, line ends included, with their numbers; a bad line is a DataError."""
-    start = 0
-    said = f"read: {path} cannot be read"
+    """Yield the lines of a UTF-8 file, line ends included, with their numbers, counted from 1.
+
+    A line that is not UTF-8 or too long is a DataError. A byte order mark at the beginning is removed.
+
+    Raises:
+        DataError: If the file cannot be opened or read.
+    """
+    start = 0  # position of the line's first byte in the file
+    problem = f"read: {path} cannot be read"
     with (
-        convert_errors(lambda reason: DataError(f"{said} ({reason}).", path=str(path)), OSError),
+        convert_errors(lambda reason: DataError(f"{problem} ({reason}).", path=str(path)), OSError),
         path.open("rb") as file,
     ):
         for number, data in enumerate(_limited(file), start=1):
             try:
                 line: str | DataError = data.decode("utf-8")
             except UnicodeDecodeError as error:
-                what = f"is not UTF-8 at byte {start + error.start} (row {number}); convert it, for example with iconv"
-                line = DataError(f"read: {path} {what}.", path=str(path), row=number)
+                reason = (
+                    f"is not UTF-8 at byte {start + error.start} (row {number}); convert it, for example with iconv"
+                )
+                line = DataError(f"read: {path} {reason}.", path=str(path), row=number)
             if len(data) > MAX_BYTES:
                 line = _bad_row(path, number, f"has more than {MAX_BYTES:,} bytes; it is too long to be an example")
             if number == 1 and isinstance(line, str):
@@ -83,29 +99,38 @@ def read_lines(path: Path) -> Lines:
 
 
 def _limited(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file as bytes; a line that is too long is cut one byte above the limit."""
+    """Yield the lines of a file as bytes, cut after `MAX_BYTES` + 1 bytes, which shows that a line is too long."""
     while data := file.readline(MAX_BYTES + 1):
         yield data
         while len(data) > MAX_BYTES and not data.endswith(b"\n"):
             data = file.readline(MAX_BYTES + 1) or b"\n"
 
 
-def _per_line(lines: Lines, parse: Callable[[int, str], Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the result of `parse` for each line without its end; lines for which it is None are skipped."""
+def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[tuple[int, T | DataError]]:
+    """Yield the number of each line and the result of `parse` for its number and text, without the line end.
+
+    Lines for which the result is None are skipped. A line that is an error is passed on.
+    """
     for number, line in lines:
         row = line if isinstance(line, DataError) else parse(number, line.removesuffix("\n").removesuffix("\r"))
         if row is not None:
             yield number, row
 
 
-def _csv(path: Path, lines: Lines) -> Grid:
-    again: deque[tuple[int, str | DataError]] = deque()
-    taken: list[tuple[int, str | DataError]] = []
+def _csv(path: Path, lines: Lines) -> CellRows:
+    """Yield the rows of a CSV file; a row that is not valid is a DataError, and reading goes on with the next line.
+
+    A row may have several lines, because a quoted cell may contain line ends. If a quote is not closed, or a quoted
+    cell is not valid, only the first line is the wrong row: the lines after it are read again as rows of their own.
+    """
+    again: deque[tuple[int, str | DataError]] = deque()  # lines to be read again
+    used: list[tuple[int, str | DataError]] = []  # lines of the current row
 
     def feed() -> Iterator[str]:
+        """Yield lines to the csv module and note them; raise a line that is an error."""
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
-            taken.append(item)
+            used.append(item)
             if isinstance(item[1], DataError):
                 raise item[1]
             size += len(item[1])
@@ -114,43 +139,63 @@ def _csv(path: Path, lines: Lines) -> Grid:
             yield item[1]
 
     while True:
-        taken.clear()
-        limit = csv.field_size_limit(_LONGEST_CELL)
+        used.clear()
+        limit = csv.field_size_limit(_MAX_CELL)  # a setting of the whole process, which is restored below
         try:
             row = next(csv.reader(feed(), strict=True), None)
         except (csv.Error, DataError) as error:
-            row = _no_csv(path, taken, error)
+            row = _csv_error(path, used, error)
         finally:
             csv.field_size_limit(limit)
         if row is None:
             return
-        if isinstance(row, DataError):  # an open quote takes the lines that follow; they are rows of their own
-            again.extendleft(reversed(taken[1:]))
-        yield taken[0][0], row
+        if isinstance(row, DataError):
+            again.extendleft(reversed(used[1:]))
+        yield used[0][0], row
 
 
-def _no_csv(path: Path, taken: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
-    """Return the error for lines that were read as one row and are not valid."""
-    if not taken:
-        raise error  # the file itself cannot be read
-    if isinstance(error, DataError) and len(taken) == 1:
+def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
+    """Return the error for a row of a CSV file that is not valid.
+
+    Args:
+        path: The file.
+        used: The lines that were read as this row.
+        error: What was raised: an error of the csv module, or the error of a line that cannot be read.
+
+    Raises:
+        DataError: If no line could be read, because the file itself cannot be read.
+    """
+    if not used:
+        raise error
+    if isinstance(error, DataError) and len(used) == 1:
         return error
     why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
-    return _bad_row(path, taken[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
+    return _bad_row(path, used[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
 
 
-def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
-    """Yield rows of cells as dicts by column; the first row is the header if none is given."""
+def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Records:
+    """Yield rows of cells as records; a row with another number of cells than columns is a DataError.
+
+    Blank rows at the end of the file are left out.
+
+    Args:
+        path: The file, for errors.
+        rows: The rows.
+        header: Names of the columns. None: they are the cells of the first row.
+
+    Raises:
+        DataError: If the header cannot be read or has a name twice.
+    """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
         raise names
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise DataError(f"read: {path} has two columns '{twice}'.", path=str(path), column=twice)
-    held: list[tuple[int, list[str] | DataError]] = []
+    held: list[tuple[int, list[str] | DataError]] = []  # blank rows wait here until a row follows that is not blank
     for number, cells in rows:
         held.append((number, cells or [""]))
-        for at, row in held if cells else ():  # blank rows at the end are none
+        for at, row in held if cells else ():
             if isinstance(row, DataError):
                 yield at, row
             elif len(row) == len(names):
@@ -160,7 +205,8 @@ def _grid(path: Path, rows: Grid, header: Sequence[str] | None) -> Records:
         held = [] if cells else held
 
 
-def _object(path: Path, number: int, text: str) -> dict[str, Any] | DataError:
+def _object(path: Path, number: int, text: str) -> Record | DataError:
+    """Return the JSON object in a line of a file, or a DataError if the line holds no JSON object."""
     try:
         record = parse_json(text)
     except ValueError as error:
@@ -169,9 +215,17 @@ def _object(path: Path, number: int, text: str) -> dict[str, Any] | DataError:
 
 
 def _conll(path: Path, lines: Lines) -> Records:
-    words: list[list[str]] = []
-    first = width = 0
-    problem: DataError | None = None
+    """Yield the sentences of a CoNLL file with the number of their first line.
+
+    Each line is a word with its columns, separated by tabs or blanks; a blank line or "-DOCSTART-" ends a sentence.
+
+    Yields:
+        A record: number of the column as text -> its cells, word by word. A DataError if a line of the sentence cannot
+        be read, or has another number of columns than the first line of the file.
+    """
+    words: list[list[str]] = []  # cells of each word of the current sentence
+    first = width = 0  # the sentence's first line; number of columns in the file; 0: not known yet
+    problem: DataError | None = None  # what is wrong with the current sentence
     for number, text in chain(_per_line(lines, lambda _, text: text), ((0, ""),)):
         if isinstance(text, DataError):
             first, problem = first or number, problem or text
@@ -190,23 +244,37 @@ def _conll(path: Path, lines: Lines) -> Records:
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Records:
-    """Yield the rows of a Parquet file with their numbers, reading `rows` at a time; columns may be "outer.inner"."""
+    """Yield the rows of a Parquet file with their numbers, counted from 1; a row that cannot be read is a DataError.
+
+    Args:
+        path: The file.
+        columns: Names of the columns to read. For "outer.inner" the whole column "outer", which holds objects, is read,
+            unless there is a column of this very name. None: all columns.
+        rows: Number of rows to read at a time.
+
+    Raises:
+        DataError: If the file is not a Parquet file, or a column is missing.
+    """
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
-        wanted = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
-        for name, outer in zip(columns or (), wanted or (), strict=True):
+        needed = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
+        for name, outer in zip(columns or (), needed or (), strict=True):
             if outer not in known:
-                raise no_column(path, name, known)
+                raise missing_column(path, name, known)
         start = 1
-        for batch in file.iter_batches(rows, columns=wanted):
+        for batch in file.iter_batches(rows, columns=needed):
             yield from _records(path, batch, start)
             start += len(batch)
 
 
 def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
+    """Yield the rows of a batch with their numbers from `start`; a row whose text is not UTF-8 is a DataError.
+
+    Such a row is found by halving the batch, because the error does not tell which row is wrong.
+    """
     try:
         yield from enumerate(batch.to_pylist(), start)
-    except UnicodeDecodeError as error:  # before anything was handed out
+    except UnicodeDecodeError as error:  # `to_pylist` raised it, before any row was yielded
         if len(batch) == 1:
             yield start, _bad_row(path, start, f"is not UTF-8 at byte {error.start} of a text")
             return
@@ -220,59 +288,79 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
 
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
-    """Convert errors of reading Parquet inside the context to DataError, which names the file."""
-    said = f"read: {path} is not a Parquet file"
-    with convert_errors(lambda reason: DataError(f"{said} ({reason}); it may be cut off.", path=str(path))):
+    """Raise errors of reading a Parquet file inside the context as DataErrors that name the file."""
+    problem = f"read: {path} is not a Parquet file"
+    with convert_errors(lambda reason: DataError(f"{problem} ({reason}); it may be cut off.", path=str(path))):
         yield
 
 
-def no_column(path: object, name: str, known: Iterable[str]) -> DataError:
-    """Return the error for a column that is missing."""
-    what = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
-    return DataError(f"read: {path} {what}.", path=str(path), column=name)
+def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
+    """Return the error for a file without a column of some name; `known` are the names of its columns."""
+    reason = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
+    return DataError(f"read: {path} {reason}.", path=str(path), column=name)
 
 
-def no_value(path: object, row: int, column: str) -> DataError:
+def missing_value(path: object, row: int, column: str) -> DataError:
     """Return the error for a row without a value in a column."""
     return _bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
 
 
-def _bad_row(path: object, row: int, what: str, column: str | None = None) -> DataError:
-    return DataError(f"read: {path} row {row} {what}.", path=str(path), row=row, column=column)
+def _bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:
+    """Return the error for a row of a file; `reason`, which follows "row 3 " in the message, says what is wrong."""
+    return DataError(f"read: {path} row {row} {reason}.", path=str(path), row=row, column=column)
 
 
-Bad = Callable[[DataError], None] | None
+# Called with the error of each row that cannot be read; None: the error is raised.
+OnBadRow: TypeAlias = Callable[[DataError], None] | None
 Columns = Sequence[str] | None
 
 _ENDINGS = {".tsv": "tsv", ".csv": "csv", **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl")}
 _ENDINGS |= {".parquet": "parquet", **dict.fromkeys((".conll", ".iob", ".iob2", ".bio"), "conll")}
-_PARQUET_ROWS = 2**16  # that are made Python objects at a time
+_PARQUET_ROWS = 2**16  # number of rows of a Parquet file that become Python objects at a time
 
 
 @dataclass(frozen=True)
 class Table:
-    """The columns of a file; a cell that the file leaves out is None."""
+    """The columns of a file.
 
-    path: str  # where they came from, for error messages
+    Attributes:
+        path: Where the columns came from, for error messages.
+        columns: Name of each column -> its cells. A cell that the file leaves out is None.
+        rows: The line of each row in the file, counted from 1 with the header; for Parquet, the number of the row.
+        numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
+            for each word of a sentence.
+    """
+
+    path: str
     columns: Mapping[str, Sequence[Any]]
-    rows: Sequence[int]  # the 1-based line of each row in the file, header counted (Parquet: the row's number)
-    numbered: bool = False  # columns have numbers (CoNLL); each cell is then the list of a sentence's words
+    rows: Sequence[int]
+    numbered: bool = False
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def column(self, name: str | int) -> Sequence[Any]:
-        """Return the cells of a column; raise DataError if one is missing. See `cells`."""
+        """Return the cells of a column, none of which may be None; `name` is as for `cells`.
+
+        Raises:
+            DataError: If there is no such column, or a row has no value in it.
+        """
         cells = self.cells(name)
         for row, cell in zip(self.rows, cells, strict=True):
             if cell is None:
-                raise no_value(self.path, row, str(name))
+                raise missing_value(self.path, row, str(name))
         return cells
 
     def cells(self, name: str | int) -> Sequence[Any]:
-        """Return the cells of a column by its name or number; a negative number counts from the last column.
+        """Return the cells of a column, some of which may be None.
 
-        Where cells are objects, "translation.en" is the value that each of column "translation" has under "en".
+        Args:
+            name: Name of the column; or its number in a CoNLL file, where -1 is the last column. If no column is
+                called "translation.en" but the cells of column "translation" are objects, the cells are the values that
+                these objects have under "en".
+
+        Raises:
+            DataError: If there is no such column.
         """
         key = str(name)
         if self.numbered and re.fullmatch(r"-\d+", key):
@@ -282,11 +370,11 @@ class Table:
         if cells is None and dot and all(isinstance(cell, Mapping) for cell in self.columns.get(outer, [None])):
             cells = [cell.get(inner) for cell in self.columns[outer]]
         if cells is None:
-            raise no_column(self.path, str(name), self.columns)
+            raise missing_column(self.path, str(name), self.columns)
         return cells
 
     def select_rows(self, rows: Sequence[int]) -> Table:
-        """Return a table of the rows with these numbers, in that order."""
+        """Return a table of the rows with these indices (from 0, not lines of the file), in this order."""
         columns = {
             name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]
             for name, cells in self.columns.items()
@@ -295,38 +383,62 @@ class Table:
 
 
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
-    """Read a file by its ending: .tsv, .csv, .jsonl, .parquet, .conll and the like.
+    """Read a whole file, whose ending tells its format: .tsv, .csv, .jsonl, .parquet, .conll and the like.
 
-    `header` names the columns of a TSV or CSV file whose first line does not. `other` is what a file holds whose ending
-    says nothing (`eng.train`, `.txt`): "conll" columns, or the "lines" of a plain text, as one column "text".
+    Args:
+        path: The file.
+        header: Names of the columns of a TSV or CSV file. None: they are in its first line.
+        other: Format of a file with an ending that tells nothing, such as `eng.train` or `.txt`: "conll", or "lines"
+            for plain text, whose lines become one column "text". None: such a file is refused.
+
+    Raises:
+        DataError: If the file is missing, is empty, has an unknown ending, or has a row that cannot be read.
     """
     path = existing(path)
-    return _whole(path, _kind(path, other), header)
+    return _read_whole(path, _format_of(path, other), header)
 
 
 def read_chunks(
-    path: str | Path, *, columns: Columns = None, rows: int = 1000, start: int = 0, bad: Bad = None
+    path: str | Path, *, columns: Columns = None, rows: int = 1000, start: int = 0, on_bad_row: OnBadRow = None
 ) -> Iterator[Table]:
-    """Read a file in chunks of so many `rows`, without the first `start`, in memory that does not grow with the file.
+    """Read a file in chunks, in memory that does not grow with the file.
 
-    Every row has a value in each of the `columns`; None: all there are. What is wrong with a row that cannot be read is
-    handed to `bad`, or raised, once the rows before it were handed out. Each line of .txt is a row in column "text".
+    Args:
+        path: The file, whose ending tells its format. Each line of a .txt file is a row with the column "text".
+        columns: Names of the columns to read, in each of which every row must have a value; see `Table.cells` for
+            names like "outer.inner". None: all columns.
+        rows: Number of rows in a chunk; the last may have fewer.
+        start: Number of valid rows at the beginning of the file to skip, with all bad rows among them.
+        on_bad_row: Called with the error of each row that cannot be read. None: the error is raised, after a chunk with
+            the rows before it.
+
+    Raises:
+        ConfigError: If `rows` is below 1.
+        DataError: If the file is missing, is empty, has an unknown ending or lacks a column, or a row cannot be read
+            and `on_bad_row` is None.
     """
     check_range("read", "rows", rows, 1, float("inf"))
     path = existing(path)
-    kind = _kind(path, "all_lines" if path.suffix.lower() == ".txt" else None)
-    return _tables(path, kind, _chosen(path, kind, columns, min(rows, _PARQUET_ROWS)), rows, start, bad)
+    file_format = _format_of(path, "all_lines" if path.suffix.lower() == ".txt" else None)
+    records = _select_columns(path, file_format, columns, min(rows, _PARQUET_ROWS))
+    return _tables(path, file_format, records, rows, start, on_bad_row)
 
 
-def _whole(path: Path, kind: str, header: Columns = None) -> Table:
-    records = _chosen(path, kind, header=header)
-    if kind in ("conll", "jsonl", "parquet"):
-        (table,) = _tables(path, kind, records)
+def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
+    """Read a file of some format (see `read_records`, or "parquet"); large columns of text are kept on disk.
+
+    Raises:
+        DataError: If the file is empty or has a row that cannot be read.
+    """
+    records = _select_columns(path, file_format, header=header)
+    if file_format in ("conll", "jsonl", "parquet"):
+        (table,) = _tables(path, file_format, records)
         return table
     lines = array("q")
 
-    def parts() -> Iterator[pa.Table]:  # every cell is a text: Arrow holds them, on disk if they are many
-        for part in _tables(path, kind, records, CHUNK):
+    def parts() -> Iterator[pa.Table]:
+        """Yield the file in parts, in Arrow, which is possible because every cell is a text."""
+        for part in _tables(path, file_format, records, CHUNK):
             lines.extend(part.rows)
             yield pa.table(dict(part.columns))
 
@@ -335,58 +447,84 @@ def _whole(path: Path, kind: str, header: Columns = None) -> Table:
 
 
 def _tables(
-    path: Path, kind: str, records: Records, rows: int = sys.maxsize, start: int = 0, bad: Bad = None
+    path: Path,
+    file_format: str,
+    records: Records,
+    rows: int = sys.maxsize,
+    start: int = 0,
+    on_bad_row: OnBadRow = None,
 ) -> Iterator[Table]:
-    taken: dict[int, dict[str, Any]] = {}
+    """Yield tables of `rows` records, the last of which may have fewer; the other arguments are as for `read_chunks`.
+
+    Raises:
+        DataError: If a record is an error and `on_bad_row` is None; the records before it are yielded first.
+    """
+    chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None
     for number, record in records:
         if not isinstance(record, DataError):
             start -= 1
             if start < 0:
-                taken[number] = record
-        elif start <= 0 and bad is not None:
-            bad(record)
+                chunk[number] = record
+        elif start <= 0 and on_bad_row is not None:
+            on_bad_row(record)
         elif start <= 0:
             problem = record
             break
-        if len(taken) == rows:
-            yield _table(path, kind, taken)
-            taken = {}
-    if taken:
-        yield _table(path, kind, taken)
+        if len(chunk) == rows:
+            yield _table(path, file_format, chunk)
+            chunk = {}
+    if chunk:
+        yield _table(path, file_format, chunk)
     if problem is not None:
         raise problem
 
 
-def _table(path: Path, kind: str, taken: Mapping[int, dict[str, Any]]) -> Table:
-    names = dict.fromkeys(chain.from_iterable(taken.values()))
-    columns = {name: [record.get(name) for record in taken.values()] for name in names}
-    return Table(str(path), columns, list(taken), numbered=kind == "conll")
+def _table(path: Path, file_format: str, records: Mapping[int, Record]) -> Table:
+    """Return records, by their number in the file, as a table with every column that any of them has."""
+    names = dict.fromkeys(chain.from_iterable(records.values()))
+    columns = {name: [record.get(name) for record in records.values()] for name in names}
+    return Table(str(path), columns, list(records), numbered=file_format == "conll")
 
 
 def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
-    """Read two text files with corresponding lines as a table of two columns; blank lines are rows too."""
+    """Read two text files with corresponding lines as a table of two columns; blank lines are rows too.
+
+    Args:
+        paths: The source file and the target file.
+        columns: Names of the columns for the lines of the two files.
+
+    Raises:
+        DataError: If there are not two files, a file is missing, or they have different numbers of lines.
+    """
     if len(paths) != 2:
         raise DataError(f"read: {len(paths)} files were given as a pair; a pair has a source and a target.")
-    source, target = (_whole(existing(path), "all_lines") for path in paths)
+    source, target = (_read_whole(existing(path), "all_lines") for path in paths)
     if len(source) != len(target):
-        came = f"{paths[0]} has {len(source)} lines, {paths[1]} has {len(target)}"
-        raise DataError(f"read: {came}; line n of one belongs to line n of the other.", path=str(paths[1]))
+        problem = f"{paths[0]} has {len(source)} lines, {paths[1]} has {len(target)}"
+        raise DataError(f"read: {problem}; line n of one belongs to line n of the other.", path=str(paths[1]))
     cells = {columns[0]: source.column("text"), columns[1]: target.column("text")}
     return Table(f"{paths[0]} and {paths[1]}", cells, source.rows)
 
 
-def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
-    """Return a Parquet file as a `datasets.Dataset`.
+def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datasets.Dataset:
+    """Read a Parquet file as a dataset.
 
-    If `column` holds objects with "bytes" or "path", it gets the type `feature` of `datasets`.
+    Args:
+        path: The file.
+        column: A column of images or audio clips. If its cells are objects with "bytes" or "path", the column gets the
+            type `feature`, so that cells are decoded when they are read.
+        feature: Name of a type of `datasets`: "Image" or "Audio".
+
+    Raises:
+        DataError: If the file is missing or is not a Parquet file.
     """
     import datasets
 
     with parquet_errors(path := existing(path)):
         rows = datasets.Dataset(pq.read_table(path))
-    kind = rows.features.get(column)
-    if isinstance(kind, dict) and set(kind) <= {"bytes", "path"}:
+    cell_type = rows.features.get(column)
+    if isinstance(cell_type, dict) and set(cell_type) <= {"bytes", "path"}:
         rows = rows.cast_column(column, getattr(datasets, feature)())
     return rows
 
@@ -394,41 +532,62 @@ def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> Any:
 def existing(path: str | Path) -> Path:
     """Return the path of a file; raise DataError if it does not exist or is a folder."""
     if not is_file(path):
-        what = "is a folder" if is_dir(path) else "is not there"
-        raise DataError(f"read: {path} {what}; a file is needed.", path=str(path))
+        problem = "is a folder" if is_dir(path) else "is not there"
+        raise DataError(f"read: {path} {problem}; a file is needed.", path=str(path))
     return Path(path)
 
 
-def _kind(path: Path, other: str | None) -> str:
-    if kind := _ENDINGS.get(path.suffix.lower(), other):
-        return kind
+def _format_of(path: Path, other: str | None) -> str:
+    """Return the format of a file by its ending, or `other` if the ending is unknown.
+
+    Raises:
+        DataError: If the ending is unknown and `other` is None.
+    """
+    if file_format := _ENDINGS.get(path.suffix.lower(), other):
+        return file_format
     known = ", ".join(_ENDINGS)
     raise DataError(f"read: {path} ends in '{path.suffix}'; the endings known are {known}.", path=str(path))
 
 
-def _chosen(
-    path: Path, kind: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
+def _select_columns(
+    path: Path, file_format: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
 ) -> Records:
-    """Yield the rows of a file with the requested columns; a row without a value in one of them is a DataError."""
-    parquet, number = kind == "parquet", 0
-    records = read_parquet(path, columns, rows) if parquet else read_records(path, kind, header)
+    """Yield the rows of a file with some of its columns; a row without a value in one of them is a DataError.
+
+    Args:
+        path: The file.
+        file_format: Its format; see `read_records`, or "parquet".
+        columns: Names of the columns. None: rows are yielded as they are.
+        rows: Number of rows of a Parquet file to read at a time.
+        header: Names of all columns of a TSV or CSV file. None: they are in its first line.
+
+    Raises:
+        DataError: If the file has no row or lacks a column.
+    """
+    is_parquet, number = file_format == "parquet", 0
+    records = read_parquet(path, columns, rows) if is_parquet else read_records(path, file_format, header)
     for number, record in records:
         if columns is None or isinstance(record, DataError):
             yield number, record
             continue
-        chosen = {name: _cell(path, record, name, kind) for name in columns}
-        lacking = next((name for name, cell in chosen.items() if cell is None), None)
-        yield number, chosen if lacking is None else no_value(path, number, lacking)
+        selected = {name: _cell(path, record, name, file_format) for name in columns}
+        empty = next((name for name, cell in selected.items() if cell is None), None)
+        yield number, selected if empty is None else missing_value(path, number, empty)
     if not number:
         raise DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
 
 
-def _cell(path: Path, record: dict[str, Any], name: str, kind: str) -> Any:
+def _cell(path: Path, record: Record, name: str, file_format: str) -> Any:
+    """Return the cell of a record in a column, whose name may be "outer.inner"; None if the cell is missing.
+
+    Raises:
+        DataError: If the file cannot have such a column. In JSON Lines each row may have other columns.
+    """
     outer, dot, inner = name.partition(".")
     if name in record:
         return record[name]
     if dot and outer in record:
         return record[outer].get(inner) if isinstance(record[outer], Mapping) else None
-    if kind == "jsonl":
+    if file_format == "jsonl":
         return None
-    raise no_column(path, name, record)
+    raise missing_column(path, name, record)

@@ -1,7 +1,8 @@
 """The hidden-state cache: whether it can be used, how it is filled, and how states are read from it.
 
-An entry has a file per stack, an array `[tokens, layers, width]` of every row's real tokens, the longest row first. All
-layers of a row come with one read, and where a row begins follows from the lengths.
+An entry has one file per stack: an array `[tokens, layers, width]` with the tokens of all rows, padding excluded, the
+longest row first. All layers of a row lie together, so that they come with one read. The position of a row in the file
+follows from the lengths of the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Literal, Protocol, final
 
 import numpy as np
 import torch
@@ -34,49 +35,87 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
+    from lamina.data.disk_cache import Facts
+    from lamina.layers.types import Processor
 
 logger = logging.getLogger(__name__)
 
-_TRIAL = 4  # batches that are timed before all rows are written
-_NOT_THE_STATES = {"_name_or_path", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
+_TRIAL = 4  # number of batches that are timed before all rows are written
+# settings of a model's config on which its hidden states do not depend
+_UNRELATED_SETTINGS = {"_name_or_path", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
+
+
+class CacheableInputs(Protocol):
+    """Encoded examples whose hidden states can be cached, a part of `lamina.tasks.base.Inputs`."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Number of tokens of each row, padding excluded."""
+        ...
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Why the states of these examples cannot be cached; None if they can."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """A hash of the examples."""
+        ...
+
+    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Return the arguments with which the model is called for some rows."""
+        ...
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """The settings with which a run uses the cache."""
+    """The settings with which a run uses the cache.
 
-    mode: Literal["off", "auto", "on"] = "auto"  # "on": or an error; "auto": where it saves time and the states fit
-    dtype: Literal["float16", "float32"] = "float16"  # of the files
-    folder: str | Path | None = None  # None: `cache_folder()`
-    precision: str = "float32"  # what the model computes in, as in `FitOptions`
-    batch_size: int = 64  # rows per pass while filling
-    passes: int = 2  # how often the rows will be read; "auto" fills for two or more
-    progress: bool = False  # show a progress bar while filling
+    Attributes:
+        mode: "off": the cache is not used. "on": it is used, or an error is raised. "auto": it is used if that saves
+            time and the states fit on the disk.
+        dtype: Type of the numbers in the files.
+        folder: The cache folder. None: that of `cache_folder()`.
+        precision: Type in which the model computes, as in `FitOptions`.
+        batch_size: Number of rows per pass of the model while the cache is filled.
+        passes: Number of times that the rows will be read. In mode "auto", the cache is filled for two or more.
+        progress: Show a progress bar while the cache is filled.
+    """
+
+    mode: Literal["off", "auto", "on"] = "auto"
+    dtype: Literal["float16", "float32"] = "float16"
+    folder: str | Path | None = None
+    precision: str = "float32"
+    batch_size: int = 64
+    passes: int = 2
+    progress: bool = False
 
 
 def open_states(
     bank: ReaderBank,
-    inputs: Any,
+    inputs: CacheableInputs,
     names: Sequence[str],
     *,
     settings: CacheSettings,
     fingerprints: Mapping[str, str] | None = None,
 ) -> CachedStates | None:
-    """Return the cached hidden states of some inputs, after computing and writing them if they are not cached yet.
+    """Return the cached hidden states of encoded examples, after computing and writing them if they are not cached yet.
 
-    Of several processes of a run, one writes, and either all of them use the cache or none.
+    In a run of several processes, one process writes the states, and either all processes use the cache or none does.
 
     Args:
         bank: The bank with the readers.
-        inputs: The encoded examples, a `lamina.tasks.base.Inputs`.
-        names: The readers that will read the states.
+        inputs: The encoded examples.
+        names: Names of the readers that will use the states.
         settings: How to use the cache.
-        fingerprints: Hashes of the weights of stacks that are already known; None: all are computed.
+        fingerprints: Name of a stack -> fingerprint of its weights, for stacks whose fingerprint is known already.
+            None: all fingerprints are computed.
 
     Returns:
-        The states, or None if the model must run for every batch: in mode "off", or in mode "auto" for a reason that
-        is logged.
+        The states; None if the model must run for every batch, because the mode is "off", or because the cache cannot
+        be used in mode "auto". The reason is logged then.
 
     Raises:
         CacheError: In mode "on", if the states cannot be cached or written.
@@ -87,7 +126,7 @@ def open_states(
     if reason := obstacle(bank, names, inputs):
         if not auto:
             raise CacheError(f"cache: {reason}; cached states cannot be used. Use cache='auto' or 'off'.")
-        return _without(reason)
+        return _log_unused(reason)
     entry, states = _Entry(bank, inputs, names, settings, fingerprints or {}), None
     try:
         if (states := entry.open()) is None and (reason := entry.fill()) is None and (states := entry.open()) is None:
@@ -96,95 +135,132 @@ def open_states(
         if not auto:
             raise
         logger.warning(reason := str(error))
-    if not _everywhere(states is not None, bank.device):
-        return _without(reason or "the states are not there in every process")
+    if not _in_all_processes(states is not None, bank.device):
+        return _log_unused(reason or "the states are not there in every process")
     logger.info("cache: %s of states in %s", decimal(sum(entry.layout.sizes.values())), entry.path)
     return states
 
 
-def obstacle(bank: ReaderBank, names: Sequence[str], inputs: Any = None) -> str | None:
-    """Return why the readers cannot use cached states of the inputs; None if they can."""
+def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | None = None) -> str | None:
+    """Return why readers cannot use cached hidden states, as part of a sentence; None if they can.
+
+    Args:
+        bank: The bank.
+        names: Names of the readers.
+        inputs: The encoded examples; None: only the readers are checked.
+    """
     if bank.train_base:
         return "the model is trained too, so its states change"
     for name in names:
         if bank[name].config.fusion.needs_block_inputs:
             return f"reader '{name}' needs more of the model's pass than its states"
         if bank[name].stack == "decoder":
-            return f"reader '{name}' reads the decoder, whose padding the texts do not tell"
+            return f"reader '{name}' reads the decoder, whose padding does not follow from the lengths of the texts"
     return None if inputs is None else inputs.uncacheable
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the layers of each stack that the readers need, in ascending order."""
+    """Return, for each stack that the readers called `names` read, all layers that they need, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
     return {stack: tuple(sorted(layers)) for stack, layers in needed.items()}
 
 
-def hash_processor(processor: Any) -> str:
-    """Return a hash of a processor's class and contents, without a tokenizer's truncation and padding settings."""
+def hash_processor(processor: Processor) -> str:
+    """Return a hash of a processor's class and contents, on which the model's inputs depend.
+
+    A tokenizer's settings of truncation and padding are left out, because calls of the tokenizer change them.
+    """
     tokenizer = tokenizer_of(processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    if not hasattr(tokenizer, "get_vocab"):  # of images or sound
-        known: Any = str(tokenizer)
+    content: object
+    if not hasattr(tokenizer, "get_vocab"):  # an image processor or a feature extractor
+        content = str(tokenizer)
     elif backend is None:
-        known = sorted(tokenizer.get_vocab().items())
+        content = sorted(tokenizer.get_vocab().items())
     else:
-        known = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
-    return _hash([type(tokenizer).__name__, known])
+        content = {k: v for k, v in json.loads(backend.to_str()).items() if k not in ("truncation", "padding")}
+    return _hash([type(tokenizer).__name__, content])
 
 
-def _hash(facts: Any) -> str:
+def _hash(facts: object) -> str:
+    """Return the SHA-256 hash of a JSON-ready value, in hexadecimal digits."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @final
 @dataclass(frozen=True)
 class Layout:
-    """The layout of an entry's files: the tokens of each row, and the layers and width of each stack."""
+    """The layout of an entry's files.
+
+    Attributes:
+        lengths: Number of tokens of each row.
+        layers: Name of each stack -> its layers in the files, in ascending order.
+        widths: Name of each stack -> size of a hidden state.
+        dtype: Type of the numbers, "float16" or "float32".
+    """
 
     lengths: Sequence[int]
     layers: Mapping[str, Sequence[int]]
     widths: Mapping[str, int]
-    dtype: str = "float16"  # of the files; or "float32"
+    dtype: str = "float16"
 
     @cached_property
     def order(self) -> list[int]:
-        """The row numbers in the order of the files, the longest row first."""
+        """The indices of the rows in the order of the files, the longest row first."""
         return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """The position of each row's first token in the files; the last entry is the number of all tokens."""
+        """For each row, the position of its first token in the files; one more entry is the number of all tokens."""
         starts = np.empty(len(self.order) + 1, dtype=np.int64)
         starts[[*self.order, -1]] = np.cumsum([0, *(self.lengths[row] for row in self.order)])
         return starts
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The size of each stack's file in bytes."""
+        """Name of each stack -> size of its file in bytes."""
         size = int(self.starts[-1]) * np.dtype(self.dtype).itemsize
         return {stack: size * len(layers) * self.widths[stack] for stack, layers in self.layers.items()}
 
     def pack(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
-        """Return the states of consecutive rows of `order`: `[batch, tokens, width]` per layer, as they are stored."""
+        """Return hidden states in the form in which the file of a stack stores them.
+
+        Args:
+            rows: Indices of the rows, in the order of the file.
+            states: The states of each layer, `[batch, tokens, width]`, padded on the right.
+            stack: Name of the stack.
+
+        Returns:
+            An array `[tokens, layers, width]` of all tokens of these rows, without padding.
+
+        Raises:
+            CacheError: If the model has other numbers of tokens than the rows, or a state is not finite in `dtype`.
+        """
         lengths = torch.tensor([self.lengths[row] for row in rows], device=states[0].device)
         shape = (len(rows), int(lengths.max()), self.widths[stack])
         if tuple(states[0].shape) != shape:
-            what = f"the model's states are {tuple(states[0].shape)} for rows of {shape}"
-            raise CacheError(f"cache: {what}; only models that keep every token can be cached.")
-        real = torch.arange(shape[1], device=lengths.device) < lengths[:, None]
-        packed = torch.stack([state.detach()[real] for state in states], dim=1).to("cpu", getattr(torch, self.dtype))
+            problem = f"the model's states are {tuple(states[0].shape)} for rows of {shape}"
+            raise CacheError(f"cache: {problem}; only models with one state for every token can be cached.")
+        mask = torch.arange(shape[1], device=lengths.device) < lengths[:, None]
+        packed = torch.stack([state.detach()[mask] for state in states], dim=1).to("cpu", getattr(torch, self.dtype))
         if not packed.isfinite().all():
-            what = f"some states are beyond the range of {self.dtype}, or not numbers"
-            raise CacheError(f"cache: {what}. Use cache_dtype='float32', or go without a cache.")
+            problem = f"some states are beyond the range of {self.dtype}, or not numbers"
+            raise CacheError(f"cache: {problem}. Use cache_dtype='float32', or go without a cache.")
         return packed.numpy()
 
 
 @final
 class CachedStates:
-    """Hidden states on disk, which any number of processes may read at once, in any order of rows."""
+    """Hidden states on disk, in memory-mapped files; several processes may read them at the same time.
+
+    Args:
+        folder: The folder of the entry.
+        layout: The layout of its files.
+        dtype: Type in which the model computed the states, and in which they are returned.
+        device: Device on which the states are returned.
+    """
 
     def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         self.folder, self.layout, self.dtype, self.device = folder, layout, dtype, device
@@ -192,10 +268,13 @@ class CachedStates:
             stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, len(layers), layout.widths[stack])
             for stack, layers in layout.layers.items()
         }
-        self._buffer = np.empty(0, layout.dtype)  # used again: fresh memory costs more than the copy into it
+        self._buffer = np.empty(0, layout.dtype)  # reused, because to allocate memory takes longer than to fill it
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Return the states of rows, stack -> layer -> `[batch, tokens, width]`, padded with zeros on the right."""
+        """Return the states of rows with these indices: stack -> layer -> `[batch, tokens, width]`.
+
+        Rows are padded with zeros on the right to the length of the longest.
+        """
         lengths = [int(self.layout.lengths[row]) for row in rows]
         states = {}
         for stack, file in self._files.items():
@@ -216,33 +295,46 @@ class CachedStates:
 
 @final
 class _Entry:
-    """The cache entry of some inputs. Its key is a hash of everything that the states depend on."""
+    """The cache entry of encoded examples, which may not be on disk yet.
+
+    The arguments are those of `open_states`. The attribute `facts` is everything that the states depend on; a hash of
+    it is the key of the entry. `path` is the folder of the entry.
+    """
 
     def __init__(
-        self, bank: ReaderBank, inputs: Any, names: Sequence[str], settings: CacheSettings, marks: Mapping[str, str]
+        self,
+        bank: ReaderBank,
+        inputs: CacheableInputs,
+        names: Sequence[str],
+        settings: CacheSettings,
+        fingerprints: Mapping[str, str],
     ) -> None:
         self.bank, self.inputs, self.settings = bank, inputs, settings
         layers = layers_of(bank, names)
         widths = {stack: bank.stacks[stack].width for stack in layers}
         self.layout = layout = Layout([int(length) for length in inputs.lengths], layers, widths, settings.dtype)
-        config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _NOT_THE_STATES}
-        self.facts = {
+        config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _UNRELATED_SETTINGS}
+        self.facts: Facts = {
             "format": FORMAT,
-            "fingerprints": {name: marks.get(name) or fingerprint_of(bank.stacks[name]) for name in layers},
+            "fingerprints": {name: fingerprints.get(name) or fingerprint_of(bank.stacks[name]) for name in layers},
             "config": json.dumps(config, sort_keys=True, default=str),
             "processor": hash_processor(bank.processor),
             "inputs": inputs.digest,
             "precision": settings.precision,
             "rows": len(layout.lengths),
             "tokens": int(layout.starts[-1]),
-            "layers": {stack: list(numbers) for stack, numbers in layers.items()},  # as JSON gives them back
+            "layers": {stack: list(numbers) for stack, numbers in layers.items()},  # compared with JSON: no tuples
             "widths": widths,
             "dtype": settings.dtype,
         }
         self.path = cache_folder(settings.folder) / _hash(self.facts)[:32]
 
     def open(self) -> CachedStates | None:
-        """Return the states; None if there are none, or they cannot be used, which is logged as a warning."""
+        """Return the states that are on disk; None if there are none.
+
+        If there are states that cannot be used, or another version of Lamina wrote entries into the folder, a warning
+        is logged.
+        """
         entry = read_entry(self.path, self.facts)
         if entry is None:
             if other := sum(entry.foreign for entry in entries(self.path.parent)):
@@ -252,15 +344,20 @@ class _Entry:
             logger.warning("cache: %s is not used: %s; the states are computed again", self.path, entry.problem)
         else:
             dtype = getattr(torch, entry.facts["states_dtype"])
-            with suppress(OSError):  # cleared in this moment
+            with suppress(OSError):  # another process may have removed the entry a moment ago
                 return CachedStates(self.path, self.layout, dtype, self.bank.device)
         return None
 
     def fill(self) -> str | None:
-        """Run the model over all rows and store their states.
+        """Run the model over all rows, and write their states to the disk.
+
+        If another process is writing the entry, wait for it; nothing is computed if it succeeds.
 
         Returns:
-            None, or in mode "auto" the reason why nothing was stored.
+            None; in mode "auto", the reason why nothing was written, as part of a sentence.
+
+        Raises:
+            CacheError: If the states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
         """
         if self.settings.mode == "auto" and self.settings.passes < 2:
             return "these texts are read only once"
@@ -275,10 +372,17 @@ class _Entry:
         return None
 
     def _write(self, folder: Path) -> torch.dtype | None:
-        """Write all rows to a folder and return the dtype of the states; None if reading would not be faster."""
+        """Run the model over all rows, and write the states to files in a folder.
+
+        In mode "auto", the time to read the first batches is compared with the time to compute them.
+
+        Returns:
+            Type of the states that the model computed; None if reading is not faster, and writing was given up.
+        """
         order, size = self.layout.order, self.settings.batch_size
         batches = [order[at : at + size] for at in range(0, len(order), size)]
-        trial = batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []  # the first one also warms up
+        # the first batch is not timed, because the first pass of a model takes longer
+        trial = batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []
         computing, dtype = 0.0, torch.float32
         bar = progress_bar(batches, show=self.settings.progress, desc="writing states", unit="batch")
         for number, rows in enumerate(bar):
@@ -291,10 +395,10 @@ class _Entry:
                 with (folder / f"{stack}.bin").open("ab") as file:
                     file.write(packed.data)
             if trial and number == len(trial):
-                _forget(folder)
+                _drop_page_cache(folder)
                 reader, start = CachedStates(folder, self.layout, dtype, self.bank.device), time.perf_counter()
-                for tried in trial:
-                    reader.batch(tried)
+                for trial_rows in trial:
+                    reader.batch(trial_rows)
                 reading = time.perf_counter() - start
                 logger.info("cache: %d batches: %.3f s to compute, %.3f s to read", number, computing, reading)
                 if reading >= computing:
@@ -302,32 +406,39 @@ class _Entry:
         return dtype
 
     def _compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
+        """Run the model over rows; return their states, stack -> layer -> `[batch, tokens, width]`, when it is done."""
         device, precision = self.bank.device, self.settings.precision
         batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
         with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
             states = self.bank.record_states(self.layout.layers, batch)
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)  # so that the caller can measure the time
         return states
 
 
-def _forget(folder: Path) -> None:
-    """Drop a folder's files from the system's page cache, if it allows that, so that reading from disk can be timed."""
+def _drop_page_cache(folder: Path) -> None:
+    """Flush a folder's files to disk and drop them from the system's page cache, so that reading them can be timed.
+
+    Nothing happens on systems that do not allow this.
+    """
     for path in folder.iterdir() if hasattr(os, "posix_fadvise") else ():
         with path.open("rb") as file:
             os.fsync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _without(reason: str) -> None:
-    """Log why the cache is not used, and return None."""
+def _log_unused(reason: str) -> None:
+    """Log that the cache is not used, for a reason that is a part of a sentence."""
     logger.info("cache: not used, the model is run for every batch: %s", reason)
 
 
-def _everywhere(ready: bool, device: torch.device) -> bool:
-    """Return whether the states are ready in every process of the run."""
+def _in_all_processes(is_ready: bool, device: torch.device) -> bool:
+    """Return whether the states are ready in every process of the run, all of which must call this.
+
+    `is_ready` says whether they are in this process; `device` is where the processes exchange their answers.
+    """
     if world_size() == 1:
-        return ready
-    answer = torch.tensor(int(ready), device=device)
+        return is_ready
+    answer = torch.tensor(int(is_ready), device=device)
     distributed.all_reduce(answer, distributed.ReduceOp.MIN)
     return bool(answer)

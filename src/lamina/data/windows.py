@@ -1,4 +1,4 @@
-"""Encoded texts as windows of tokens, and which token stands for each word."""
+"""Tokenised texts as windows of tokens, and the tokens that belong to each word."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 from collections import defaultdict
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import pyarrow as pa
 
@@ -20,18 +20,20 @@ if TYPE_CHECKING:
     import datasets
     from torch import Tensor
 
-IGNORED = -100  # label of tokens without a label
+IGNORED = -100  # label of a token that is left out of the loss
 TOKEN_KEYS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
 _PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
+# A window as a row of `window_table`: column -> number, or list of numbers.
+WindowRow: TypeAlias = "Mapping[str, int | Sequence[int]]"
 
 
-class Run(NamedTuple):
-    """Where a text's tokens are in one window.
+class TokenRange(NamedTuple):
+    """The tokens of a text in one window, without special tokens.
 
     Attributes:
-        start: Position of the first of them.
-        stop: Position after the last.
-        number: Number of the first within the whole text, from 0.
+        start: Position of the first token in the window.
+        stop: Position after the last token in the window.
+        number: Index of the first token among all tokens of the text, from 0.
     """
 
     start: int
@@ -39,8 +41,12 @@ class Run(NamedTuple):
     number: int
 
 
-def window_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Return windows as an Arrow table: tokens, "offsets" as flat edges, "text", "window" and the fields of `Run`."""
+def window_table(rows: Sequence[WindowRow]) -> pa.Table:
+    """Return windows as an Arrow table with one row per window.
+
+    Columns are the tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text" (index of the
+    text), "window" (index of the window within its text) and the fields of `TokenRange`.
+    """
     keys = [key for key in TOKEN_KEYS if rows and key in rows[0]] or ["input_ids"]
     lists = {**{key: TOKEN_KEYS[key] for key in keys}, "offsets": pa.int32()}
     schema = pa.schema({**{name: pa.list_(kind) for name, kind in lists.items()}, **_PLACES})
@@ -48,20 +54,24 @@ def window_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
-    """Return spans from a flat list of their edges: start, end, start, end ..."""
+    """Return pairs (start, end) from a flat list: start, end, start, end ..."""
     return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 @final
 class Encoded:
-    """Texts as windows of tokens, in the order of the texts, made by `encode` and `blocks`.
+    """Tokenised texts as windows of tokens, in the order of the texts; `encode` and `blocks` return it.
+
+    Args:
+        rows: One row per window, with the columns of `window_table`; in memory, or as a dataset on disk.
+        truncated: Number of texts that lost tokens.
 
     Attributes:
-        truncated: How many texts lost tokens.
-        keys: The model's arguments that a batch has, such as "input_ids".
-        lengths: Array of the tokens of each window.
-        text: Array of the number of each window's text.
-        window: Array of the number of each window within its text.
+        truncated: Number of texts that lost tokens.
+        keys: The arguments of the model that a batch has, such as "input_ids".
+        lengths: Number of tokens of each window, as an array.
+        text: Index of each window's text, as an array.
+        window: Index of each window within its text, as an array.
     """
 
     def __init__(self, rows: pa.Table | datasets.Dataset, truncated: int = 0) -> None:
@@ -72,7 +82,7 @@ class Encoded:
         self.lengths = self._tokens["input_ids"].lengths
         self.text, self.window = (self._table.column(name).to_numpy() for name in ("text", "window"))
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[type[Encoded], tuple[pa.Table | datasets.Dataset, int]]:
         return Encoded, (self._rows, self.truncated)
 
     def __len__(self) -> int:
@@ -85,51 +95,55 @@ class Encoded:
 
     @cached_property
     def offsets(self) -> Column:
-        """Per window and token the character span in the text; (0, 0) for special tokens. Empty without offsets."""
+        """For each window, the characters (start, end) of each token in the text; (0, 0) for special tokens.
+
+        The list of a window is empty if the texts were tokenised without offsets.
+        """
         rows = dataset_of([self._rows.select(["offsets"])]) if isinstance(self._rows, pa.Table) else self._rows
         return Column(rows, ["offsets"], pairs_of)
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """Per window the place of the text's tokens."""
-        return list(map(Run, *(self._table.column(name).to_pylist() for name in Run._fields)))
+    def token_ranges(self) -> list[TokenRange]:
+        """For each window, which of its tokens belong to the text."""
+        return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
 
     @cached_property
     def digest(self) -> str:
-        """Hash of all tokens and windows."""
+        """A hash of all tokens and their division into windows."""
         return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return windows as padded tensors `[batch, tokens]`.
+        """Return windows as the arguments of a model: tensors (int64) `[batch, tokens]`, padded on the right.
 
         Args:
-            rows: Numbers of the windows, at least one.
-            fill: Padding value of each key; 0 for a key that is missing.
+            rows: Indices of the windows, at least one.
+            fill: Padding value of each argument; an argument that is missing here is padded with 0.
         """
         return {key: pad([tokens[row] for row in rows], fill.get(key, 0)) for key, tokens in self._tokens.items()}
 
 
-def owners(encoded: Encoded) -> list[list[bool]]:
-    """Return per window and token whether the token is read in this window.
+def read_flags(encoded: Encoded) -> list[list[bool]]:
+    """Return, for each window and token, whether the answer for the token is read from this window.
 
-    Neighbouring windows share tokens. Each token is read in the window with the most context around it: the smaller of
-    the numbers of tokens to its left and to its right, where the start and end of the text do not count as a lack.
-    Special tokens, and first texts of pairs, are read in no window.
+    Neighbouring windows share tokens. Each token of a text is read in exactly one window: the one in which the smaller
+    of the numbers of tokens to its left and right is largest. The start and the end of the text count as unlimited
+    context. Special tokens, and the tokens of the first texts of pairs, are read in no window.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
-    texts = encoded.text.tolist()
-    totals = {text: run.number + run.stop - run.start for text, run in zip(texts, encoded.runs, strict=True)}
-    best: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for window, (text, run) in enumerate(zip(texts, encoded.runs, strict=True)):
+    texts, ranges = encoded.text.tolist(), encoded.token_ranges
+    # windows come in order, so that the last window of a text sets its total number of tokens
+    totals = {text: tokens.number + tokens.stop - tokens.start for text, tokens in zip(texts, ranges, strict=True)}
+    best: dict[tuple[int, int], tuple[int, int, int]] = {}  # (text, token) -> (context, window, position)
+    for window, (text, tokens) in enumerate(zip(texts, ranges, strict=True)):
         total = totals[text]
-        if run.stop - run.start == total:
-            flags[window][run.start : run.stop] = [True] * total
+        if tokens.stop - tokens.start == total:
+            flags[window][tokens.start : tokens.stop] = [True] * total
             continue
-        ends_here = run.number + run.stop - run.start == total
-        for at in range(run.start, run.stop):
-            left = total if run.number == 0 else at - run.start
-            right = total if ends_here else run.stop - 1 - at
-            key = (text, run.number + at - run.start)
+        ends_here = tokens.number + tokens.stop - tokens.start == total
+        for at in range(tokens.start, tokens.stop):
+            left = total if tokens.number == 0 else at - tokens.start
+            right = total if ends_here else tokens.stop - 1 - at
+            key = (text, tokens.number + at - tokens.start)
             if key not in best or min(left, right) > best[key][0]:
                 best[key] = (min(left, right), window, at)
     for _, window, at in best.values():
@@ -141,10 +155,10 @@ class WordToken(NamedTuple):
     """A token that belongs to a word.
 
     Attributes:
-        window: Number of the window.
-        position: Position in the window.
-        word: Number of the word, counted through all texts.
-        first: Whether the token is the first of its word.
+        window: Index of the window.
+        position: Position of the token in the window.
+        word: Index of the word among the words of all texts.
+        first: Whether the token is the first token of its word.
     """
 
     window: int
@@ -154,43 +168,48 @@ class WordToken(NamedTuple):
 
 
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
-    """Yield the tokens of all words, window by window, each in the window that `owners` chooses.
+    """Yield the tokens of all words, window by window; a token that windows share comes once (see `read_flags`).
 
-    A token belongs to the first word whose characters it shares, so spaces inside its span do no harm. A word has no
-    token if the tokenizer drops it or joins it to the word before.
+    A token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
+    the tokenizer drops it or joins it to the word before.
 
     Args:
-        encoded: The texts, with offsets.
-        words: The character spans of each text's words, from left to right.
+        encoded: The texts, tokenised with offsets.
+        words: The characters (start, end) of each word of each text, from left to right.
 
     Raises:
-        ConfigError: If there are not as many texts in `words`, or no offsets.
+        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
     """
     if encoded.texts != len(words):
         raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
     words = list(words)
-    numbers = [0, *accumulate(map(len, words))]  # of each text's first word
-    begun, following = bytearray(numbers[-1]), [0] * len(words)
-    texts, runs = encoded.text.tolist(), encoded.runs
-    for window, (owned, offsets) in enumerate(zip(owners(encoded), encoded.offsets, strict=True)):
-        if len(offsets) != len(owned):
-            what = "there are no character offsets; words are found by them"
-            raise ConfigError(f"word_labels: {what}. Use a fast tokenizer, and encode with offsets.")
+    first_words = [0, *accumulate(map(len, words))]  # text -> index of its first word among the words of all texts
+    begun = bytearray(first_words[-1])  # word -> whether its first token was yielded
+    next_words = [0] * len(words)  # text -> the word, within the text, to which the next token may belong
+    texts, ranges = encoded.text.tolist(), encoded.token_ranges
+    for window, (is_read, offsets) in enumerate(zip(read_flags(encoded), encoded.offsets, strict=True)):
+        if len(offsets) != len(is_read):
+            problem = "there are no character offsets; words are found by them"
+            raise ConfigError(f"word_labels: {problem}. Use a fast tokenizer, and encode with offsets.")
         text = texts[window]
-        spans, word = words[text], following[text]
-        for at in range(runs[window].start, runs[window].stop):
+        spans, word = words[text], next_words[text]
+        for at in range(ranges[window].start, ranges[window].stop):
             start, stop = offsets[at]
-            while owned[at] and word < len(spans) and spans[word][1] <= start:
+            while is_read[at] and word < len(spans) and spans[word][1] <= start:
                 word += 1
-            if owned[at] and word < len(spans) and start < stop and spans[word][0] < stop:
-                number = numbers[text] + word
+            if is_read[at] and word < len(spans) and start < stop and spans[word][0] < stop:
+                number = first_words[text] + word
                 yield WordToken(window, at, number, not begun[number])
                 begun[number] = True
-        following[text] = word
+        next_words[text] = word
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Return, per window, the position of each word's first token with the word's number, counted through all texts."""
+    """Return, for each window, pairs of the position of a word's first token and the word's index.
+
+    Arguments and errors are those of `word_tokens`. Words are counted through all texts. A window without a first token
+    has no entry.
+    """
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for token in word_tokens(encoded, words):
         if token.first:
@@ -204,14 +223,17 @@ def word_labels(
     labels: Iterable[Sequence[int]],
     continued: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Yield, per window, a label for every token.
+    """Yield, for each window, a label for every token; tokens outside of words have the label `IGNORED`.
 
     Args:
-        encoded: The texts, with offsets.
-        words: The character spans of each text's words.
-        labels: The label of each word, text by text. It goes to the word's first token.
-        continued: The label that a word's other tokens get, by the number of the word's label. None: they are
-            `IGNORED`, like all tokens outside words.
+        encoded: The texts, tokenised with offsets.
+        words: The characters (start, end) of each word of each text, from left to right.
+        labels: The label of each word of each text, for the word's first token.
+        continued: `continued[label]` is the label of the other tokens of a word with this label. None: the other tokens
+            have the label `IGNORED`.
+
+    Raises:
+        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
     """
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))
     by_word = [label for _, label in chain.from_iterable(pairs)]
@@ -223,6 +245,6 @@ def word_labels(
         row = [IGNORED] * length
         for token in places[window]:
             label = by_word[token.word]
-            goes_on = continued is not None and not token.first and label != IGNORED
-            row[token.position] = continued[label] if continued is not None and goes_on else label
+            is_continued = not token.first and label != IGNORED
+            row[token.position] = continued[label] if continued is not None and is_continued else label
         yield row

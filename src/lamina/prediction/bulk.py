@@ -173,7 +173,7 @@ def predict_file(  # noqa: PLR0913
 
 def usual_column(source: Path) -> str:
     """The column of the text where none is named: the only one, or one of a usual name; else a DataError."""
-    first = next(read_chunks(source, rows=1, bad=lambda _: None), None) or next(read_chunks(source, rows=1))
+    first = next(read_chunks(source, rows=1, on_bad_row=lambda _: None), None) or next(read_chunks(source, rows=1))
     names = list(first.columns)
     column = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
     if column is None:
@@ -202,7 +202,7 @@ def read_examples(
         start: Leave out so many rows of those that could be parsed.
         bad: Called with what is wrong with a row; None: that is raised, after the rows before it were handed out.
     """
-    for table in read_chunks(source, columns=columns, rows=rows, start=start, bad=bad):
+    for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
         examples: list[Any] = []
         for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
-    from lamina.data.windows import Run
+    from lamina.data.windows import TokenRange
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
 
@@ -141,7 +141,7 @@ def _highest(
         mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
         mask &= ~torch.isin(batch["input_ids"], special)
         if second:
-            mask &= _of_runs([inputs.encoded.runs[row] for row in rows], mask.shape[1])
+            mask &= _of_runs([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
         with autocast(runner, options):
             scores = runner.bank.monitor_scores(monitor, runner.arguments(batch), mask)
         if bool(scores[mask].isnan().any()):
@@ -153,7 +153,7 @@ def _highest(
     return highest, asked / max(1, count)
 
 
-def _of_runs(runs: Sequence[Run], length: int) -> Tensor:
+def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
     """Which tokens `[windows, length]` are of the runs."""
     at = torch.arange(length)
     return torch.stack([(at >= run.start) & (at < run.stop) for run in runs])

@@ -62,7 +62,7 @@ def next_batch(waiting: Iterable[Job], budget: Budget) -> list[Job]:
     batch_of = {row: number for number, rows in enumerate(batches) for row in rows}
     chosen: list[Job] = []
     wanted = {batch_of[row] for row in range(len(jobs[0].texts))}
-    room, row = budget.most, 0
+    room, row = budget.max_tokens, 0
     for job in jobs:
         own = {batch_of[row + at] for at in range(len(job.texts))}
         row += len(job.texts)

@@ -63,7 +63,7 @@ def test_a_large_encoding_gives_the_same_batches(folder: Path, monkeypatch: pyte
     monkeypatch.setattr(arrow, "SPILL_BYTES", 1 << 40)
     whole = cut(TEXTS, minilm, max_length=16)
     assert len(files(folder)) == 1
-    assert (spilt.digest, spilt.runs, spilt.offsets) == (whole.digest, whole.runs, whole.offsets)
+    assert (spilt.digest, spilt.token_ranges, spilt.offsets) == (whole.digest, whole.token_ranges, whole.offsets)
     rows = [0, len(whole) - 1, 1234, 999, 1000]
     for some in (spilt, copy.deepcopy(spilt), pickle.loads(pickle.dumps(spilt))):
         batch, expected = (one.batch(rows, padding_of(minilm)) for one in (some, whole))

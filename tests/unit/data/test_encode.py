@@ -93,7 +93,7 @@ def test_one_window_a_text(tokenizer):
         expected = tokenizer(text, truncation=False, padding=False)
         assert features(encoded)[i]["input_ids"] == list(expected["input_ids"])
         assert features(encoded)[i]["attention_mask"] == [1] * len(expected["input_ids"])
-        run = encoded.runs[i]
+        run = encoded.token_ranges[i]
         spans = encoded.offsets[i]
         assert text[spans[run.start][0] : spans[run.stop - 1][1]] == text
         assert all(span == (0, 0) for span in spans[: run.start] + spans[run.stop :])
@@ -119,7 +119,7 @@ def test_pairs(minilm):
     assert encoded.truncated == 1
     assert features(encoded)[0]["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert encoded.offsets[0] == [(0, 0), (0, 3), (4, 7), (0, 0), (0, 0), (0, 0), (0, 0), (0, 0)]
-    assert encoded.runs[0][:2] == (1, 3)
+    assert encoded.token_ranges[0][:2] == (1, 3)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -134,9 +134,9 @@ def test_windows_cover_the_text_from_its_start(tokenizer, side: str):
         tokenizer.truncation_side = "right"
     assert (encoded.truncated, encoded.text[0], set(encoded.text[1:].tolist())) == (0, 0, {1})
     assert encoded.window.tolist() == [0, *range(len(encoded) - 1)]
-    inner = features(whole)[0]["input_ids"][whole.runs[0].start : whole.runs[0].stop]
+    inner = features(whole)[0]["input_ids"][whole.token_ranges[0].start : whole.token_ranges[0].stop]
     covered = 0
-    for feature, run in zip(features(encoded)[1:], encoded.runs[1:], strict=True):
+    for feature, run in zip(features(encoded)[1:], encoded.token_ranges[1:], strict=True):
         some = feature["input_ids"][run.start : run.stop]
         assert some == inner[run.number : run.number + len(some)]
         assert run.number == 0 or covered - run.number == 6
@@ -169,7 +169,7 @@ def test_nothing_becomes_one_attended_token(byte_level):
     assert features(encoded)[0]["input_ids"] == [byte_level.eos_token_id]
     assert features(encoded)[0]["attention_mask"] == [1]
     assert encoded.offsets == [[(0, 0)]]
-    assert encoded.runs[0][:2] == (0, 0)
+    assert encoded.token_ranges[0][:2] == (0, 0)
 
 
 def test_nothing_without_special_tokens(byte_level, monkeypatch: pytest.MonkeyPatch):
@@ -222,7 +222,7 @@ def test_windows_of_pairs_cut_the_second_text(minilm):
         "[CLS] a [SEP] three four five six [SEP]",
         "[CLS] a [SEP] five six seven [SEP] [PAD]",
     ]
-    assert [tuple(run) for run in encoded.runs] == [(3, 7, 0), (3, 7, 2), (3, 6, 4)]
+    assert [tuple(run) for run in encoded.token_ranges] == [(3, 7, 0), (3, 7, 2), (3, 6, 4)]
     spans = [[text[start:end] for start, end in window if start < end] for window in encoded.offsets]
     assert spans == [text.split()[:4], text.split()[2:6], text.split()[4:]]
 
@@ -262,7 +262,7 @@ def test_many_texts_are_tokenised_in_parts(minilm, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("lamina.data.encode.CHUNK", 4)
     parts = blocks(PARAGRAPHS * 3, minilm, max_length=8), encode(PARAGRAPHS * 3, minilm, max_length=8, windows=True)
     for one, other in zip((whole, texts), parts, strict=True):
-        assert (features(one), one.runs, one.offsets) == (features(other), other.runs, other.offsets)
+        assert (features(one), one.token_ranges, one.offsets) == (features(other), other.token_ranges, other.offsets)
         assert (one.text.tolist(), one.window.tolist()) == (other.text.tolist(), other.window.tolist())
         assert one.digest == other.digest
 

@@ -313,7 +313,7 @@ def test_only_the_columns_asked_for_are_handed_out(tmp_path: Path):
 @pytest.mark.parametrize("column", ["sentence", "sentence.en"])
 def test_a_column_that_a_file_lacks_is_no_matter_of_a_row(tmp_path: Path, ending: str, column: str):
     with pytest.raises(DataError, match=rf"no column '{column}'; its columns are: text") as info:
-        list(read_chunks(written(tmp_path, ending), columns=[column], bad=lambda _: None))
+        list(read_chunks(written(tmp_path, ending), columns=[column], on_bad_row=lambda _: None))
     assert info.value.column == column
 
 
@@ -331,7 +331,7 @@ def test_rows_that_cannot_be_read_are_named_and_the_rest_goes_on(tmp_path: Path,
     path = put(tmp_path, f"a.{ending}", BAD[ending][0])
     column = "0" if ending == "conll" else "text"
     problems: list[DataError] = []
-    tables = list(read_chunks(path, columns=[column], rows=1, bad=problems.append))
+    tables = list(read_chunks(path, columns=[column], rows=1, on_bad_row=problems.append))
     assert [table.column(column) for table in tables] == ([[["a"]], [["b"]]] if ending == "conll" else [["a"], ["b"]])
     assert [problem.row for problem in problems] == BAD[ending][1]
     assert all(problem.path == str(path) and f"row {problem.row}" in str(problem) for problem in problems)
@@ -352,7 +352,7 @@ def test_without_leave_to_skip_the_first_bad_row_ends_it_behind_those_before(tmp
 def test_bad_rows_among_those_that_are_done_are_not_named_again(tmp_path: Path):
     path = put(tmp_path, "a.jsonl", '{"text": "a"}\nbad\n{"text": "b"}\nbad\n{"text": "c"}\n')
     problems: list[DataError] = []
-    assert read_texts(path, start=2, bad=problems.append) == [["c"]]
+    assert read_texts(path, start=2, on_bad_row=problems.append) == [["c"]]
     assert [problem.row for problem in problems] == [4]
 
 
@@ -360,8 +360,8 @@ def test_a_null_in_parquet_is_a_row_without_a_value(tmp_path: Path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a", None, "b"], "translation": [{"en": "x"}, {"en": "y"}, None]}), path)
     problems: list[DataError] = []
-    assert read_texts(path, columns=["text"], bad=problems.append) == [["a", "b"]]
-    (table,) = read_chunks(path, columns=["translation.en"], bad=problems.append)
+    assert read_texts(path, columns=["text"], on_bad_row=problems.append) == [["a", "b"]]
+    (table,) = read_chunks(path, columns=["translation.en"], on_bad_row=problems.append)
     assert table.columns == {"translation.en": ["x", "y"]}
     assert [(problem.row, problem.column) for problem in problems] == [(2, "text"), (3, "translation.en")]
 
@@ -377,7 +377,7 @@ def test_files_without_rows_damaged_files_and_no_files_have_no_chunks(tmp_path: 
     with pytest.raises(DataError, match=r"ends in '\.xlsx'"):
         list(read_chunks(put(tmp_path, "a.xlsx", "x")))
     with pytest.raises(DataError, match="not UTF-8 at byte 0"):
-        list(read_chunks(put(tmp_path, "b.csv", b"\xff,label\nx,1\n"), bad=lambda _: None))
+        list(read_chunks(put(tmp_path, "b.csv", b"\xff,label\nx,1\n"), on_bad_row=lambda _: None))
     with pytest.raises(ConfigError, match="read: rows is 0"):
         list(read_chunks(tmp_path / "a.csv", rows=0))
 

@@ -8,7 +8,7 @@ import pytest
 
 from lamina.data.arrow import dataset_of
 from lamina.data.encode import encode
-from lamina.data.windows import IGNORED, Encoded, Run, owners, window_table, word_labels, word_tokens
+from lamina.data.windows import IGNORED, Encoded, TokenRange, read_flags, window_table, word_labels, word_tokens
 from lamina.errors import ConfigError
 
 TEXT = "EU rejects German call to boycott British lamb . 12,345.67 😀👨‍👩‍👧 äöü naïveté שלום - New York"
@@ -64,16 +64,16 @@ def test_the_first_sub_token_is_labelled(tokenizer):
 def test_a_token_counts_in_the_window_that_sees_most(numbers: list[list[int]], expected: list[list[int]]):
     encoded = encoded_of(
         [
-            {"input_ids": [9, *row, 9], "window": window, **Run(1, len(row) + 1, row[0])._asdict()}
+            {"input_ids": [9, *row, 9], "window": window, **TokenRange(1, len(row) + 1, row[0])._asdict()}
             for window, row in enumerate(numbers)
         ]
     )
     kept = [
         [n for n, flag in zip(row, flags[1:], strict=False) if flag]
-        for row, flags in zip(numbers, owners(encoded), strict=True)
+        for row, flags in zip(numbers, read_flags(encoded), strict=True)
     ]
     assert kept == expected
-    assert not any(flags[0] or flags[-1] for flags in owners(encoded))
+    assert not any(flags[0] or flags[-1] for flags in read_flags(encoded))
 
 
 @pytest.mark.parametrize("stride", [0, 1, 5, 11])
@@ -83,11 +83,11 @@ def test_every_token_counts_once(tokenizer, stride: int):
     whole = encode([text, "moon"], tokenizer, max_length=5000)
     counted = [
         (encoded.text[i], run.number + at - run.start)
-        for i, (run, flags) in enumerate(zip(encoded.runs, owners(encoded), strict=True))
+        for i, (run, flags) in enumerate(zip(encoded.token_ranges, read_flags(encoded), strict=True))
         for at, flag in enumerate(flags)
         if flag
     ]
-    expected = [(i, n) for i, run in enumerate(whole.runs) for n in range(run.stop - run.start)]
+    expected = [(i, n) for i, run in enumerate(whole.token_ranges) for n in range(run.stop - run.start)]
     assert sorted(counted) == expected
 
 
@@ -100,7 +100,7 @@ def test_a_word_without_token_is_none(minilm):
 
 def test_a_token_over_two_words_stands_for_the_first():
     offsets = [0, 5, 5, 6, 6, 9]
-    encoded = encoded_of([{"input_ids": [5, 6, 7], "offsets": offsets, "window": 0, **Run(0, 3, 0)._asdict()}])
+    encoded = encoded_of([{"input_ids": [5, 6, 7], "offsets": offsets, "window": 0, **TokenRange(0, 3, 0)._asdict()}])
     assert list(word_tokens(encoded, [((0, 2), (3, 5), (6, 9))])) == [(0, 0, 0, True), (0, 2, 2, True)]
 
 
@@ -128,6 +128,10 @@ def test_a_digest_tells_tokens_and_windows_apart(minilm):
 def test_windows_survive_copies_and_pickles(minilm):
     encoded = encode([TEXT, "moon"], minilm, max_length=12, windows=True)
     for same in (copy.deepcopy(encoded), pickle.loads(pickle.dumps(encoded))):
-        assert (same.digest, same.truncated, same.runs) == (encoded.digest, encoded.truncated, encoded.runs)
+        assert (same.digest, same.truncated, same.token_ranges) == (
+            encoded.digest,
+            encoded.truncated,
+            encoded.token_ranges,
+        )
         assert same.offsets == encoded.offsets
         assert all((same.batch([2, 0], {})[key] == rows).all() for key, rows in encoded.batch([2, 0], {}).items())
