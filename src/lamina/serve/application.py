@@ -1,4 +1,4 @@
-"""The application: what may be asked over HTTP, and how it is answered."""
+"""The web application: its routes, and the responses to errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -37,15 +37,19 @@ from lamina.serve.reload import Reloader, add_reader_routes
 from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler, ServedBank
 from lamina.serve.schemas import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
 from lamina.serve.settings import Settings
-from lamina.serve.uploads import TooLargeError
+from lamina.serve.uploads import Example, TooLargeError
 from lamina.serve.web_page import add_page
 from lamina.serve.workers import EmbedWorker, TooLongError
+from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lamina.bank import ReaderBank
 
+AnswerT = TypeVar("AnswerT")
+
+# Error -> HTTP status and `error_type`; the first entry that an error is an instance of counts.
 _STATUS: dict[type[Exception], tuple[int, str]] = {
     TooLongError: (413, "Validation"),
     TooLargeError: (413, "Validation"),
@@ -61,23 +65,32 @@ _STATUS: dict[type[Exception], tuple[int, str]] = {
     OutOfMemoryError: (424, "Backend"),
     LaminaError: (424, "Backend"),
 }
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
+
+
+class _Response(TypedDict):
+    """The part of the OpenAPI schema about one status: the body's model, and what the status means."""
+
+    model: type[Problem]
+    description: str
+
+
+_PROBLEMS: dict[int, _Response] = {
     status: {"model": Problem, "description": text}
     for status, text in {
         401: "The key is missing or wrong",
-        403: "The server was started without the key that this needs",
-        404: "There is nothing of that name",
-        408: "The body did not come in time",
-        413: "Too many texts, or too long",
-        422: "The request does not fit",
+        403: "The server was started without the key that this path needs",
+        404: "Nothing of that name exists",
+        408: "The body did not arrive in time",
+        413: "Too many texts, or texts that are too long",
+        422: "The request is not valid",
         424: "The model could not answer",
-        429: "Too many requests wait",
-        503: "The server is about to end, or took too long",
+        429: "Too many requests are waiting",
+        503: "The server is shutting down, or took too long",
     }.items()
 }
-
 _FILE = 'or a file as {"image": Base64} or {"audio": Base64}'
-_RULES = {  # what inputs are; pydantic would name the first of the forms that did not fit
+# Path -> what its `inputs` may be. pydantic's own message names only the first of the forms that do not fit.
+_RULES = {
     "/predict": f"a text, a pair [a, b], a list of lists of one text or two, {_FILE}, or a list of files",
     "/explain": f"a text, a pair [a, b], {_FILE}",
 }
@@ -92,53 +105,61 @@ def create_app(
     readers_root: Path | None = None,
     page: bool = True,
 ) -> FastAPI:
-    """Make the application that answers for a bank.
+    """Return the web application that answers requests by a bank; it starts the threads of its scheduler.
+
+    The application's `state` has `scheduler`, `generator` and `reloader`. They are closed when the application ends.
 
     Args:
-        bank: The readers and their model, with a processor.
-        settings: The limits.
-        name: Of the bank, as a model of KServe's.
-        source: Folder or hub id that the bank was loaded from, for `app.state.reloader.reload()`.
-        readers_root: The folder under which readers may be taken from while the server runs.
-        page: Whether there is a page to try it at `/`.
+        bank: The readers and their model, with a processor. The bank is put into evaluation mode.
+        settings: Limits, keys, and the texts of the page. None: the defaults.
+        name: Name of the bank, by which clients of the KServe routes and the page know it.
+        source: Folder or hub id that the bank was loaded from, which `app.state.reloader.reload()` loads again.
+        readers_root: Folder under which the banks lie whose readers may be added while the server runs.
+        page: Whether `/` is a page for trying the readers in a browser.
 
     Raises:
         ConfigError: If the bank has no reader.
     """
     settings = settings or Settings.of()
-    figures = ServerMetrics(lambda: scheduler.unanswered, lambda: writer.running)
-    scheduler = Scheduler(bank, settings, figures.tell)
-    writer = TextGenerator(scheduler, figures.wrote)
+    metrics = ServerMetrics(lambda: scheduler.unanswered, lambda: generator.running)
+    scheduler = Scheduler(bank, settings, metrics.count_batch)
+    generator = TextGenerator(scheduler, metrics.count_generation)
 
     @asynccontextmanager
-    async def life(_app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(writer.close)
+        await asyncio.to_thread(generator.close)
         await asyncio.to_thread(scheduler.close)
 
-    pages: Any = {"docs_url": None, "redoc_url": None}  # they would fetch scripts from elsewhere
-    app = FastAPI(title="Lamina", summary="Every answer off one pass.", lifespan=life, responses=_PROBLEMS, **pages)
-    app.state.scheduler, app.state.writer = scheduler, writer
-    app.state.reloader = live = Reloader(scheduler, source, readers_root)
+    app = FastAPI(
+        title="Lamina",
+        summary="The answers of all readers of a bank, from one pass of its model.",
+        lifespan=lifespan,
+        responses={status: {**response} for status, response in _PROBLEMS.items()},
+        docs_url=None,  # FastAPI's own pages would load scripts from another site
+        redoc_url=None,
+    )
+    app.state.scheduler, app.state.generator = scheduler, generator
+    app.state.reloader = reloader = Reloader(scheduler, source, readers_root)
     app.add_middleware(RequestGuard, settings=settings)
     if settings.cors_allow_origin:
         origins = list(settings.cors_allow_origin)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
-    app.add_middleware(RequestMetrics, figures=figures)
+    app.add_middleware(RequestMetrics, metrics=metrics)
     _add_problems(app)
-    _add_health(app, scheduler, figures, name)
+    _add_health(app, scheduler, metrics, name)
     _add_tei(app, scheduler)
     _add_moderations(app, scheduler)
     _add_kserve(app, scheduler, name)
-    add_reader_routes(app, live, scheduler)
-    add_generation(app, scheduler, writer, name)
+    add_reader_routes(app, reloader, scheduler)
+    add_generation(app, scheduler, generator, name)
     if page:
         add_page(app)
     return app
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Say what is wrong as text-embeddings-inference does."""
+    """Answer errors with the body of text-embeddings-inference: `{"error": ..., "error_type": ...}`."""
 
     def problem(status: int, error: str, error_type: str) -> JSONResponse:
         return JSONResponse({"error": error, "error_type": error_type}, status)
@@ -148,7 +169,7 @@ def _add_problems(app: FastAPI) -> None:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
             rule = "a JSON object in UTF-8 is needed"
-            return problem(422, f"the body is no JSON, from character {first['loc'][-1]} on; {rule}", "Validation")
+            return problem(422, f"the body is not JSON, from character {first['loc'][-1]} on; {rule}", "Validation")
         where = ".".join(str(part) for part in first["loc"][1:])
         if not where:
             rule = "a JSON object is needed, sent as Content-Type: application/json"
@@ -159,8 +180,8 @@ def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(LaminaError)
     async def _(_request: Request, error: LaminaError) -> JSONResponse:
-        kind = next(kind for kind in _STATUS if isinstance(error, kind))
-        return problem(_STATUS[kind][0], str(error), _STATUS[kind][1])
+        status, error_type = next(known for kind, known in _STATUS.items() if isinstance(error, kind))
+        return problem(status, str(error), error_type)
 
     @app.exception_handler(StarletteHTTPException)
     async def _(_request: Request, error: StarletteHTTPException) -> JSONResponse:
@@ -172,7 +193,9 @@ def _add_problems(app: FastAPI) -> None:
         return response
 
 
-def _add_health(app: FastAPI, scheduler: Scheduler, figures: ServerMetrics, name: str) -> None:
+def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name: str) -> None:
+    """Add the routes about the server itself: health, `/info` and `/metrics`."""
+
     @app.get("/health")
     @app.get("/v2/health/ready")
     async def ready() -> dict[str, str]:
@@ -187,124 +210,141 @@ def _add_health(app: FastAPI, scheduler: Scheduler, figures: ServerMetrics, name
         return {"status": "live"}
 
     @app.get("/info")
-    async def info() -> dict[str, Any]:
+    async def info() -> dict[str, JSON]:
         """The tasks with their labels, layers and parameters, and all limits."""
         return await run_in_threadpool(info_of, scheduler.served, scheduler.settings, name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    async def metrics() -> Response:
-        """Times and counts, for Prometheus."""
-        return Response(figures.text(), media_type="text/plain; version=0.0.4")
+    async def prometheus() -> Response:
+        """Times and counts, in the format of Prometheus."""
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
-    @app.post("/predict")
-    async def predict(asked: PredictRequest, request: Request) -> Any:
-        """What the readers say of one text or pair, or of each of several.
+    """Add the routes in the shapes of text-embeddings-inference: `/predict`, `/explain` and `/embed`."""
 
-        Classes come best first, as text-embeddings-inference has them. With several tasks the answer is an object with
-        a key for each; with one reader, or one name as `tasks`, it is that task's answer alone.
+    @app.post("/predict")
+    async def predict(body: PredictRequest, request: Request) -> object:
+        """The answers of the readers about one text or pair, or about each of several.
+
+        Classes come best first, as in text-embeddings-inference. With several tasks the answer is an object with a key
+        for each task. With one reader, or one name as `tasks`, it is the answer of that task.
         """
-        texts, is_single = responses.examples_of(asked.inputs)
+        texts, is_single = responses.examples_of(body.inputs)
         _check_count(scheduler, texts)
-        alone = asked.tasks if isinstance(asked.tasks, str) else None
-        tasks = [alone] if alone is not None else asked.tasks
-        bank = scheduler.bank
-        future = scheduler.ask(texts, tasks, raw=asked.raw_scores, truncate=asked.truncate, bank=bank)
-        if alone is None and tasks is None and len(bank) == 1:
-            alone = next(iter(bank))
-        found = [responses.tei(answer, alone) for answer in await _answer(scheduler, future, request)]
-        return found[0] if is_single else found
+        only_task = body.tasks if isinstance(body.tasks, str) else None
+        tasks = [only_task] if only_task is not None else body.tasks
+        bank = scheduler.bank  # asked once: another bank may be served before the answer comes
+        future = scheduler.ask(texts, tasks, raw=body.raw_scores, truncate=body.truncate, bank=bank)
+        if tasks is None and len(bank) == 1:
+            only_task = next(iter(bank))
+        answers = [responses.tei(answer, only_task) for answer in await _answer(scheduler, future, request)]
+        return answers[0] if is_single else answers
 
     @app.post("/explain")
-    async def explain(asked: ExplainRequest, request: Request) -> dict[str, Any]:
-        """What the readers took their answers from: layers, and their tokens where a reader's fusion can say.
+    async def explain(body: ExplainRequest, request: Request) -> dict[str, object]:
+        """The layers that each reader's answer comes from, and the tokens, where the reader's fusion can tell.
 
-        "seconds" are those of a pass of this text alone, up to the highest layer that is read, without and with the
-        readers. Of a text in several windows it is the first.
+        "seconds" is the time of a pass over this text alone, up to the highest layer that is read, without and with the
+        readers. Of a text that is read in several windows, the first is explained.
         """
-        (text,), _ = responses.examples_of(asked.inputs)
-        (found,) = await _answer(scheduler, scheduler.explain(text, asked.tasks, truncate=asked.truncate), request)
-        return found
+        (text,), _ = responses.examples_of(body.inputs)
+        future = scheduler.explain(text, body.tasks, truncate=body.truncate)
+        (explanation,) = await _answer(scheduler, future, request)
+        return {**explanation}
 
     @app.post("/embed")
-    async def embed(asked: EmbedRequest, request: Request) -> list[list[float]]:
+    async def embed(body: EmbedRequest, request: Request) -> list[list[float]]:
         """The mean over the tokens of one layer's state, for each text."""
-        texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+        texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         _check_count(scheduler, texts)
 
         bank = scheduler.bank
 
         def make() -> EmbedWorker:
-            return EmbedWorker(bank, asked.layer, normalize=asked.normalize)
+            return EmbedWorker(bank, body.layer, normalize=body.normalize)
 
-        future = scheduler.submit(texts, (bank, asked.layer, asked.normalize), make, asked.truncate)
+        future = scheduler.submit(texts, (bank, body.layer, body.normalize), make, body.truncate)
         return await _answer(scheduler, future, request)
 
 
 def _add_moderations(app: FastAPI, scheduler: Scheduler) -> None:
+    """Add the route in the shape of OpenAI's moderations."""
+
     @app.post("/v1/moderations")
-    async def moderations(asked: ModerationRequest, request: Request) -> dict[str, Any]:
+    async def moderations(body: ModerationRequest, request: Request) -> dict[str, object]:
         """Whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
-        texts = [asked.input] if isinstance(asked.input, str) else asked.input
+        texts = [body.input] if isinstance(body.input, str) else body.input
         _check_count(scheduler, texts)
         bank = scheduler.bank
         categories = responses.categories_of(bank)
-        found = await _answer(
-            scheduler, scheduler.ask(texts, [*categories], truncate=asked.truncate, bank=bank), request
-        )
-        return responses.moderation([responses.flags(answer, categories) for answer in found], asked.model or "lamina")
+        future = scheduler.ask(texts, [*categories], truncate=body.truncate, bank=bank)
+        scores = [responses.category_scores(answer, categories) for answer in await _answer(scheduler, future, request)]
+        return {**responses.moderation(scores, body.model or "lamina")}
 
 
 def _add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
-    def found(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
-        """What is served, the readers of a model (None: all), and its version."""
+    """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model as well."""
+
+    def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
+        """Return what is served, the names of the readers of a model (None: all), and the model's version.
+
+        Raises:
+            HTTPException: With status 404 if there is no such model, or no such version of it.
+        """
         served = scheduler.served
         if model != name and model not in served.bank:
             known = ", ".join([name, *served.bank])
             raise HTTPException(404, f"there is no model '{model}'; there are {known}")
-        now = str(served.number if model == name else served.versions[model])
-        if version not in (None, now):
-            raise HTTPException(404, f"there is no version '{version}' of model '{model}'; {now} is served")
-        return served, None if model == name else [model], now
+        current = str(served.number if model == name else served.versions[model])
+        if version not in (None, current):
+            raise HTTPException(404, f"there is no version '{version}' of model '{model}'; {current} is served")
+        return served, None if model == name else [model], current
 
     @app.get("/v2")
-    async def server() -> dict[str, Any]:
-        """What this server is."""
+    async def server() -> dict[str, JSON]:
+        """The name and the protocol version of this server."""
         return {"name": "lamina", "version": "2", "extensions": []}
 
     @app.get("/v2/models/{model}")
     @app.get("/v2/models/{model}/versions/{version}")
-    async def metadata(model: str, version: str | None = None) -> dict[str, Any]:
-        """A reader's inputs and outputs; those of all under the bank's name."""
-        served, tasks, now = found(model, version)
-        return responses.kserve_metadata(served.bank, model, tasks, now)
+    async def metadata(model: str, version: str | None = None) -> dict[str, object]:
+        """Inputs and outputs of a reader; under the bank's name, those of all readers."""
+        served, tasks, current = look_up(model, version)
+        return {**responses.kserve_metadata(served.bank, model, tasks, current)}
 
     @app.get("/v2/models/{model}/ready")
     @app.get("/v2/models/{model}/versions/{version}/ready")
-    async def model_ready(model: str, version: str | None = None) -> dict[str, Any]:
-        """Whether it answers."""
-        found(model, version)
+    async def model_ready(model: str, version: str | None = None) -> dict[str, str | bool]:
+        """Whether the model accepts requests."""
+        look_up(model, version)
         return {"name": model, "ready": scheduler.is_open}
 
     @app.post("/v2/models/{model}/infer")
     @app.post("/v2/models/{model}/versions/{version}/infer")
-    async def infer(model: str, asked: InferRequest, request: Request, version: str | None = None) -> dict[str, Any]:
-        """Scores for a tensor of texts: a tensor `[rows, labels]` for each task, of spans one of JSON `[rows]`."""
-        served, tasks, now = found(model, version)
-        texts = responses.kserve_texts(asked.inputs[0])
+    async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> dict[str, object]:
+        """Scores for a tensor of texts: for each task a tensor `[rows, labels]`, or `[rows]` of JSON where it has spans."""
+        served, tasks, current = look_up(model, version)
+        texts = responses.kserve_texts(body.inputs[0])
         _check_count(scheduler, texts)
-        future = scheduler.ask(texts, tasks, truncate=asked.parameters.truncate, bank=served.bank)
-        said = await _answer(scheduler, future, request)
-        outputs = responses.kserve_outputs(served.bank, said)
-        return {"model_name": model, "model_version": now, "id": asked.id, "outputs": outputs}
+        future = scheduler.ask(texts, tasks, truncate=body.parameters.truncate, bank=served.bank)
+        answers = await _answer(scheduler, future, request)
+        outputs = responses.kserve_outputs(served.bank, answers)
+        return {"model_name": model, "model_version": current, "id": body.id, "outputs": outputs}
 
 
-def _check_count(scheduler: Scheduler, texts: Sequence[Any]) -> None:
-    most = scheduler.settings.max_client_batch_size
-    if len(texts) > most:
-        raise TooLongError(f"serve: {len(texts)} texts came in one request; {most} are taken.")
+def _check_count(scheduler: Scheduler, texts: Sequence[Example]) -> None:
+    """Raise TooLongError if a request has more texts than `max_client_batch_size`."""
+    limit = scheduler.settings.max_client_batch_size
+    if len(texts) > limit:
+        raise TooLongError(f"serve: {len(texts)} texts came in one request; at most {limit} are accepted.")
 
 
-async def _answer(scheduler: Scheduler, future: Future[list[Any]], request: Request) -> list[Any]:
+async def _answer(scheduler: Scheduler, future: Future[list[AnswerT]], request: Request) -> list[AnswerT]:
+    """Wait for the answers to a request and return them, one per text; cancel the future if the client disconnects.
+
+    Raises:
+        HTTPException: With status 499 if the client disconnects, 503 after `request_timeout` seconds.
+        LaminaError: If the request fails.
+    """
     return await wait_while_connected(request, asyncio.wrap_future(future), scheduler.settings.request_timeout)

@@ -1,4 +1,4 @@
-"""The same application as replicas on Ray Serve, on this machine or many."""
+"""Replicas of the application on Ray Serve, on one machine or many."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from fastapi import FastAPI
@@ -19,22 +19,28 @@ from lamina.serve.application import create_app
 from lamina.serve.settings import Settings
 from lamina.store import load, load_bank
 from lamina.store.models import writing_class
-from lamina.utils import check_range
+from lamina.utils import JSON, check_range
 
-APPLICATION = "lamina"  # its name on a cluster; under this name it is replaced, a replica after the other
+if TYPE_CHECKING:
+    from ray.serve import Application, Deployment
+
+APPLICATION = "lamina"  # name on the cluster; deploying under it again replaces the replicas one after the other
 _QUIET = {"log_level": "WARNING", "enable_access_log": False}
-_BUSY = 0.7  # the share of what one replica may hold that has another one start
+_BUSY = 0.7  # another replica starts once each holds this share of its `max_concurrent_requests`
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """How many processes answer.
+    """Number of replicas, and what each needs. `deployed` takes it; the command line makes it.
 
     Args:
-        least: Replicas that are there at any time.
-        most: Up to how many there are while requests wait; None: no more than `least`.
-        cpus: Of each.
-        gpus: Of each.
+        least: Number of replicas that run at any time.
+        most: Maximum number of replicas while requests wait. None: `least`, so that the number is fixed.
+        cpus: CPU cores per replica; may be a fraction.
+        gpus: GPUs per replica; may be a fraction.
+
+    Raises:
+        ConfigError: If `least` is below 1, or `most` is below `least`.
     """
 
     least: int = 1
@@ -51,22 +57,23 @@ class Replicas:
 def deployed(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, *, address: str, host: str, port: int
 ) -> Iterator[None]:
-    """Have replicas on Ray Serve answer at a port, each with an application of its own.
+    """Deploy replicas of an application on Ray Serve; within the `with` block they answer requests.
 
-    On a cluster that runs already they stay when this ends, and those of before are replaced one after the other while
-    the rest answer. A replica that dies is started anew.
+    Ray restarts a replica that dies. On a cluster that was running before, the replicas keep running after the block,
+    and replicas of an earlier deployment are replaced one after the other while the others answer.
 
     Args:
-        build: Makes the application, in each replica; it is sent there, and what it holds.
+        build: Returns the application; it is pickled, sent to each replica and called there.
         settings: The limits of each replica.
-        replicas: How many.
-        address: "local": a cluster that is started here and ends with this; "auto": the one that runs here; HOST:PORT.
-        host: Where every node of the cluster listens.
-        port: The same.
+        replicas: The number of replicas, and what each needs.
+        address: "local" starts a cluster on this machine, which ends with the block; "auto" uses the cluster that runs
+            on this machine; otherwise HOST:PORT of a cluster.
+        host: Address at which every node of the cluster listens.
+        port: Port at which every node of the cluster listens.
 
     Raises:
         MissingExtraError: If Ray Serve is not installed.
-        ConfigError: If no cluster answers, or the replicas do not start.
+        ConfigError: If the cluster cannot be reached or has too few CPUs or GPUs, or the replicas do not start.
     """
     serve, deployment = _ray_serve(), _deployment(build, settings, replicas)
     with connected(_ray(), address, "serve"):
@@ -86,60 +93,75 @@ def deployed(
                 serve.shutdown()
 
 
-def application(args: Mapping[str, Any]) -> Any:
-    """An application for Ray Serve's own configuration, as `import_path: lamina.serve.cluster:application`.
+def application(args: Mapping[str, JSON]) -> Application:
+    """Return the application for a configuration file of Ray Serve: `import_path: lamina.serve.cluster:application`.
+
+    The number of replicas stands in that file under `deployments`, for the deployment `bank`.
 
     Args:
-        args: `bank`, a folder or hub id that every node can read; `model`, its base if that is not the one that the
-            bank names; and limits as of `Settings`. The key is the environment's LAMINA_API_KEY. How many replicas
-            there are is told under `deployments`, for the deployment `bank`.
+        args: The file's `args`: `bank`, the folder or hub id of a bank that every node can read; optionally `model`,
+            its base model if that is not the one that the bank names; and any fields of `Settings` except the keys. The
+            API key is read from the environment variable LAMINA_API_KEY of each replica.
 
     Raises:
-        ConfigError: If there is no `bank`, or a limit cannot be.
+        ConfigError: If `bank` is missing, a key is among `args`, or a value is not allowed.
+        MissingExtraError: If Ray Serve is not installed.
     """
-    known = dict(args)
-    bank, model = known.pop("bank", None), known.pop("model", None)
+    values = dict(args)
+    bank, model = values.pop("bank", None), values.pop("model", None)
     if not isinstance(bank, str):
         raise ConfigError("serve: args has no bank; give its folder, or its id on the hub.")
     for key in ("api_key", "admin_key"):
-        if key in known:
-            rule = "the key of those who ask is the environment's LAMINA_API_KEY, and a replica is not changed alone"
-            raise ConfigError(f"serve: args has {key}; {rule}.")
-    settings = Settings.of(**known)
+        if key in values:
+            rule = "set the API key in the environment variable LAMINA_API_KEY; replicas have no admin key"
+            raise ConfigError(f"serve: args has {key}, which is not allowed; {rule}.")
+    if not isinstance(model, str | None):
+        raise ConfigError(f"serve: args has model {model!r}; give its folder, or its id on the hub.")
+    settings = Settings.of(**values)
 
     def build() -> FastAPI:
         base, processor = (None, None) if model is None else load(model, writing_class(model))
         served = load_bank(bank, base, processor, writes=True).to("cuda" if torch.cuda.is_available() else "cpu")
-        own = settings.model_copy(update={"api_key": os.environ.get("LAMINA_API_KEY") or None})
-        return create_app(served, own, name=Path(bank).resolve().name)
+        with_key = settings.model_copy(update={"api_key": os.environ.get("LAMINA_API_KEY") or None})
+        return create_app(served, with_key, name=Path(bank).resolve().name)
 
     return _deployment(build, settings, Replicas()).bind()
 
 
-def _deployment(build: Callable[[], FastAPI], settings: Settings, replicas: Replicas) -> Any:
-    """What Ray Serve calls a deployment: the application, and how many of it."""
+def _deployment(build: Callable[[], FastAPI], settings: Settings, replicas: Replicas) -> Deployment:
+    """Return the deployment, in Ray Serve's sense, of the application that `build` returns.
 
-    def made() -> FastAPI:  # a plain function, which Ray Serve calls in the replica
+    Args:
+        build: Returns the application; it is called in each replica.
+        settings: The limits of each replica.
+        replicas: The number of replicas, and what each needs.
+
+    Raises:
+        MissingExtraError: If Ray Serve is not installed.
+    """
+
+    def build_in_replica() -> FastAPI:  # Ray Serve accepts a plain function only, and `build` may be a partial
         return build()
 
     serve = _ray_serve()
-    many: dict[str, Any] = {"num_replicas": replicas.least}
+    count: dict[str, int | dict[str, int]] = {"num_replicas": replicas.least}
     if replicas.most is not None:
         busy = max(1, int(_BUSY * settings.max_concurrent_requests))
         scaling = {"min_replicas": replicas.least, "max_replicas": replicas.most, "target_ongoing_requests": busy}
-        many = {"autoscaling_config": scaling}
+        count = {"autoscaling_config": scaling}
     return serve.deployment(
-        serve.ingress(made)(),
+        serve.ingress(build_in_replica)(),
         name="bank",
         logging_config=_QUIET,
         max_ongoing_requests=settings.max_concurrent_requests,
         graceful_shutdown_timeout_s=settings.shutdown_timeout,
         ray_actor_options={"num_cpus": replicas.cpus, "num_gpus": replicas.gpus},
-        **many,
+        **count,
     )
 
 
 def _ray_serve() -> Any:
+    """Return the module `ray.serve`; raise MissingExtraError if it is not installed."""
     try:
         from ray import serve
     except ImportError as error:
@@ -148,15 +170,17 @@ def _ray_serve() -> Any:
 
 
 def _ray() -> Any:
+    """Return the module `ray`, which is imported only where it is used: it is an extra."""
     import ray
 
     return ray
 
 
 def _check_room(replicas: Replicas) -> None:
-    """Raise ConfigError unless the cluster has what the replicas take; else Ray would wait for it for ever."""
-    have: dict[str, float] = _ray().cluster_resources()
-    for what, each in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
-        if each * replicas.least > have.get(what, 0.0):
-            came = f"{replicas.least} replicas with {each:g} {what} each were asked for"
-            raise ConfigError(f"serve: {came}; the cluster has {have.get(what, 0.0):g}. Take fewer, or --replica-cpus.")
+    """Raise ConfigError if the cluster has fewer CPUs or GPUs than the replicas need: Ray would wait for them forever."""
+    available: dict[str, float] = _ray().cluster_resources()
+    for resource, needed in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
+        if needed * replicas.least > (total := available.get(resource, 0.0)):
+            came = f"{replicas.least} replicas need {needed:g} {resource} each"
+            hint = f"Use fewer replicas, or lower --replica-{resource.lower()}s"
+            raise ConfigError(f"serve: {came}; the cluster has {total:g} in all. {hint}.")

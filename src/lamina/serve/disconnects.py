@@ -1,10 +1,10 @@
-"""Waiting for an answer, as long as the client does."""
+"""Waiting for an answer only as long as the client stays connected."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException
 
@@ -13,25 +13,38 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
+AnswerT = TypeVar("AnswerT")
 
-async def wait_while_connected(request: Request, answer: Awaitable[Any], seconds: float | None = None) -> Any:
-    """Wait for an answer until it comes, the client hangs up (499) or time is up (503); then it is cancelled."""
+
+async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], timeout_s: float | None = None) -> AnswerT:
+    """Wait for `answer` and return its result; cancel it if the client disconnects or the time is up.
+
+    Args:
+        request: The request of the client. Its body must have been read, so that only a disconnect is left to receive.
+        answer: A future or coroutine.
+        timeout_s: Maximum seconds to wait. None: no limit.
+
+    Raises:
+        HTTPException: With status 499 if the client disconnects, 503 if the time is up.
+        Exception: What `answer` raises.
+    """
     waiting = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_hung_up(request))
+    disconnect = asyncio.ensure_future(_disconnected(request))
     try:
-        done, _ = await asyncio.wait({waiting, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({waiting, disconnect}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
         if waiting in done:
             return waiting.result()
-        if gone in done:
+        if disconnect in done:
             raise HTTPException(499, "the client hung up")
-        raise HTTPException(503, f"no answer within {seconds:g} s")
+        raise HTTPException(503, f"no answer within {timeout_s:g} s")
     finally:
-        gone.cancel()
+        disconnect.cancel()
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await gone
+            await disconnect  # until it is over, it may still receive from the connection
 
 
-async def _hung_up(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
+    """Return once the client of `request` has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,10 +1,10 @@
-"""Why readers say what they say of one text: the layers and tokens they take it from, and what they cost."""
+"""Explanations: the layers and tokens that readers' answers about one text come from, and what the readers cost."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypedDict, final
 
 import torch
 
@@ -13,7 +13,7 @@ from lamina.data.batches import tokenizer_of
 from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
-from lamina.serve.uploads import plain
+from lamina.serve.uploads import Example, plain
 from lamina.serve.workers import Worker, predictor_of
 
 if TYPE_CHECKING:
@@ -21,56 +21,114 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.data.batches import Budget
+    from lamina.layers.types import Batch
     from lamina.prediction.predict import Prepared
     from lamina.train.groups import Group
 
-_ROUNDS, _SPARE_S = 9, 0.1  # of timed passes after the first, as many as take no longer
-_DIGITS = 6
+_ROUNDS, _SPARE_S = 9, 0.1  # maximum timed passes after the first, and the seconds that they may take together
+_DIGITS = 6  # of shares
+
+
+class PassSeconds(TypedDict):
+    """Seconds of a pass over one text, up to the highest layer that is read."""
+
+    without_readers: float
+    with_readers: float
+
+
+class TaskExplanation(TypedDict):
+    """What one reader's answer about a text comes from. Shares sum to 1.
+
+    Keys:
+        layers: Indices of the layers that the reader reads.
+        importance: Share of each layer that the reader learned; None if it learned none.
+        tokens: The text's tokens as the model reads them; None for images and audio.
+        contributions: Share of each layer and token in this answer, `[layers][tokens]`; None if the reader's fusion
+            cannot tell.
+    """
+
+    layers: list[int]
+    importance: list[float] | None
+    tokens: list[str] | None
+    contributions: list[list[float]] | None
+
+
+class Explanation(TypedDict):
+    """The response of `/explain`: the time of a pass, and task -> what its answer comes from."""
+
+    seconds: PassSeconds
+    tasks: dict[str, TaskExplanation]
 
 
 @final
-class ExplainWorker(Worker):
-    """What readers took their answers from; each text has passes of its own. Of a long one, its first window."""
+class PreparedTexts:
+    """Texts that were each encoded alone, with the counts that the scheduler needs; a `workers.Tokenised`."""
+
+    def __init__(self, texts: Sequence[Prepared]) -> None:
+        self.texts = texts
+        self.tokens, self.cut = sum(text.tokens for text in texts), sum(text.cut for text in texts)
+
+
+@final
+class ExplainWorker(Worker[PreparedTexts, Explanation]):
+    """Explains readers' answers. Each text has passes of its own; of a long text only the first window is explained.
+
+    Args:
+        bank: The readers and their model.
+        names: Names of the readers whose answers are explained.
+    """
 
     def __init__(self, bank: ReaderBank, names: tuple[str, ...]) -> None:
         self.bank, self._names = bank, names
         self._predictor = predictor_of(bank, names)
 
-    def read(self, texts: Sequence[Any]) -> _Each:
-        """As the answers of each text by itself are read."""
-        return _Each(self._predictor.prepare(plain([text])) for text in texts)
+    def read(self, texts: Sequence[Example]) -> PreparedTexts:
+        """Encode each text, pair or file by itself."""
+        return PreparedTexts([self._predictor.prepare(plain([text])) for text in texts])
 
-    def run(self, prepared: _Each, budget: Budget) -> list[dict[str, Any]]:  # noqa: ARG002  a text is never too much
-        """Per text "seconds" (of a pass without and with the readers) and "tasks", each as `_task` gives it."""
+    def run(self, prepared: PreparedTexts, budget: Budget) -> list[Explanation]:  # noqa: ARG002  passes have one text
+        """Return an explanation of each text; raise NotFiniteError if a contribution is NaN or infinite."""
         with evaluating(self.bank), torch.no_grad():
-            return [self._explained(own) for own in prepared]
+            return [self._explanation(text) for text in prepared.texts]
 
     @property
     def max_length(self) -> int:
-        """As for the answers."""
+        """Number of tokens that every reader reads: the least of the lengths that the readers were trained with."""
         return min(self._predictor.max_length([name]) for name in self._names)
 
-    def _explained(self, prepared: Prepared) -> dict[str, Any]:
-        seconds = {"without_readers": 0.0, "with_readers": 0.0}
-        tasks: dict[str, Any] = {}
+    def _explanation(self, prepared: Prepared) -> Explanation:
+        """Return the explanation of one text; readers that share inputs are timed together, and times are added."""
+        seconds = PassSeconds(without_readers=0.0, with_readers=0.0)
+        tasks: dict[str, TaskExplanation] = {}
         for group in prepared.groups:
             batch = {name: value.to(self.bank.device) for name, value in group.inputs.batch([0]).items()}
             tokens, amounts = self._tokens(batch), layer_amounts(self.bank, [*group.tasks], batch)
             tasks |= {name: self._task(name, tokens, amounts[name]) for name in group.tasks}
-            taken = self._timed(group, batch)
-            seconds = {what: seconds[what] + taken[what] for what in seconds}
+            measured = self._timed(group, batch)
+            seconds["without_readers"] += measured["without_readers"]
+            seconds["with_readers"] += measured["with_readers"]
         return {"seconds": seconds, "tasks": {name: tasks[name] for name in self._names}}
 
-    def _tokens(self, batch: Mapping[str, Tensor]) -> list[str] | None:
-        """As the model reads them; None of what is no text."""
+    def _tokens(self, batch: Batch) -> list[str] | None:
+        """Return the text of each token in the only row of a batch; None if the batch holds no text."""
         if "input_ids" not in batch:
             return None
         tokenizer = tokenizer_of(self.bank.processor)
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
-    def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> dict[str, Any]:
-        """Layers with learned "importance" and "contributions" `[layers][tokens]`: shares of 1, None if it has none."""
+    def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
+        """Return the explanation of one reader's answer.
+
+        Args:
+            name: Name of the reader.
+            tokens: The text's tokens; None for images and audio.
+            amounts: What each layer adds at each token, `[layers, tokens]`; None if the reader's fusion cannot tell.
+
+        Raises:
+            NotFiniteError: If an amount is NaN or infinite.
+        """
         reader = self.bank[name]
+        # A fusion whose weights depend on the input has no importance that holds for all texts.
         learned = {} if isinstance(reader.fusion, InputWeighted) else reader.importance()
         if amounts is not None and not bool(amounts.isfinite().all()):
             raise NotFiniteError(f"serve: what reader '{name}' takes from the layers is NaN or infinite.", name=name)
@@ -82,21 +140,29 @@ class ExplainWorker(Worker):
             "contributions": shares,
         }
 
-    def _timed(self, group: Group, batch: Mapping[str, Tensor]) -> dict[str, float]:
-        """Least seconds of a pass up to the highest layer that is read, without the readers and with them."""
+    def _timed(self, group: Group, batch: Batch) -> PassSeconds:
+        """Return the least seconds of some passes over a batch, without readers and with those of `group`.
+
+        Both kinds of pass end at the highest layer that the readers need. After a first pass of each kind, which also
+        warms up, others follow for at most a tenth of a second, since other requests wait meanwhile.
+        """
         top: dict[str, list[int]] = {}
         for reader in (self.bank[name] for name in group.tasks):
             top[reader.stack] = [max(*reader.layers, *top.get(reader.stack, [0]))]
-        runs: dict[str, Callable[[], object]] = {
-            "without_readers": lambda: self.bank.record_states(top, batch),
-            "with_readers": lambda: self.bank(**batch, readers=[*group.tasks]),
-        }
-        taken = {what: self._seconds(run) for what, run in runs.items()}
-        for _ in range(min(_ROUNDS, int(_SPARE_S / sum(taken.values())))):  # others wait meanwhile
-            taken = {what: min(taken[what], self._seconds(run)) for what, run in runs.items()}
-        return taken
+
+        def bare() -> float:
+            return self._seconds(lambda: self.bank.record_states(top, batch))
+
+        def full() -> float:
+            return self._seconds(lambda: self.bank(**batch, readers=[*group.tasks]))
+
+        alone, together = bare(), full()
+        for _ in range(min(_ROUNDS, int(_SPARE_S / (alone + together)))):
+            alone, together = min(alone, bare()), min(together, full())
+        return {"without_readers": alone, "with_readers": together}
 
     def _seconds(self, run: Callable[[], object]) -> float:
+        """Call `run`, wait until the device has finished, and return the seconds that both took."""
         start = time.perf_counter()
         run()
         if self.bank.device.type == "cuda":
@@ -104,15 +170,6 @@ class ExplainWorker(Worker):
         return time.perf_counter() - start
 
 
-class _Each(list[Any]):
-    @property
-    def tokens(self) -> int:
-        return sum(prepared.tokens for prepared in self)
-
-    @property
-    def cut(self) -> int:
-        return sum(prepared.cut for prepared in self)
-
-
 def _rounded(rows: list[list[float]]) -> list[list[float]]:
+    """Return the shares rounded to 6 digits, which keeps responses short."""
     return [[round(share, _DIGITS) for share in row] for row in rows]

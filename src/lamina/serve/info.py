@@ -1,9 +1,9 @@
-"""What a server is asked about itself."""
+"""The response of `/info`: the model, its tasks and the limits of the server."""
 
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from lamina.data.encode import length_limit
@@ -12,44 +12,32 @@ from lamina.serve.generation.prompts import generates_text
 from lamina.serve.uploads import medium_of
 from lamina.serve.web_page import default_examples, default_title, learnt_pairs
 from lamina.tasks import kind_of
+from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from lamina.serve.scheduler import ServedBank
     from lamina.serve.settings import Settings
 
+_NO_LIMITS = {"api_key", "admin_key", "cors_allow_origin", "title", "examples"}  # settings that are not limits
 
-# Reader -> the hash of its weights, stack -> that of the base's; all weights are read for them, and none change
+# Bank -> reader name -> hash of the reader's weights, and stack name -> fingerprint of the base model's stack.
+# Hashing reads all weights, and none of them changes while the bank is served.
 _HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
 
 
-def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, Any]:
-    """The model, its tasks and the limits.
+def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, JSON]:
+    """Return what clients can know about a server: its bank, model, tasks and limits, but no keys.
 
-    Of a task "pairs" says whether it learnt from pairs of texts (None: not known), "max_length" how many tokens of a
-    text it reads; "max_input_length" is how many the model does.
+    "max_input_length" is the number of tokens that the model reads, and a task's "max_length" the number that its
+    reader reads. A task's "pairs" tells whether its reader was trained on pairs of texts; None if that is not known.
+
+    Args:
+        served: The bank, with versions.
+        settings: The server's settings.
+        name: Name of the bank.
     """
-    bank, (weights, fingerprints) = served.bank, _hashes(served)
+    bank = served.bank
     limit = length_limit(bank.model, bank.processor)
-    tasks = {
-        task: {
-            "kind": reader.config.head.kind,
-            "problem_type": reader.config.head.problem_type,
-            "reads": medium_of(bank, task),
-            "pairs": learnt_pairs(reader),
-            "max_length": reader.info.get("max_length") or limit,
-            "has_classes": kind_of(reader.config.head.kind).has_classes,
-            "labels": list(reader.config.head.labels),
-            "stack": reader.stack,
-            "layers": list(reader.layers),
-            "parameters": sum(parameter.numel() for parameter in reader.parameters()),
-            "version": served.versions[task],
-            "weights": weights[task],
-            "metric": reader.info.get("metric"),
-            "fingerprint": fingerprints[reader.stack],
-        }
-        for task, reader in ((task, bank[task]) for task in bank)
-    }
-    limits = settings.model_dump(exclude={"api_key", "admin_key", "cors_allow_origin", "title", "examples"})
     return {
         "name": name,
         "title": settings.title or default_title(bank, name),
@@ -62,15 +50,38 @@ def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, Any]
         "max_input_length": limit,
         "writes_text": generates_text(bank),
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
-        "tasks": tasks,
-        **limits,
+        "tasks": {task: _task_info(served, task, limit) for task in bank},
+        **settings.model_dump(exclude=_NO_LIMITS),
+    }
+
+
+def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
+    """Return the part of `info_of` about the reader called `task`; `limit` is the model's maximum number of tokens."""
+    reader, (weights, fingerprints) = served.bank[task], _hashes(served)
+    head = reader.config.head
+    return {
+        "kind": head.kind,
+        "problem_type": head.problem_type,
+        "reads": medium_of(served.bank, task),
+        "pairs": learnt_pairs(reader),
+        "max_length": reader.info.get("max_length") or limit,
+        "has_classes": kind_of(head.kind).has_classes,
+        "labels": list(head.labels),
+        "stack": reader.stack,
+        "layers": list(reader.layers),
+        "parameters": sum(parameter.numel() for parameter in reader.parameters()),
+        "version": served.versions[task],
+        "weights": weights[task],
+        "metric": reader.info.get("metric"),
+        "fingerprint": fingerprints[reader.stack],
     }
 
 
 def _hashes(served: ServedBank) -> tuple[dict[str, str], dict[str, str]]:
+    """Return reader name -> hash of its weights, and stack name -> fingerprint; computed once for each served bank."""
     if served not in _HASHES:
         bank = served.bank
         weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}
-        read = dict.fromkeys(bank[task].stack for task in bank)
-        _HASHES[served] = weights, {stack: fingerprint_of(bank.stacks[stack]) for stack in read}
+        stacks = dict.fromkeys(bank[task].stack for task in bank)
+        _HASHES[served] = weights, {stack: fingerprint_of(bank.stacks[stack]) for stack in stacks}
     return _HASHES[served]

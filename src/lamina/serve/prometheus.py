@@ -1,4 +1,4 @@
-"""What a server says of its own work, for Prometheus."""
+"""Metrics of a server, in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from lamina.serve.scheduler import BatchTiming
-    from lamina.serve.workers import Worker
+    from lamina.serve.workers import AnyWorker
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _TOKENS = tuple(2**power for power in range(4, 17))
@@ -21,7 +21,12 @@ _TOKENS = tuple(2**power for power in range(4, 17))
 
 @final
 class ServerMetrics:
-    """Counts and times of one application."""
+    """The counters and histograms of one application.
+
+    Args:
+        unanswered: Returns the number of requests that are accepted and not answered.
+        running: Returns the number of texts that are being generated.
+    """
 
     def __init__(self, unanswered: Callable[[], int], running: Callable[[], int]) -> None:
         self._registry = own = CollectorRegistry()
@@ -41,52 +46,63 @@ class ServerMetrics:
         self._written = Counter("lamina_written_tokens", "Tokens of texts that were written", registry=own)
         Gauge("lamina_running_generations", "Texts being written", registry=own).set_function(running)
 
-    def tell(self, work: Worker, timing: BatchTiming) -> None:
-        """Take note of a batch."""
+    def count_batch(self, worker: AnyWorker, timing: BatchTiming) -> None:
+        """Record a batch that `worker` has answered."""
         for seconds in timing.queue:
             self._queue.observe(seconds)
         self._read.observe(timing.read)
         self._run.observe(timing.run)
         self._tokens.observe(timing.tokens)
         self._batch.observe(timing.requests)
-        for task in work.tasks:
+        for task in worker.tasks:
             self._answers.labels(task).inc(timing.texts)
 
-    def wrote(self, first: float, each: float, tokens: int) -> None:
-        """Take note of a text: seconds to its first token and to each further one, and how many there were."""
-        self._first.observe(first)
+    def count_generation(self, first_s: float, next_s: float, tokens: int) -> None:
+        """Record a generated text.
+
+        Args:
+            first_s: Seconds from the request to the first token.
+            next_s: Mean seconds per further token; not recorded if there is none.
+            tokens: Number of tokens.
+        """
+        self._first.observe(first_s)
         if tokens > 1:
-            self._next.observe(each)
+            self._next.observe(next_s)
         self._written.inc(tokens)
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 @final
 class RequestMetrics:
-    """An ASGI layer that counts and times requests, those that are refused too."""
+    """ASGI middleware that counts and times requests by path and status, refused ones included.
 
-    def __init__(self, app: ASGIApp, figures: ServerMetrics) -> None:
-        self._app, self._figures = app, figures
+    Args:
+        app: The application behind it.
+        metrics: Where requests are recorded.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, and take note of its answer."""
+        """Pass a request on to the application, and record the status of its response and the time until its end."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         start, status = time.perf_counter(), "none"
 
-        async def noted(message: Message) -> None:
+        async def send_noting_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send_noting_status)
         finally:
-            path = getattr(scope.get("route"), "path", "other")  # never what a client made up
-            self._figures.requests.labels(path, status).inc()
-            self._figures.seconds.labels(path).observe(time.perf_counter() - start)
+            path = getattr(scope.get("route"), "path", "other")  # a label for every unknown path that clients try would fill the memory
+            self._metrics.requests.labels(path, status).inc()
+            self._metrics.seconds.labels(path).observe(time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Which of the requests that wait share a pass."""
+"""The queue's elements, and the choice of which queued requests share the next batch."""
 
 from __future__ import annotations
 
@@ -6,75 +6,101 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from lamina.data.batches import Budget, length_batches
-from lamina.serve.uploads import Upload
+from lamina.serve.uploads import Example, Upload
 
 if TYPE_CHECKING:
     from lamina.serve.workers import Worker
 
-_PLANNED = 1024  # texts among which those of a pass are chosen, oldest first
-_FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # that a file counts for, so that not too much is decoded at once
+_PLANNED = 1024  # number of texts, oldest first, among which those of the next batch are chosen
+_FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # least tokens a file counts for; its pixels or samples per token beyond that
+
+AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(eq=False)
-class Job:
-    """A request: some texts or pairs, and what is asked about them."""
+class Job(Generic[AnswerT]):
+    """A queued request.
 
-    texts: Sequence[Any]
-    work: Worker
+    Attributes:
+        texts: Its texts, pairs of texts or files; all of one kind, and at least one.
+        worker: The worker that answers it.
+        truncate: Whether texts that are too long are cut. False: the job fails with TooLongError.
+        future: Will hold one answer per text, in their order.
+        since: When the job was made, in seconds of `time.perf_counter`.
+        lengths: Estimated number of tokens of each text.
+        size: Estimated number of tokens of all texts.
+    """
+
+    texts: Sequence[Example]
+    worker: Worker[Any, AnswerT]
     truncate: bool
-    future: Future[list[Any]] = field(default_factory=Future)
+    future: Future[list[AnswerT]] = field(default_factory=Future)
     since: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
-        self.lengths = [_about_tokens(text) for text in self.texts]
+        self.lengths = [_estimated_tokens(text) for text in self.texts]
         self.size = sum(self.lengths)
         self._started = False
-        self._kind = (self.work, isinstance(self.texts[0], tuple))
+        self._group = (self.worker, isinstance(self.texts[0], tuple))
 
     def start(self) -> bool:
-        """Whether somebody still waits for the answer, who then waits to the end."""
+        """Mark the job as running, after which its client can no longer cancel it; return False if it was cancelled.
+
+        A second call changes nothing and returns the same value, since a batch may be split and run again.
+        """
         if not self._started:
             self._started = self.future.set_running_or_notify_cancel()
         return self._started
 
-    def is_like(self, other: Job) -> bool:
-        """Whether both may be read together: the same is asked, of texts or of pairs."""
-        return self._kind == other._kind
+    def is_like(self, other: AnyJob) -> bool:
+        """Tell whether both jobs can share a batch: they have the same worker, and single texts or pairs alike."""
+        return self._group == other._group
 
 
-def next_batch(waiting: Iterable[Job], budget: Budget) -> list[Job]:
-    """The oldest request, and those that are cheapest to read along with it.
+AnyJob: TypeAlias = Job[Any]  # a job whose type of answer does not matter
 
-    All that wait are parted by length into the passes that cost least together; what shares the passes of the oldest is
-    taken. So none waits for long, and the next to come finds as many of its length as there are.
+
+def next_batch(waiting: Iterable[AnyJob], budget: Budget) -> list[AnyJob]:
+    """Return the jobs of the next batch: the oldest one, and those that are cheapest to run along with it.
+
+    All queued jobs like the oldest one are divided by length into the passes that cost least together. The batch
+    consists of the jobs whose texts all fall into the passes of the oldest job, as far as the budget reaches. So no job
+    waits for long, and texts of other lengths stay queued until they can share a pass with their like.
+
+    Args:
+        waiting: The queued jobs, oldest first; at least one.
+        budget: Maximum tokens of a pass, and its fixed cost in tokens. The oldest job is chosen even if it has more.
     """
-    jobs: list[Job] = []
-    texts = 0
+    jobs: list[AnyJob] = []
+    count = 0
     for job in waiting:
-        if texts < _PLANNED and (not jobs or job.is_like(jobs[0])):
+        if count < _PLANNED and (not jobs or job.is_like(jobs[0])):
             jobs.append(job)
-            texts += len(job.texts)
+            count += len(job.texts)
     lengths = [length for job in jobs for length in job.lengths]
-    batches = length_batches(lengths, _PLANNED, budget=budget)
-    batch_of = {row: number for number, rows in enumerate(batches) for row in rows}
-    chosen: list[Job] = []
-    wanted = {batch_of[row] for row in range(len(jobs[0].texts))}
-    room, row = budget.max_tokens, 0
+    passes = length_batches(lengths, _PLANNED, budget=budget)
+    pass_of = {row: number for number, rows in enumerate(passes) for row in rows}
+    oldest_passes = {pass_of[row] for row in range(len(jobs[0].texts))}
+    chosen: list[AnyJob] = []
+    room, first_row = budget.max_tokens, 0  # rows number the texts of all jobs one after the other
     for job in jobs:
-        own = {batch_of[row + at] for at in range(len(job.texts))}
-        row += len(job.texts)
-        if not chosen or (own <= wanted and job.size <= room):
+        job_passes = {pass_of[first_row + offset] for offset in range(len(job.texts))}
+        first_row += len(job.texts)
+        if not chosen or (job_passes <= oldest_passes and job.size <= room):
             chosen.append(job)
             room -= job.size
     return chosen
 
 
-def _about_tokens(text: Any) -> int:
-    """Roughly, before it is read; passes are cut to measure afterwards."""
+def _estimated_tokens(text: Example) -> int:
+    """Return a rough number of tokens of a text, pair or file, before it is tokenised.
+
+    Four characters count as a token. A batch that turns out too large is still split into passes of the right size.
+    """
     if isinstance(text, Upload):
         return max(_FILE_TOKENS, text.size // _SIZE_OF_TOKEN)
     parts = [text] if isinstance(text, str) else text
-    return 2 + sum(len(part) // 4 + 1 for part in parts)
+    return 2 + sum(len(part) // 4 + 1 for part in parts)  # 2: special tokens at both ends

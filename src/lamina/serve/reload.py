@@ -1,11 +1,11 @@
-"""Readers that come and go while a server runs."""
+"""Adding, replacing and removing readers while a server runs."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from starlette.concurrency import run_in_threadpool
 
@@ -28,61 +28,76 @@ logger = logging.getLogger(__name__)
 
 @final
 class Reloader:
-    """Puts readers in place of others, one change after another; a change that fails leaves all as it was.
+    """Changes the readers of a running scheduler, one change at a time. A change that fails leaves all as it was.
 
     Args:
-        scheduler: What answers.
-        source: Folder or hub id of the bank that is served, which `reload` reads again.
-        root: The folder under which readers may be taken from.
+        scheduler: The scheduler, whose served bank is replaced.
+        source: Folder or hub id of the bank that is served, which `reload` loads again. None: `reload` is refused.
+        root: Folder under which the banks lie whose readers may be added. None: no reader can be added.
     """
 
     def __init__(self, scheduler: Scheduler, source: str | None = None, root: Path | None = None) -> None:
-        self._engine, self._source, self._root = scheduler, source, root
+        self._scheduler, self._source, self._root = scheduler, source, root
+        # A change reads the served bank, loads files and then replaces the bank; two at once would undo each other.
         self._lock = Lock()
-        self._counts = dict(scheduler.served.versions)  # of names that were taken out too
+        # Reader name -> its latest version. It keeps removed names, so that a version number is never used twice.
+        self._latest = dict(scheduler.served.versions)
 
     def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
-        """Serve readers of a bank's folder too, in place of those of the same names.
+        """Add readers of a saved bank to those that are served, replacing readers of the same names.
 
         Args:
-            folder: Under the root.
-            readers: Names; None: all that the folder holds.
+            folder: The bank's folder, relative to the root.
+            readers: Names of the readers to add. None: all readers of that bank.
+
+        Returns:
+            What is served from now on.
 
         Raises:
-            ConfigError: If there is no root, or the folder is not under it.
-            UnknownNameError, StoreError, BaseMismatchError, NotFiniteError: If the readers cannot be used.
+            ConfigError: If the server has no root, or the folder is not a bank under it.
+            UnknownNameError: If the bank has no reader of a name in `readers`.
+            StoreError: If the bank's files are damaged.
+            BaseMismatchError: If the bank was trained on another model.
+            NotFiniteError: If a weight is NaN or infinite.
         """
         place = self._inside(folder)
         with self._lock:
-            bank = self._engine.bank
+            bank = self._scheduler.bank
             loaded = ReaderBank.from_pretrained(place, bank.model, bank.processor)
             chosen = [*loaded] if readers is None else list(readers)
             return self._serve({name: bank for name in bank if name not in chosen}, dict.fromkeys(chosen, loaded))
 
     def remove(self, name: str) -> ServedBank:
-        """Serve a reader no more; UnknownNameError if there is none of that name, ConfigError if it is the last."""
+        """Remove the reader called `name`, and return what is served from now on.
+
+        Raises:
+            UnknownNameError: If no reader has that name.
+            ConfigError: If it is the last reader.
+        """
         with self._lock:
-            bank = self._engine.bank
+            bank = self._scheduler.bank
             if name not in bank:
                 raise UnknownNameError(op="serve", got=name, known=bank, what="reader")
             return self._serve({other: bank for other in bank if other != name}, {})
 
     def reload(self) -> ServedBank:
-        """Serve just the readers that the bank's own folder, or its repository, has now.
+        """Load the bank again from its folder or hub id, and serve exactly the readers that it has now.
 
         Raises:
-            ConfigError: If it is not known where the bank came from.
-            UnknownNameError, StoreError, BaseMismatchError, NotFiniteError: If the readers cannot be used.
+            ConfigError: If the bank was not loaded from a folder or hub id.
+            StoreError: If the bank's files are damaged.
+            BaseMismatchError: If the bank was trained on another model.
+            NotFiniteError: If a weight is NaN or infinite.
         """
         if self._source is None:
             raise ConfigError("serve: this bank was not loaded from a folder; there is nothing to read again.")
         with self._lock:
-            bank = self._engine.bank
+            bank = self._scheduler.bank
             loaded = ReaderBank.from_pretrained(self._source, bank.model, bank.processor)
             return self._serve({}, dict.fromkeys(loaded, loaded))
 
     def try_reload(self) -> None:
-        """Reload for somebody who cannot be answered; the log says what came of it."""
+        """Reload the bank and log the outcome; an error is logged too, since a signal has no caller to answer."""
         try:
             served = self.reload()
         except LaminaError as error:
@@ -90,23 +105,40 @@ class Reloader:
         else:
             logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 
-    def _serve(self, kept: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> ServedBank:
-        old = self._engine.served
-        facts = {"saves_base": old.bank.saves_base, "info": old.bank.info}
-        bank = ReaderBank(old.bank.model, old.bank.processor, **facts).eval()  # its readers answer meanwhile
-        for name, source in {**kept, **new}.items():
+    def _serve(self, unchanged: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> ServedBank:
+        """Build a bank of some readers and serve it; the caller holds the lock.
+
+        A new bank is built, rather than the served one changed, because readers of the latter answer meanwhile.
+
+        Args:
+            unchanged: Names of readers that stay -> the bank that is served.
+            new: Names of readers to add or to replace -> the bank that holds them.
+
+        Returns:
+            The bank that is served from now on; the versions of new readers are 1 higher than the latest of that name.
+
+        Raises:
+            LaminaError: If a reader does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
+        """
+        old = self._scheduler.served
+        bank = ReaderBank(old.bank.model, old.bank.processor, saves_base=old.bank.saves_base, info=old.bank.info).eval()
+        for name, source in {**unchanged, **new}.items():
             bank.update(source, [name])
         for name in new:
             if weight := first_non_finite(bank[name].named_parameters()):
                 raise NotFiniteError(f"serve: weight '{weight}' of reader '{name}' is not finite.", name=weight)
-        counts = {name: self._counts.get(name, 0) + 1 for name in new}
-        versions = {name: counts.get(name) or old.versions[name] for name in bank}
-        self._engine.serve(served := ServedBank(bank, old.number + 1, versions))
-        self._counts |= counts
+        new_versions = {name: self._latest.get(name, 0) + 1 for name in new}
+        versions = {name: new_versions.get(name) or old.versions[name] for name in bank}
+        self._scheduler.serve(served := ServedBank(bank, old.number + 1, versions))
+        self._latest |= new_versions
         return served
 
     def _inside(self, folder: str) -> Path:
-        """The folder, which is there and under the root once all links are followed."""
+        """Return the path of a bank's folder; links are followed first, so that none leads out of the root.
+
+        Raises:
+            ConfigError: If the server has no root, or `folder` is not the relative path of a bank under it.
+        """
         if self._root is None:
             raise ConfigError("serve: the server was started without --readers-root; readers cannot be added.")
         rule = "give the name of a bank's folder under --readers-root, such as sentiment-v2"
@@ -119,31 +151,37 @@ class Reloader:
         return place
 
 
-def add_reader_routes(app: FastAPI, live: Reloader, scheduler: Scheduler) -> None:
-    """The paths that change what is served; `RequestGuard` asks for the second key at all of them."""
+def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) -> None:
+    """Add the routes under `/readers`, which change the readers; `RequestGuard` asks for the admin key at all of them.
 
-    def told(served: ServedBank) -> dict[str, Any]:
-        return {"bank_version": served.number, "readers": {name: served.versions[name] for name in served.bank}}
+    Args:
+        app: The application.
+        reloader: Makes the changes.
+        scheduler: Knows what is served.
+    """
 
-    @app.get(ADMIN, response_model=ReadersChanged)
-    async def readers() -> dict[str, Any]:
+    def response(served: ServedBank) -> ReadersChanged:
+        return ReadersChanged(bank_version=served.number, readers={n: served.versions[n] for n in served.bank})
+
+    @app.get(ADMIN)
+    async def readers() -> ReadersChanged:
         """The readers that are served, each with its version."""
-        return told(scheduler.served)
+        return response(scheduler.served)
 
-    @app.post(ADMIN, response_model=ReadersChanged)
-    async def put(asked: ReadersRequest) -> dict[str, Any]:
-        """Add readers of a folder under the root, or replace those of the same names.
+    @app.post(ADMIN)
+    async def put(body: ReadersRequest) -> ReadersChanged:
+        """Add readers of a bank's folder, or replace readers of the same names.
 
-        Requests that were accepted before are answered by the readers of before, later ones by the new.
+        Requests that were accepted before are answered by the readers of before, later ones by the new readers.
         """
-        return told(await run_in_threadpool(live.put, asked.folder, asked.readers))
+        return response(await run_in_threadpool(reloader.put, body.folder, body.readers))
 
-    @app.post(f"{ADMIN}/reload", response_model=ReadersChanged)
-    async def reload() -> dict[str, Any]:
-        """Serve just the readers that the bank's own folder has now, as the signal SIGHUP does."""
-        return told(await run_in_threadpool(live.reload))
+    @app.post(f"{ADMIN}/reload")
+    async def reload() -> ReadersChanged:
+        """Load the bank again from its own folder and serve exactly the readers in it, as the signal SIGHUP does."""
+        return response(await run_in_threadpool(reloader.reload))
 
-    @app.delete(f"{ADMIN}/{{name}}", response_model=ReadersChanged)
-    async def remove(name: str) -> dict[str, Any]:
-        """Serve a reader no more."""
-        return told(await run_in_threadpool(live.remove, name))
+    @app.delete(f"{ADMIN}/{{name}}")
+    async def remove(name: str) -> ReadersChanged:
+        """Remove a reader."""
+        return response(await run_in_threadpool(reloader.remove, name))

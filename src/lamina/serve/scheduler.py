@@ -1,24 +1,24 @@
-"""From requests to passes: what waits is read together, and run together."""
+"""The scheduler: groups queued requests into batches, tokenises them, runs the model and answers each request."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.pass_lock import pass_lock
-from lamina.serve.explain import ExplainWorker
-from lamina.serve.queue import Job, next_batch
-from lamina.serve.uploads import readers_of, sized
-from lamina.serve.workers import PredictWorker, Worker
+from lamina.serve.explain import Explanation, ExplainWorker
+from lamina.serve.queue import AnyJob, Job, next_batch
+from lamina.serve.uploads import Example, readers_of, sized
+from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, Worker
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -26,27 +26,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OVERHEAD = {"cpu": 64, "accelerator": 4096}  # of a pass: so many tokens take as long
-_WORTH_READING = 256  # tokens that wait, before they are read while all passes run that may
-_SETTLED = 0.005  # seconds in which no request comes, after which they are
-_KEPT = 256  # works: what was asked lately is not made anew
+_OVERHEAD = {"cpu": 64, "accelerator": 4096}  # fixed cost of a pass, as the number of tokens that take the same time
+_READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
+_SETTLED_S = 0.005  # seconds without a new request before that: a batch should not start with too few texts
+_MAX_WORKERS = 256  # cached workers; the one that was built first is dropped
+
+TokenisedT = TypeVar("TokenisedT", bound=Tokenised)
+AnswerT = TypeVar("AnswerT")
 
 
 class OverloadedError(LaminaError):
-    """More requests wait than a server takes."""
+    """Raised where a request is refused because too many requests wait already. The client may send it again later."""
 
 
 class ClosedError(LaminaError):
-    """A server that ends takes no more requests."""
+    """Raised where a request is refused, or fails, because the server is shutting down."""
 
 
 @dataclass(frozen=True)
 class BatchTiming:
-    """A batch: seconds that each part took, and how much was in it."""
+    """How long each step of a batch took, and how much the batch held. All times are in seconds.
 
-    queue: Sequence[float]  # of each request, until its pass began, but for what follows
-    read: float  # tokenising
-    run: float  # passes, and making answers of them
+    Attributes:
+        queue: For each request, the time from its arrival to the start of the pass, without the time of tokenising.
+        read: Time of tokenising.
+        run: Time of the passes of the model, and of turning their outputs into answers.
+        requests: Number of requests.
+        texts: Number of texts of all requests.
+        tokens: Number of tokens of all texts, without padding.
+    """
+
+    queue: Sequence[float]
+    read: float
+    run: float
     requests: int
     texts: int
     tokens: int
@@ -54,55 +66,74 @@ class BatchTiming:
 
 @dataclass(frozen=True, eq=False)
 class ServedBank:
-    """What is served at one time."""
+    """The bank that is served, with its version numbers. Each change of the readers makes a new one.
+
+    Attributes:
+        bank: The readers and their model.
+        number: Version of the bank: 1 at the start, and 1 more after each change.
+        versions: Reader name -> version of the reader: how many readers of this name have been served so far.
+    """
 
     bank: ReaderBank
-    number: int  # of this state; each change makes the next
-    versions: Mapping[str, int]  # reader -> how often one of its name was put in place
+    number: int
+    versions: Mapping[str, int]
 
 
 @dataclass
 class _Turn:
-    """A batch, and whether its pass was begun."""
+    """A batch on its way through one thread, and whether its pass counts as running already."""
 
-    jobs: Sequence[Job]
+    jobs: Sequence[AnyJob]
     begun: bool
 
 
 @final
 class Scheduler:
-    """Runs a bank for any number of threads that ask.
+    """Answers requests of any number of threads by one bank, several requests in one pass of the model.
 
-    A batch is the oldest request that waits and those for the same answers that are best read with it (`next_batch`),
-    and is answered as soon as it was run. `settings.max_concurrent_passes` run at once, each in a thread, and one more
-    thread reads the texts of the next batch as tokens meanwhile, if those that wait are worth it and no more come. A
-    request that nobody waits for any more is left out. Another bank may take the place of the one that is served: a
-    request is answered by the bank that it was asked of, whole.
+    A batch consists of the oldest queued request and of those that are cheapest to run along with it (`next_batch`).
+    There are `max_concurrent_passes + 1` threads, which all do the same: take a batch from the queue, tokenise it, wait
+    until one of the allowed passes is free, run it, answer it. The extra thread tokenises the next batch while all
+    passes are running. A request that its client has given up is not computed.
+
+    The bank can be replaced while the server runs. A request is answered by the bank that was served when it arrived.
 
     Args:
-        bank: The readers and their model; its processor reads the texts.
+        bank: The readers and their model, which are put into evaluation mode; its processor tokenises the texts.
         settings: The limits.
-        tell: Called with the `BatchTiming` of each batch.
+        on_batch: Called in a thread of the scheduler after each batch, with its worker and its `BatchTiming`.
+
+    Attributes:
+        served: The bank that is served now, with its versions.
+        settings: The limits.
+        pass_lock: The model's lock, held `shared` during a pass. Code that changes the model for a moment waits for it.
+        tokenizer_lock: Held while a tokenizer runs. Truncation is a state of the tokenizer object, which is set before
+            each call, so that two threads at once would cut each other's texts.
+
+    Raises:
+        ConfigError: If the bank has no reader.
     """
 
     def __init__(
-        self, bank: ReaderBank, settings: Settings, tell: Callable[[Worker, BatchTiming], None] | None = None
+        self, bank: ReaderBank, settings: Settings, on_batch: Callable[[AnyWorker, BatchTiming], None] | None = None
     ) -> None:
         if not len(bank):
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
         self.served, self.settings = ServedBank(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
-        self._tell = tell
-        self.turns = pass_lock(bank.model)  # with threads that write, and those that look at the model
-        self.reading = Lock()  # how a tokenizer cuts is a state of it, set before each text
+        self._on_batch = on_batch
+        self.pass_lock = pass_lock(bank.model)
+        self.tokenizer_lock = Lock()
         overhead = _OVERHEAD["cpu" if bank.device.type == "cpu" else "accelerator"]
         self._budget = Budget(settings.max_batch_tokens, overhead)
-        self._waiting: deque[Job] = deque()
-        self._unanswered = 0
+        # One lock for all fields below and for `served`: they change together, and each change can be what a waiting
+        # thread waits for. It is never held while texts are tokenised or the model runs.
         self._changed = Condition()
+        self._waiting: deque[AnyJob] = deque()  # oldest first
+        self._unanswered = 0
         self._closing = False
-        self._works: dict[Any, Worker] = {}
-        self._free = settings.max_concurrent_passes  # passes that may begin
-        self._ready = 0  # batches that were read, and wait for theirs
+        self._workers: dict[Hashable, AnyWorker] = {}
+        self._free = settings.max_concurrent_passes  # passes that may start now
+        self._ready = 0  # tokenised batches that wait for a free pass
         self._threads = [Thread(target=self._work, daemon=True) for _ in range(settings.max_concurrent_passes + 1)]
         for thread in self._threads:
             thread.start()
@@ -113,71 +144,84 @@ class Scheduler:
         return self.served.bank
 
     def serve(self, served: ServedBank) -> None:
-        """Serve another bank from the next request on; those accepted before are answered by theirs."""
+        """Replace the bank for all requests from now on; requests accepted before are answered by the bank before.
+
+        Raises:
+            ConfigError: If the new bank has no reader.
+        """
         if not len(served.bank):
             raise ConfigError("serve: the bank would have no reader; at least one is needed.")
         with self._changed:
             self.served = served
-            self._works.clear()
+            self._workers.clear()  # they hold the old bank, which can be freed once its last request is answered
 
     @property
     def unanswered(self) -> int:
-        """Requests that were accepted and are not answered yet."""
+        """Number of requests that were accepted and are not answered yet."""
         return self._unanswered
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are accepted."""
+        """Whether requests are accepted: the server is not closing, and no thread of the scheduler has died."""
         return not self._closing and all(thread.is_alive() for thread in self._threads)
 
     def ask(
         self,
-        texts: Sequence[Any],
+        texts: Sequence[Example],
         tasks: Sequence[str] | None = None,
         *,
         raw: bool = False,
         truncate: bool = True,
         bank: ReaderBank | None = None,
-    ) -> Future[list[Any]]:
-        """Ask readers about texts, pairs of texts or files.
+    ) -> Future[list[Prediction]]:
+        """Queue texts, pairs of texts or files for prediction; return a future of one prediction per text.
 
         Args:
             texts: All texts, all pairs of texts, or all `Upload`s of one medium.
-            tasks: Names of the readers; None: all that read such. The pass stops at the highest layer that these need.
-            raw: Logits in place of probabilities.
-            truncate: Read the start of a text that is too long; else it is an error.
-            bank: Which is asked; None: the one that is served now.
+            tasks: Names of the readers that answer; the pass stops at the highest layer that these need. None: all
+                readers that read this kind of example.
+            raw: Return logits in place of probabilities.
+            truncate: Cut texts that are too long. False: the future fails with TooLongError.
+            bank: The bank that answers. None: the one that is served now.
 
         Returns:
-            A future of what `lamina.predict` gives. TooLongError is its exception where a text may not be cut.
+            A future of a list with, for each text, task -> prediction, as `lamina.predict` returns it.
 
         Raises:
             UnknownNameError: If a reader does not exist.
-            ConfigError: If one does not read what came, or none does.
-            DataError: If a file is not what it says.
-            TooLargeError: If files are too large once decoded.
-            OverloadedError, ClosedError: If the request is not accepted.
+            ConfigError: If a named reader does not read such examples, or no reader does.
+            DataError: If a file is not an image or an audio file of a known format.
+            TooLargeError: If the files are too large once decoded.
+            OverloadedError: If too many requests wait already.
+            ClosedError: If the server is shutting down.
         """
-        asked = self.bank if bank is None else bank
-        names = readers_of(asked, tasks, texts)
-        return self.submit(
-            sized(asked, names, texts), (asked, names, raw), lambda: PredictWorker(asked, names, raw=raw), truncate
-        )
+        bank = self.bank if bank is None else bank
+        names = readers_of(bank, tasks, texts)
+        examples = sized(bank, names, texts)
+        return self.submit(examples, (bank, names, raw), lambda: PredictWorker(bank, names, raw=raw), truncate)
 
-    def explain(self, text: Any, tasks: Sequence[str] | None = None, *, truncate: bool = True) -> Future[list[Any]]:
-        """Ask what readers took their answer from, as `ask` does; the future is of a list of one `ExplainWorker` gives.
+    def explain(
+        self, text: Example, tasks: Sequence[str] | None = None, *, truncate: bool = True
+    ) -> Future[list[Explanation]]:
+        """Queue one text, pair or file; return a future of a list with one explanation of the readers' answers.
+
+        Args:
+            text: The text, pair or file.
+            tasks: Names of the readers. None: all readers that read this kind of example.
+            truncate: Cut a text that is too long. False: the future fails with TooLongError.
 
         Raises:
-            LaminaError: As of `ask`.
+            LaminaError: In the cases in which `ask` raises.
         """
-        asked = self.bank
-        names = readers_of(asked, tasks, [text])
-        return self.submit(
-            sized(asked, names, [text]), (asked, "explain", names), lambda: ExplainWorker(asked, names), truncate
-        )
+        bank = self.bank
+        names = readers_of(bank, tasks, [text])
+        examples = sized(bank, names, [text])
+        return self.submit(examples, (bank, "explain", names), lambda: ExplainWorker(bank, names), truncate)
 
-    def submit(self, texts: Sequence[Any], key: Any, make: Callable[[], Worker], truncate: bool) -> Future[list[Any]]:
-        """Queue texts for the worker that serves this bank and these tasks; return a future of one answer per text.
+    def submit(
+        self, texts: Sequence[Example], key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]], truncate: bool
+    ) -> Future[list[AnswerT]]:
+        """Queue texts for the worker that is cached under `key`; return a future of one answer per text.
 
         Args:
             texts: Texts, pairs of texts or files of one request.
@@ -193,30 +237,33 @@ class Scheduler:
             if self._closing:
                 raise ClosedError("serve: the server is about to end; ask again later.")
             if self._unanswered >= self.settings.max_concurrent_requests:
-                most = self.settings.max_concurrent_requests
-                raise OverloadedError(f"serve: {self._unanswered} requests wait; {most} may. Ask again later.")
-            job = Job(texts, self._work_for(key, make), truncate)
+                limit = self.settings.max_concurrent_requests
+                raise OverloadedError(f"serve: {self._unanswered} requests wait; {limit} may. Ask again later.")
+            job = Job(texts, self._worker_for(key, make), truncate)
             self._unanswered += 1
-            job.future.add_done_callback(self._answered)
+            job.future.add_done_callback(self._on_done)
             self._waiting.append(job)
             self._changed.notify_all()
         return job.future
 
-    def _work_for(self, key: Any, make: Callable[[], Worker]) -> Worker:
+    def _worker_for(
+        self, key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]]
+    ) -> Worker[TokenisedT, AnswerT]:
         """Return the cached worker of `key`, or build one; it is cached only while its bank is the one being served."""
-        if key in self._works:
-            return self._works[key]
-        work = make()
-        if work.bank is self.bank:
-            if len(self._works) == _KEPT:
-                self._works.pop(next(iter(self._works)))
-            self._works[key] = work
-        return work
+        if key in self._workers:
+            return self._workers[key]
+        worker = make()
+        if worker.bank is self.bank:
+            if len(self._workers) == _MAX_WORKERS:
+                self._workers.pop(next(iter(self._workers)))
+            self._workers[key] = worker
+        return worker
 
-    def _answered(self, future: Future[list[Any]]) -> None:
+    def _on_done(self, future: Future[list[AnswerT]]) -> None:
+        """Count a request as answered; `future` has a result or an error, or was cancelled by its client."""
         with self._changed:
             self._unanswered -= 1
-            if future.cancelled():  # what nobody waits for is not kept until its turn
+            if future.cancelled():  # drop its texts now, not only when its turn comes
                 self._waiting = deque(job for job in self._waiting if job.future is not future)
             self._changed.notify_all()
 
@@ -231,23 +278,17 @@ class Scheduler:
         with self._changed:
             left = [*self._waiting]
             self._waiting.clear()
-        for job in left:
+        for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
             _fail(job, ClosedError("serve: the server ended before this was answered."))
 
     def _work(self) -> None:
-        spills.set(False)  # what a request holds stays in memory
-        while self._serve_turn():
-            pass
-
-    def _serve_turn(self) -> bool:
-        """Answer the next batch; False at the end."""
-        if (turn := self._next_turn()) is None:
-            return False
-        try:
-            self._run(turn.jobs, turn)
-        finally:
-            self._end(turn)
-        return True
+        """Answer batches until the scheduler is closed; the body of each thread."""
+        spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
+        while (turn := self._next_turn()) is not None:
+            try:
+                self._run(turn.jobs, turn)
+            finally:
+                self._end(turn)
 
     def _next_turn(self) -> _Turn | None:
         """Wait for the next batch and return it; None once the scheduler is closed and the queue is empty.
@@ -256,22 +297,24 @@ class Scheduler:
         queued and no request has arrived for a moment, so that it does not begin with fewer texts than it could.
         """
         with self._changed:
-            seen = -1
+            seen = -1  # length of the queue when it was last looked at
+            # A free pass that a tokenised batch already waits for is that batch's, hence `_free > _ready`.
             while not (self._waiting and self._free > self._ready):
                 if self._closing and not self._waiting:
                     return None
-                is_worth = not self._ready and sum(job.size for job in self._waiting) >= _WORTH_READING
+                # At most one batch is tokenised ahead: a second would only fix its texts earlier than needed.
+                is_worth = not self._ready and sum(job.size for job in self._waiting) >= _READ_AHEAD_TOKENS
                 if is_worth and seen == len(self._waiting):
                     break
                 seen = len(self._waiting)
-                self._changed.wait(_SETTLED if is_worth else None)
+                self._changed.wait(_SETTLED_S if is_worth else None)
             turn = _Turn(next_batch(self._waiting, self._budget), begun=self._free > self._ready)
             if turn.begun:
                 self._free -= 1
             else:
                 self._ready += 1
-            taken = set(map(id, turn.jobs))
-            self._waiting = deque(job for job in self._waiting if id(job) not in taken)
+            chosen = set(map(id, turn.jobs))
+            self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
             return turn
 
     def _begin(self, turn: _Turn) -> None:
@@ -282,69 +325,75 @@ class Scheduler:
                 self._free, self._ready, turn.begun = self._free - 1, self._ready - 1, True
 
     def _end(self, turn: _Turn) -> None:
+        """Undo what `_next_turn` and `_begin` have counted for a batch, and wake the threads that wait for it."""
         with self._changed:
             if turn.begun:
                 self._free += 1
-            else:  # it failed, or its clients left, before its pass began
+            else:  # tokenising failed, or all clients left, before the pass began
                 self._ready -= 1
             self._changed.notify_all()
 
-    def _read(self, jobs: Sequence[Job]) -> tuple[Any, float]:
-        """Tokenise the texts of `jobs`; return the prepared inputs and the seconds that tokenising took."""
-        with self.reading:
-            start = time.perf_counter()
-            return jobs[0].work.read([text for job in jobs for text in job.texts]), time.perf_counter() - start
+    def _read(self, jobs: Sequence[AnyJob]) -> tuple[Tokenised, float]:
+        """Tokenise the texts of `jobs`; return them tokenised, and the seconds that this took."""
+        with self.tokenizer_lock:
+            start = time.perf_counter()  # the time of waiting for the lock counts as queueing
+            texts = [text for job in jobs for text in job.texts]
+            return jobs[0].worker.read(texts), time.perf_counter() - start
 
-    def _whole(self, jobs: Sequence[Job]) -> list[Job]:
+    def _accepted(self, jobs: Sequence[AnyJob]) -> list[AnyJob]:
         """Return the jobs whose texts fit or may be cut; fail the others with TooLongError."""
-        whole: list[Job] = []
+        accepted: list[AnyJob] = []
         for job in jobs:
             try:
                 if not job.truncate:
-                    job.work.check_lengths(job.texts)
-                whole.append(job)
+                    job.worker.check_lengths(job.texts)
+                accepted.append(job)
             except Exception as error:
                 _fail(job, error)
-        return whole
+        return accepted
 
-    def _still_asked(self, jobs: Sequence[Job], prepared: Any, turn: _Turn) -> list[Job]:
+    def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
         """Wait for the pass to begin; return the jobs whose client still waits and whose texts fit or may be cut."""
-        if prepared.cut:
-            with self.reading:
-                jobs = self._whole(jobs)
+        if tokenised.cut:
+            with self.tokenizer_lock:  # lengths are measured by the tokenizer
+                jobs = self._accepted(jobs)
         if jobs:
             self._begin(turn)
         return [job for job in jobs if job.start()]
 
-    def _run(self, jobs: Sequence[Job], turn: _Turn) -> None:
-        work = jobs[0].work
+    def _run(self, jobs: Sequence[AnyJob], turn: _Turn) -> None:
+        """Answer the jobs of a batch, or fail each job that causes an error.
+
+        Jobs that drop out after tokenising leave the others to be tokenised and run again. If the pass fails, each job
+        is run alone, so that one bad request does not fail the others.
+        """
+        worker = jobs[0].worker
         try:
-            prepared, read = self._read(jobs)
-            still = self._still_asked(jobs, prepared, turn)
+            tokenised, read = self._read(jobs)
+            still = self._still_asked(jobs, tokenised, turn)
             if len(still) < len(jobs):
                 if still:
                     self._run(still, turn)
                 return
             begin = time.perf_counter()
-            with self.turns.shared():
-                answers = iter(work.run(prepared, self._budget))
+            with self.pass_lock.shared():
+                answers = iter(worker.run(tokenised, self._budget))
         except Exception as error:
             if len(jobs) == 1:
                 _fail(jobs[0], error)
                 return
-            for job in jobs:  # one that fails spoils no other
+            for job in jobs:
                 self._run([job], turn)
             return
         end = time.perf_counter()
-        if self._tell is not None:  # first, so that who has an answer finds it counted
+        if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics
             queue, texts = [begin - read - job.since for job in jobs], sum(len(job.texts) for job in jobs)
-            self._tell(work, BatchTiming(queue, read, end - begin, len(jobs), texts, prepared.tokens))
+            self._on_batch(worker, BatchTiming(queue, read, end - begin, len(jobs), texts, tokenised.tokens))
         for job in jobs:
-            own = [next(answers) for _ in job.texts]
-            job.future.set_result(own)
+            job.future.set_result([next(answers) for _ in job.texts])
 
 
-def _fail(job: Job, error: Exception) -> None:
+def _fail(job: AnyJob, error: Exception) -> None:
     """Fail a job with `error`; an unexpected error is logged, and the client gets only its type."""
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)

@@ -1,26 +1,29 @@
-"""The process that speaks HTTP, and how it ends."""
+"""The process that speaks HTTP, and how it shuts down."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, cast, final
 
 import uvicorn
 
 if TYPE_CHECKING:
     import socket
 
-_FOR_WRITING = 0.9  # of the time that uvicorn gives to what runs; the rest is for saying that a text was cut off
+    from fastapi import FastAPI
+
+_FOR_GENERATING = 0.9  # of uvicorn's time for running requests; the rest is for sending the event that ends a text
 
 
 @final
 class Server(uvicorn.Server):
-    """uvicorn's, which tells the application that it ends before it waits for what runs.
+    """A uvicorn server that lets texts which are being generated end with an event instead of a broken connection.
 
-    uvicorn itself tells it afterwards, so that a text that is still being written would be cut off without a word.
+    uvicorn runs the application's shutdown only after all running requests have ended or timed out, which is too late
+    to tell the generator. Therefore this class tells it first.
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more requests, and wait for those that were taken."""
-        app: Any = self.config.app
-        app.state.writer.end(_FOR_WRITING * (self.config.timeout_graceful_shutdown or 0))
+        """Accept no more requests, give generated texts 90 % of the shutdown time, and wait for running requests."""
+        app = cast("FastAPI", self.config.app)
+        app.state.generator.end(_FOR_GENERATING * (self.config.timeout_graceful_shutdown or 0))
         await super().shutdown(sockets)

@@ -1,4 +1,4 @@
-"""Files in a request: images and sound, which stay in memory, and the readers that read them."""
+"""The examples of a request: texts, pairs of texts and files, and which readers can read them."""
 
 from __future__ import annotations
 
@@ -6,63 +6,83 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from lamina.errors import ConfigError, LaminaError, check_known
 from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
+    from lamina.tasks.file_kind import LazyFile
 
 TEXT = "text"
-_MOST = 1 << 26  # pixels or samples of all files of a request, once they are decoded
+_MAX_DECODED = 1 << 26  # pixels or audio samples of all files of a request together, once they are decoded
 
 
 class TooLargeError(LaminaError):
-    """Files of a request are too large once they are decoded."""
+    """Raised where the files of a request would be too large once they are decoded."""
 
 
 @final
 @dataclass(frozen=True)
 class Upload:
-    """The bytes of a file, and what it is: "image" or "audio"."""
+    """The bytes of an image or audio file that a client sent; they are never written to disk.
+
+    Attributes:
+        medium: "image" or "audio".
+        data: The file's bytes, still encoded as the client sent them (PNG, WAV, ...).
+        size: Number of pixels or audio samples once decoded; 0 as long as the file's header has not been read.
+    """
 
     medium: str
     data: bytes
-    size: int = 0  # pixels or samples that it has once decoded, where that is known
+    size: int = 0
 
     @classmethod
     def of(cls, medium: str, encoded: str) -> Upload:
-        """One from Base64; a ConfigError if it is none."""
+        """Return the upload for a file in Base64; raise ConfigError if `encoded` is not Base64."""
         try:
             return cls(medium, base64.b64decode(encoded, validate=True))
         except (binascii.Error, ValueError):
-            raise ConfigError(f"serve: {medium} is not Base64; the bytes of a file are needed, encoded so.") from None
+            raise ConfigError(f"serve: {medium} is not Base64. Send the bytes of a file, encoded as Base64.") from None
+
+
+# What a reader answers about: a text, a pair of texts, or a file.
+Example: TypeAlias = str | tuple[str, str] | Upload
 
 
 def medium_of(bank: ReaderBank, task: str) -> str:
-    """What a reader reads: "text", or what its files are."""
-    file = kind_of(bank[task].config.head.kind).file
+    """Return what the reader called `task` reads: "text", "image" or "audio"."""
+    file = _file_class(bank, task)
     return TEXT if file is None else file.column
 
 
-def plain(examples: Sequence[Any]) -> list[Any]:
-    """Examples as `lamina.predict` takes them; texts are never taken for paths, since `readers_of` keeps them apart."""
+def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
+    """Return examples as `lamina.predict` accepts them: files as bytes, texts and pairs unchanged.
+
+    Where readers read files, `lamina.predict` would take a text for a file's path. No client's text gets that far:
+    `readers_of` refuses texts for such readers.
+    """
     return [example.data if isinstance(example, Upload) else example for example in examples]
 
 
-def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence[Any]) -> tuple[str, ...]:
-    """The readers that are asked about examples, in the order of the bank; None: all that read such.
+def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence[Example]) -> tuple[str, ...]:
+    """Return the names of the readers that answer about `examples`, in the order of the bank.
+
+    Args:
+        bank: The readers.
+        tasks: Names of readers; None: all readers that read this kind of example (text, image or audio).
+        examples: At least one example; all are of one kind.
 
     Raises:
-        UnknownNameError: If a reader does not exist.
-        ConfigError: If one does not read such examples, or none does.
+        UnknownNameError: If a name in `tasks` is not a reader of the bank.
+        ConfigError: If `tasks` is empty, a named reader does not read such examples, or no reader does.
     """
     check_known("serve", tasks or (), bank, "task")
     medium = examples[0].medium if isinstance(examples[0], Upload) else TEXT
     names = tuple(name for name in bank if tasks is None or name in tasks)
     if not names:
-        raise ConfigError(f"serve: tasks is empty; name one at least of {', '.join(bank)}.")
+        raise ConfigError(f"serve: tasks is empty. Name at least one of {', '.join(bank)}.")
     fitting = tuple(name for name in names if medium_of(bank, name) == medium)
     if not fitting or (tasks is not None and len(fitting) < len(names)):
         other = next(name for name in names if name not in fitting)
@@ -70,18 +90,31 @@ def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence
     return fitting
 
 
-def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Any]) -> Sequence[Any]:
-    """Examples, files with their sizes, which stand in their headers; nothing is decoded.
+def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Example]) -> Sequence[Example]:
+    """Return the examples with `Upload.size` filled in from the files' headers; texts are returned unchanged.
+
+    Only headers are read here, so that a small file that would decode to gigabytes is refused before it is decoded.
+
+    Args:
+        bank: The readers.
+        names: The readers that will answer, as `readers_of` returned them.
+        examples: The examples of a request.
 
     Raises:
-        DataError: If one is no file of its kind.
-        TooLargeError: If all together would be too large.
+        DataError: If a file is not an image or an audio file of a known format.
+        TooLargeError: If all files together have more than 2**26 pixels or audio samples.
     """
-    file = kind_of(bank[names[0]].config.head.kind).file
+    file = _file_class(bank, names[0])
     if file is None:
         return examples
-    sizes = [file.of(f"file {row}", upload.data).decoded_size() for row, upload in enumerate(examples)]
-    if sum(sizes) > _MOST:
+    uploads = [example for example in examples if isinstance(example, Upload)]
+    sizes = [file.of(f"file {row}", upload.data).decoded_size() for row, upload in enumerate(uploads)]
+    if sum(sizes) > _MAX_DECODED:
         came = f"the files have {sum(sizes):,} {file.units} in all"
-        raise TooLargeError(f"serve: {came}; {_MOST:,} are read. Send them smaller.")
-    return [replace(upload, size=size) for upload, size in zip(examples, sizes, strict=True)]
+        raise TooLargeError(f"serve: {came}; {_MAX_DECODED:,} are allowed. Send smaller files.")
+    return [replace(upload, size=size) for upload, size in zip(uploads, sizes, strict=True)]
+
+
+def _file_class(bank: ReaderBank, task: str) -> type[LazyFile] | None:
+    """Return the class for the files that the reader called `task` reads; None if it reads text."""
+    return kind_of(bank[task].config.head.kind).file

@@ -1,10 +1,10 @@
-"""What may be asked of a bank: answers of its readers, or a layer's states as embeddings."""
+"""Workers: what can be asked of a bank, each as a step that tokenises and a step that runs the model."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
 
 import torch
 
@@ -15,10 +15,11 @@ from lamina.errors import LaminaError, NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating
 from lamina.layers.selectors import select
-from lamina.prediction.predict import Predictor
-from lamina.serve.uploads import Upload, plain
+from lamina.prediction.predict import Predictor, Prepared
+from lamina.serve.uploads import Example, Upload, plain
 from lamina.tasks.inputs import check_tokenizer
 from lamina.train.options import PassOptions
+from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -28,34 +29,61 @@ if TYPE_CHECKING:
     from lamina.data.batches import Budget
     from lamina.data.windows import Encoded
 
-_ROWS = 4096  # of a pass, whatever their lengths
+_ROWS = 4096  # maximum rows of a pass; in practice the budget of tokens limits a pass first
+
+Prediction: TypeAlias = Mapping[str, JSON]  # task -> the prediction for one text, as `lamina.predict` returns it
 
 
 class TooLongError(LaminaError):
-    """A text has more tokens than are read of it, and may not be cut."""
+    """Raised where a text has more tokens than are read, and the request does not allow cutting it."""
 
 
-class Worker(ABC):
-    """Reads texts, and runs what was read."""
+class Tokenised(Protocol):
+    """The texts of a batch after tokenising: what `Worker.read` returns and `Worker.run` accepts."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all texts, without padding."""
+        ...
+
+    @property
+    def cut(self) -> int:
+        """Number of texts that were longer than what is read, and were cut."""
+        ...
+
+
+TokenisedT = TypeVar("TokenisedT", bound=Tokenised)
+AnswerT = TypeVar("AnswerT")
+
+
+class Worker(ABC, Generic[TokenisedT, AnswerT]):
+    """Answers one kind of question about texts, by one bank.
+
+    The scheduler calls `read` in one thread at a time, possibly while `run` works on another batch.
+
+    Attributes:
+        bank: The bank that answers.
+        tasks: Names of the readers that answer; empty if no reader takes part.
+    """
 
     tasks: tuple[str, ...] = ()
     bank: ReaderBank
 
     @abstractmethod
-    def read(self, texts: Sequence[Any]) -> Any:
-        """Texts as tokens; what is given has `tokens`, how many, and `cut`, how many texts lost their end."""
+    def read(self, texts: Sequence[Example]) -> TokenisedT:
+        """Tokenise texts, or decode files, without running the model. Texts that are too long are cut."""
 
     @abstractmethod
-    def run(self, prepared: Any, budget: Budget) -> Sequence[Any]:
-        """An answer for each text."""
+    def run(self, prepared: TokenisedT, budget: Budget) -> Sequence[AnswerT]:
+        """Run the model in passes of at most `budget` tokens; return one answer per text, in their order."""
 
     @property
     @abstractmethod
     def max_length(self) -> int:
-        """Tokens of a text that are read, special ones included."""
+        """Maximum number of tokens of a text that are read, special tokens included."""
 
-    def check_lengths(self, texts: Sequence[Any]) -> None:
-        """Raise TooLongError for a text that would be cut."""
+    def check_lengths(self, texts: Sequence[Example]) -> None:
+        """Raise TooLongError if one of the texts, pairs or files would be cut; the message has its number."""
         for number, text in enumerate(texts):
             if isinstance(text, Upload):
                 if self.read([text]).cut:
@@ -66,41 +94,68 @@ class Worker(ABC):
             parts = [encodable(part) for part in ([text] if isinstance(text, str) else text)]
             tokens = len(tokenizer_of(self.bank.processor)(*parts, truncation=False, verbose=False)["input_ids"])
             if tokens > self.max_length:
-                most = f"{self.max_length} are read"
-                raise TooLongError(f"serve: text {number} has {tokens} tokens; {most}. Send truncate=true to cut it.")
+                limit = f"{self.max_length} are read"
+                raise TooLongError(f"serve: text {number} has {tokens} tokens; {limit}. Send truncate=true to cut it.")
+
+
+AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and answer do not matter
 
 
 def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
-    """What reads texts and answers for some readers of a bank; how many rows a pass has is for a budget to say."""
-    options = PassOptions(batch_size=_ROWS)
-    return Predictor(bank, options, readers=tasks)
+    """Return a predictor for the readers called `tasks`, whose passes are limited by a budget of tokens only."""
+    return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
 
 
 @final
-class PredictWorker(Worker):
-    """The answers of some readers, as `lamina.predict` gives them."""
+class PredictWorker(Worker[Prepared, Prediction]):
+    """Answers with the predictions of some readers, as `lamina.predict` returns them.
+
+    Args:
+        bank: The readers and their model.
+        tasks: Names of the readers.
+        raw: Return logits in place of probabilities.
+    """
 
     def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool) -> None:
         self.bank, self.tasks, self._raw = bank, tasks, raw
         self._predictor = predictor_of(bank, tasks)
 
-    def read(self, texts: Sequence[Any]) -> Any:
-        """As `Predictor.prepare`."""
+    def read(self, texts: Sequence[Example]) -> Prepared:
+        """Encode texts or files as inputs of the model; raise ConfigError if a reader does not read such examples."""
         return self._predictor.prepare(plain(texts))
 
-    def run(self, prepared: Any, budget: Budget) -> Sequence[Any]:
-        """Per text, task -> answer."""
+    def run(self, prepared: Prepared, budget: Budget) -> Sequence[Prediction]:
+        """Return for each text task -> prediction; raise NotFiniteError if a reader gives NaN or infinity."""
         return self._predictor.answer(prepared, raw=self._raw, budget=budget)
 
     @property
     def max_length(self) -> int:
-        """As the readers were trained, if they say so; of several that which reads least."""
+        """Number of tokens that every reader reads: the least of the lengths that the readers were trained with."""
         return min(self._predictor.max_length([task]) for task in self.tasks)
 
 
 @final
-class EmbedWorker(Worker):
-    """The mean over a text's tokens of one layer's state; the pass stops there."""
+class TokenisedTexts:
+    """Texts as token ids, each in one window, with the counts that the scheduler needs; a `Tokenised`."""
+
+    def __init__(self, encoded: Encoded) -> None:
+        self.encoded = encoded
+        self.tokens, self.cut = int(sum(encoded.lengths)), encoded.truncated
+
+
+@final
+class EmbedWorker(Worker[TokenisedTexts, list[float]]):
+    """Answers with embeddings: the mean over a text's tokens of one layer's state. The pass stops at that layer.
+
+    Args:
+        bank: The bank whose model is run; its readers take no part.
+        layer: Index of the layer; 0 is the embeddings, negative ones count from the top.
+        normalize: Whether vectors are scaled to length 1.
+
+    Raises:
+        ConfigError: If the bank has no tokenizer, or its model has several stacks and no encoder to choose.
+        LayerIndexError: If the layer does not exist.
+    """
 
     def __init__(self, bank: ReaderBank, layer: int, *, normalize: bool) -> None:
         check_tokenizer(bank.processor)
@@ -108,43 +163,36 @@ class EmbedWorker(Worker):
         self._stack = pick_stack(bank.stacks, None, op="serve")
         (self._layer,) = select(layer, self._stack.layers, op="serve")
 
-    def read(self, texts: Sequence[Any]) -> _Read:
-        """Texts as tokens, one window each."""
-        return _Read(encode(texts, self.bank.processor, max_length=self.max_length, offsets=False))
+    def read(self, texts: Sequence[Example]) -> TokenisedTexts:
+        """Tokenise texts, each as one window, cut at the model's limit."""
+        words = [text for text in texts if not isinstance(text, Upload)]  # /embed accepts texts only
+        return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
 
-    def run(self, prepared: _Read, budget: Budget) -> list[list[float]]:
-        """A vector for each text."""
+    def run(self, prepared: TokenisedTexts, budget: Budget) -> list[list[float]]:
+        """Return a vector for each text; raise NotFiniteError if one has NaN or infinity."""
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
-        vectors: list[Any] = [None] * len(lengths)
+        vectors: dict[int, list[float]] = {}
         for rows in length_batches(lengths, _ROWS, budget=budget):
             batch = {key: value.to(self.bank.device) for key, value in self._batch(encoded, rows).items()}
             with evaluating(self.bank), torch.no_grad():
                 states = self.bank.record_states({self._stack.name: [self._layer]}, batch)
-            for row, vector in zip(rows, self._pooled(states[self._stack.name][self._layer], batch), strict=True):
-                vectors[row] = vector
-        return vectors
+            vectors |= zip(rows, self._pooled(states[self._stack.name][self._layer], batch), strict=True)
+        return [vectors[row] for row in range(len(lengths))]  # passes are sorted by length, answers are not
 
     def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
+        """Return the inputs of the model for some rows, padded to the longest of them."""
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
+        """Return the mean state of each text over its real tokens, scaled to length 1 if the worker normalises."""
         counted = batch["attention_mask"].bool().unsqueeze(-1)
         mean = state.float().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)  # half precision could not hold the sum
         if not bool(mean.isfinite().all()):
             name = f"layer {self._layer}"
-            raise NotFiniteError(
-                f"serve: {name} of a text is NaN or infinite; a vector is of finite numbers.", name=name
-            )
+            raise NotFiniteError(f"serve: the mean state of {name} of a text is NaN or infinite.", name=name)
         return (torch.nn.functional.normalize(mean, dim=-1) if self._normalize else mean).tolist()
 
     @property
     def max_length(self) -> int:
-        """As many tokens as the model reads."""
+        """Number of tokens that the model reads."""
         return length_limit(self.bank.model, self.bank.processor)
-
-
-@final
-class _Read:
-    def __init__(self, encoded: Encoded) -> None:
-        self.encoded = encoded
-        self.tokens, self.cut = int(sum(encoded.lengths)), encoded.truncated

@@ -93,7 +93,7 @@ def test_many_requests_get_what_each_would_get_alone(make: Callable[..., Schedul
 def test_what_waits_is_run_together(make: Callable[..., Scheduler]):
     told: list[BatchTiming] = []
     scheduler = make()
-    scheduler._tell = lambda _, timing: told.append(timing)
+    scheduler._on_batch = lambda _, timing: told.append(timing)
     slow, ask = held(scheduler)
     waiting = [ask(f"text {number}") for number in range(5)]
     slow.go.set()
@@ -114,7 +114,7 @@ LONG = "a word " * 57  # three are worth a pass, two are not
 def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Scheduler]):
     told: list[BatchTiming] = []
     scheduler = make()
-    scheduler._tell = lambda _, timing: told.append(timing)
+    scheduler._on_batch = lambda _, timing: told.append(timing)
     slow, ask = held(scheduler)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
     until(lambda: slow.read_at_once == [1, 3])
@@ -223,7 +223,7 @@ def test_looks_at_the_model_take_turns_with_passes_that_run_at_once(make: Callab
 def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Scheduler]):
     told: list[int] = []
     scheduler = make()
-    scheduler._tell = lambda _, timing: told.append(timing.requests)
+    scheduler._on_batch = lambda _, timing: told.append(timing.requests)
     slow, ask = held(scheduler)
     given: list[Any] = ["a", ("a", "b"), "c"]
     waiting = [ask(text) for text in given]
@@ -237,7 +237,7 @@ def test_who_has_an_answer_finds_it_counted(make: Callable[..., Scheduler]):
     scheduler = make()
     slow, ask = held(scheduler)
     future = ask("a text")
-    scheduler._tell = lambda *_: answered.append(future.done())
+    scheduler._on_batch = lambda *_: answered.append(future.done())
     slow.go.set()
     future.result(10)
     assert answered == [False, False]  # the first is the text that held the scheduler
@@ -260,7 +260,7 @@ def test_what_a_request_holds_never_reaches_the_disk(make: Callable[..., Schedul
 
 def test_a_tokenizer_is_asked_by_one_thread_at_a_time(make: Callable[..., Scheduler]):
     scheduler = make()
-    with scheduler.reading:
+    with scheduler.tokenizer_lock:
         future = scheduler.ask(["the film is good ."])
         with pytest.raises(TimeoutError):
             future.result(0.2)
@@ -372,7 +372,7 @@ def test_works_that_were_not_asked_for_lately_are_let_go(make: Callable[..., Sch
     slow.go.set()
     for number in range(300):
         scheduler.submit(["a"], number, lambda: slow, truncate=True).result(10)
-    assert len(scheduler._works) == 256
+    assert len(scheduler._workers) == 256
 
 
 def test_a_bank_that_was_replaced_is_let_go(make: Callable[..., Scheduler]):
