@@ -323,7 +323,7 @@ def _add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     @app.post("/v2/models/{model}/infer")
     @app.post("/v2/models/{model}/versions/{version}/infer")
     async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> dict[str, object]:
-        """Scores for a tensor of texts: for each task a tensor `[rows, labels]`, or `[rows]` of JSON where it has spans."""
+        """Scores for a tensor of texts: for each task a tensor `[rows, labels]`, or `[rows]` of JSON for spans."""
         served, tasks, current = look_up(model, version)
         texts = responses.kserve_texts(body.inputs[0])
         _check_count(scheduler, texts)

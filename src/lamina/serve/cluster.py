@@ -113,8 +113,8 @@ def application(args: Mapping[str, JSON]) -> Application:
         raise ConfigError("serve: args has no bank; give its folder, or its id on the hub.")
     for key in ("api_key", "admin_key"):
         if key in values:
-            rule = "set the API key in the environment variable LAMINA_API_KEY; replicas have no admin key"
-            raise ConfigError(f"serve: args has {key}, which is not allowed; {rule}.")
+            rule = "set the API key as LAMINA_API_KEY in the environment of the replicas, which have no admin key"
+            raise ConfigError(f"serve: args has {key}; {rule}.")
     if not isinstance(model, str | None):
         raise ConfigError(f"serve: args has model {model!r}; give its folder, or its id on the hub.")
     settings = Settings.of(**values)
@@ -177,7 +177,7 @@ def _ray() -> Any:
 
 
 def _check_room(replicas: Replicas) -> None:
-    """Raise ConfigError if the cluster has fewer CPUs or GPUs than the replicas need: Ray would wait for them forever."""
+    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas: Ray would wait for them forever."""
     available: dict[str, float] = _ray().cluster_resources()
     for resource, needed in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
         if needed * replicas.least > (total := available.get(resource, 0.0)):

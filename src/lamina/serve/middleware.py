@@ -99,7 +99,7 @@ class RequestGuard:
     async def _body(self, receive: Receive) -> bytes | Refusal:
         """Receive a request's body; return the refusal instead if it is too large or nested too deeply.
 
-        A body that is too large is not received to its end. If the client disconnects, what has come so far is returned.
+        A body that is too large is not received to its end. If the client disconnects, the part that came is returned.
         """
         parts: list[bytes] = []
         size, more = 0, True

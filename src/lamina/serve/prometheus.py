@@ -103,6 +103,8 @@ class RequestMetrics:
         try:
             await self._app(scope, receive, send_noting_status)
         finally:
-            path = getattr(scope.get("route"), "path", "other")  # a label for every unknown path that clients try would fill the memory
+            path = getattr(
+                scope.get("route"), "path", "other"
+            )  # a label for every unknown path that clients try would fill the memory
             self._metrics.requests.labels(path, status).inc()
             self._metrics.seconds.labels(path).observe(time.perf_counter() - start)

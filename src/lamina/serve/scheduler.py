@@ -15,7 +15,7 @@ from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.pass_lock import pass_lock
-from lamina.serve.explain import Explanation, ExplainWorker
+from lamina.serve.explain import ExplainWorker, Explanation
 from lamina.serve.queue import AnyJob, Job, next_batch
 from lamina.serve.uploads import Example, readers_of, sized
 from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, Worker
@@ -284,11 +284,22 @@ class Scheduler:
     def _work(self) -> None:
         """Answer batches until the scheduler is closed; the body of each thread."""
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
-        while (turn := self._next_turn()) is not None:
-            try:
-                self._run(turn.jobs, turn)
-            finally:
-                self._end(turn)
+        while self._serve_turn():
+            pass
+
+    def _serve_turn(self) -> bool:
+        """Wait for the next batch and answer it; return False once the scheduler is closed and the queue is empty.
+
+        This is a method of its own so that its variables are gone while the thread waits for the next batch. Otherwise
+        they would keep the last batch, and with it a bank that has been replaced, in memory.
+        """
+        if (turn := self._next_turn()) is None:
+            return False
+        try:
+            self._run(turn.jobs, turn)
+        finally:
+            self._end(turn)
+        return True
 
     def _next_turn(self) -> _Turn | None:
         """Wait for the next batch and return it; None once the scheduler is closed and the queue is empty.

@@ -1,8 +1,9 @@
-"""What clients send: requests as text-embeddings-inference, OpenAI's moderation and KServe v2 shape them."""
+"""The bodies of requests, in the shapes of text-embeddings-inference, text-generation-inference, OpenAI and KServe."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
 from pydantic import (
     BaseModel,
@@ -15,111 +16,118 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from lamina.serve.generation.prompts import GenerationRequest
+from lamina.serve.generation.prompts import GenerationRequest, Sampling
 
 OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2)]  # a text, or a pair
 Name = Annotated[str, StringConstraints(max_length=200)]
+_TRUNCATE = "Cut a text that is too long, instead of refusing it."
 
 
 class Request(BaseModel):
-    """A body; keys that mean nothing here are errors, since a setting that is passed over would be a wrong answer."""
+    """Base class of bodies. Unknown keys are errors: a client whose option is ignored would get a wrong answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class FileInput(Request):
-    """The bytes of one file in Base64, as an image or as sound."""
+    """The bytes of one file in Base64: an image or an audio clip."""
 
     image: str | None = None
     audio: str | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> Self:
+    def _check_one_medium(self) -> Self:
+        """Raise ValueError unless exactly one of the two fields is set."""
         if (self.image is None) == (self.audio is None):
             raise ValueError('one of "image" and "audio" is needed')
         return self
 
-    def sent(self) -> tuple[str, str]:
-        """What it is, and its Base64."""
+    def content(self) -> tuple[str, str]:
+        """Return the medium, "image" or "audio", and the file in Base64."""
         return ("audio", self.audio) if self.audio is not None else ("image", self.image or "")
 
 
 Files = Annotated[list[FileInput], Field(min_length=1)]
+# A text, a pair [a, b], a list of texts [[a], [b]] or of pairs [[a, b], [c, d]], a file, or a list of files.
+Inputs: TypeAlias = str | OneOrTwo | Annotated[list[OneOrTwo], Field(min_length=1)] | FileInput | Files
 
 
 class PredictRequest(Request):
-    """One text, a pair of texts, or a list of texts `[["a"], ["b"]]` or of pairs `[["a", "b"], ...]`; or files."""
+    """A text, a pair of texts, a list of texts `[["a"], ["b"]]` or of pairs `[["a", "b"], ...]`, or files."""
 
-    inputs: str | OneOrTwo | Annotated[list[OneOrTwo], Field(min_length=1)] | FileInput | Files = Field(
-        examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]]
+    inputs: Inputs = Field(examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]])
+    raw_scores: bool = Field(False, description="Return logits in place of probabilities.")
+    truncate: bool = Field(False, description=_TRUNCATE)
+    tasks: list[Name] | Name | None = Field(
+        None,
+        description="Names of the readers that answer; by default all. A single name, not in a list: its answer alone.",
     )
-    raw_scores: bool = Field(False, description="Logits in place of probabilities.")
-    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
-    tasks: list[Name] | Name | None = Field(None, description="Only these readers; one name: its answer alone.")
 
 
 class ExplainRequest(Request):
-    """One text, pair or file."""
+    """A text, a pair of texts or a file."""
 
     inputs: str | OneOrTwo | FileInput = Field(examples=["Maria flew to Lisbon."])
-    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
-    tasks: list[Name] | None = Field(None, description="Only these readers.")
+    truncate: bool = Field(False, description=_TRUNCATE)
+    tasks: list[Name] | None = Field(None, description="Names of the readers to explain; by default all.")
 
 
 class EmbedRequest(Request):
-    """One text or a list of texts."""
+    """A text or a list of texts."""
 
     inputs: str | Annotated[list[str], Field(min_length=1)] = Field(examples=["A text."])
-    layer: int = Field(-1, description="0 is the embeddings; negative ones count from the top.")
-    normalize: bool = True
-    truncate: bool = False
+    layer: int = Field(-1, description="Index of the layer. 0: the embeddings; negative: from the top.")
+    normalize: bool = Field(True, description="Scale vectors to length 1.")
+    truncate: bool = Field(False, description=_TRUNCATE)
 
 
 class ReadersRequest(Request):
-    """Readers to add or to replace."""
+    """Readers to add, or to put in place of readers of the same names."""
 
-    folder: Name = Field(description="Of a saved bank, under --readers-root.", examples=["sentiment-v2"])
-    readers: Annotated[list[Name], Field(min_length=1)] | None = Field(None, description="Only these of its readers.")
+    folder: Name = Field(description="Folder of a saved bank, under --readers-root.", examples=["sentiment-v2"])
+    readers: Annotated[list[Name], Field(min_length=1)] | None = Field(
+        None, description="Names of the readers to add; by default all of that bank."
+    )
 
 
 class ReadersChanged(BaseModel):
-    """What is served after a change."""
+    """The readers that are served after a change."""
 
-    bank_version: int
-    readers: dict[str, int] = Field(description="Reader -> version.")
+    bank_version: int = Field(description="1 at the start, and 1 more after each change.")
+    readers: dict[str, int] = Field(description="Name of a reader -> its version.")
 
 
 class ModerationRequest(BaseModel):
-    """As OpenAI's; the model's name is for the client's own use."""
+    """A text or a list of texts, in the shape of OpenAI's moderations. The model's name is only repeated."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     input: str | Annotated[list[str], Field(min_length=1)] = Field(examples=["A text."])
     model: Name | None = None
-    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
+    truncate: bool = Field(False, description=_TRUNCATE)
 
 
 class InferTensor(BaseModel):
-    """A tensor of KServe's v2 protocol."""
+    """A tensor of texts in KServe's v2 protocol; its data may be flat or nested by row."""
 
     model_config = ConfigDict(extra="ignore")
 
     name: Name
     shape: list[int] = Field(max_length=2)
     datatype: Literal["BYTES"]
-    data: list[Any]
+    data: list[object]
 
 
 class InferParameters(BaseModel):
-    """Of KServe's v2 protocol, where each server has its own."""
+    """Options of a request in KServe's v2 protocol, which leaves them to each server."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    truncate: bool = Field(False, description="Read the start of a text that is too long, instead of an error.")
+    truncate: bool = Field(False, description=_TRUNCATE)
 
 
 class InferRequest(BaseModel):
-    """KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`."""
+    """A request in KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -133,39 +141,42 @@ class InferRequest(BaseModel):
 
 
 class Problem(BaseModel):
-    """What is wrong with a request."""
+    """The body of a response to a request that failed."""
 
-    error: str
-    error_type: str
+    error: str = Field(description="The error in words.")
+    error_type: str = Field(description="A fixed name for this kind of error.")
 
 
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 Stops = Annotated[list[Stop], Field(max_length=4)]
-Temperature = Annotated[float, Field(ge=0, le=100, description="0: the likeliest token, always.")]
+Temperature = Annotated[float, Field(ge=0, le=100, description="0: always the most probable token.")]
 TopP = Annotated[float, Field(gt=0, le=1)]
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="Of what is drawn; by default another each time.")]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="Seed of sampling; by default a new one for each text.")]
 Tokens = Annotated[int, Field(ge=1)]
-Tasks = Annotated[list[Name], Field(min_length=1, description="Only these readers.")]
+Tasks = Annotated[list[Name], Field(min_length=1, description="Names of the readers that take part; by default all.")]
 OnFlag = Annotated[
-    bool | list[Name], Field(description="Whether a flag ends the text; or the monitors whose flags do.")
+    bool | list[Name],
+    Field(description="End the text when a monitor raises a flag: any monitor (true), or one of these names."),
 ]
-_COLDEST = 0.01  # a temperature below it is 0: scores that are divided by less are not finite
+_COLDEST = 0.01  # a lower temperature counts as 0: logits divided by it could become infinite
 
 
 class Parameters(Request):
-    """How the text is drawn; what is left open is as in the model's own generation config."""
+    """Options of generation. The default of each sampling option is the model's own generation config."""
 
-    max_new_tokens: Tokens | None = Field(None, description="By default as many as there is room for.")
+    max_new_tokens: Tokens | None = Field(
+        None, description="Maximum number of tokens; by default all there is room for."
+    )
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Annotated[int, Field(ge=1)] | None = None
     do_sample: bool | None = Field(
         None,
-        description="Implied by temperature, top_p and top_k, also where it is false, as there.",
+        description="Sample instead of taking the most probable token. Implied by temperature, top_p and top_k.",
     )
     seed: Seed | None = None
-    stop: Stops = Field([], description="The text ends with the first of these strings.")
-    details: bool = Field(True, description="Whether a whole answer says more than the text.")
+    stop: Stops = Field([], description="Strings that end the text; the first that occurs is its end.")
+    details: bool = Field(True, description="Without stream: return details beside the text.")
 
 
 class GenerateRequest(Request):
@@ -173,52 +184,59 @@ class GenerateRequest(Request):
 
     inputs: str = Field(examples=["Once upon a time"])
     parameters: Parameters = Field({}, validate_default=True, examples=[{"max_new_tokens": 20}])
-    stream: bool = Field(False, description="Server-sent events, one for each token.")
+    stream: bool = Field(False, description="Return server-sent events, one per token.")
     tasks: Tasks | None = None
     stop_on_flag: OnFlag = False
 
-    def asked(self) -> GenerationRequest:
-        """What is to be written."""
-        own = self.parameters
-        sampling = _sampling(own.temperature, own.top_p, own.top_k, own.do_sample)
-        more = {"tasks": self.tasks, "stop_on_flag": self.stop_on_flag, "stream": self.stream}
-        return GenerationRequest(self.inputs, sampling, own.max_new_tokens, own.seed, own.stop, **more)
+    def generation(self) -> GenerationRequest:
+        """Return the request for the generator."""
+        options = self.parameters
+        return GenerationRequest(
+            self.inputs,
+            _sampling(options.temperature, options.top_p, options.top_k, options.do_sample),
+            options.max_new_tokens,
+            options.seed,
+            options.stop,
+            tasks=self.tasks,
+            stop_on_flag=self.stop_on_flag,
+            stream=self.stream,
+        )
 
 
 class TextPart(Request):
-    """A part of a message."""
+    """A part of a message; only parts of text are supported."""
 
     type: Literal["text"]
     text: str
 
 
 class Message(Request):
-    """What one side of a chat said."""
+    """A message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
     name: Name | None = None
 
-    def plain(self) -> dict[str, Any]:
-        """As chat templates read it."""
+    def plain(self) -> dict[str, str]:
+        """Return the message as chat templates read it, its parts joined to one text."""
         text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
 
 
 class StreamOptions(BaseModel):
-    """More about a stream."""
+    """Options of a stream."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    include_usage: bool | None = None
+    include_usage: bool | None = Field(None, description="End the stream with a chunk that has the numbers of tokens.")
 
 
-def _only(*values: Any) -> Any:
-    """A field that is taken at these values alone, at which it changes nothing."""
+def _only(*values: object) -> Any:
+    """Return a field for an option that is not supported: it must be one of `values`, which change nothing, or None."""
     return Field(None, json_schema_extra={"enum": [None, *values]})
 
 
-_Ignored = Annotated[Any, Field(description="Changes nothing.")]
+_Ignored = Annotated[object, Field(description="Accepted and ignored.")]
 
 
 class ChatRequest(Request):
@@ -227,30 +245,34 @@ class ChatRequest(Request):
     messages: Annotated[list[Message], Field(min_length=1)] = Field(
         examples=[[{"role": "user", "content": "Tell me a story."}]]
     )
-    model: Name | None = Field(None, description="For the client's own use.")
-    max_completion_tokens: Tokens | None = Field(None, description="By default as many as there is room for.")
-    max_tokens: Tokens | None = Field(None, description="The same, as it was called before.")
+    model: Name | None = Field(None, description="Only repeated in the response.")
+    max_completion_tokens: Tokens | None = Field(
+        None, description="Maximum number of tokens; by default all there is room for."
+    )
+    max_tokens: Tokens | None = Field(None, description="Older name of max_completion_tokens.")
     temperature: Temperature | None = None
     top_p: TopP | None = None
     seed: Seed | None = None
-    stop: Stop | Stops | None = Field(None, description="The text ends before the first of these strings.")
+    stop: Stop | Stops | None = Field(
+        None, description="Strings that end the text, which stops before the first that occurs."
+    )
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     tasks: Tasks | None = None
     stop_on_flag: OnFlag = False
 
-    n: Any = _only(1)
-    tools: Any = _only([])
-    tool_choice: Any = _only("none", "auto")
-    functions: Any = _only([])
-    function_call: Any = _only("none", "auto")
-    logprobs: Any = _only(False)
-    top_logprobs: Any = _only(0)
-    response_format: Any = _only({"type": "text"})
-    logit_bias: Any = _only({})
-    frequency_penalty: Any = _only(0)
-    presence_penalty: Any = _only(0)
-    modalities: Any = _only(["text"])
+    n: object = _only(1)
+    tools: object = _only([])
+    tool_choice: object = _only("none", "auto")
+    functions: object = _only([])
+    function_call: object = _only("none", "auto")
+    logprobs: object = _only(False)
+    top_logprobs: object = _only(0)
+    response_format: object = _only({"type": "text"})
+    logit_bias: object = _only({})
+    frequency_penalty: object = _only(0)
+    presence_penalty: object = _only(0)
+    modalities: object = _only(["text"])
 
     user: _Ignored = None
     metadata: _Ignored = None
@@ -262,34 +284,49 @@ class ChatRequest(Request):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _neutral(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_supported(cls, value: object, info: ValidationInfo) -> object:
+        """Return the value of a field unchanged; raise an error if it asks for something that is not supported."""
         extra = cls.model_fields[str(info.field_name)].json_schema_extra
-        if isinstance(extra, dict) and value not in extra["enum"]:
+        if isinstance(extra, dict) and value not in cast("Sequence[object]", extra["enum"]):
             raise PydanticCustomError("unsupported", "this is not supported here. Leave it out.")
         return value
 
-    def asked(self) -> GenerationRequest:
-        """What is to be written."""
-        most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        sampling = _sampling(self.temperature, self.top_p)
-        more = {"tasks": self.tasks, "stop_on_flag": self.stop_on_flag, "stream": bool(self.stream)}
-        return GenerationRequest([one.plain() for one in self.messages], sampling, most, self.seed, stops, **more)
+    def generation(self) -> GenerationRequest:
+        """Return the request for the generator."""
+        return GenerationRequest(
+            [message.plain() for message in self.messages],
+            _sampling(self.temperature, self.top_p),
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
+            self.seed,
+            [self.stop] if isinstance(self.stop, str) else self.stop or [],
+            tasks=self.tasks,
+            stop_on_flag=self.stop_on_flag,
+            stream=bool(self.stream),
+        )
 
     @property
     def has_usage(self) -> bool:
-        """Whether a stream ends by counting tokens."""
+        """Whether a stream ends with a chunk that has the numbers of tokens."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 def _sampling(
     temperature: float | None, top_p: float | None, top_k: int | None = None, do_sample: bool | None = None
-) -> dict[str, Any]:
-    """The options of `generate`."""
+) -> Sampling:
+    """Return the sampling options of transformers' `generate` for those of a request, where None is "not set".
+
+    A temperature near 0 means greedy decoding, whatever else is set. Any other option implies sampling, as in
+    text-generation-inference, even where `do_sample` is False. Without any option the model's own config decides.
+    """
     if temperature is not None and temperature < _COLDEST:
         return {"do_sample": False}
-    values = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
-    given = {name: value for name, value in values.items() if value is not None}
-    if given or do_sample:
-        return {"do_sample": True, **given}
+    sampling: Sampling = {}
+    if temperature is not None:
+        sampling["temperature"] = temperature
+    if top_p is not None:
+        sampling["top_p"] = top_p
+    if top_k is not None:
+        sampling["top_k"] = top_k
+    if sampling or do_sample:
+        return {"do_sample": True, **sampling}
     return {} if do_sample is None else {"do_sample": False}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 import torch
 
@@ -38,6 +38,7 @@ class TooLongError(LaminaError):
     """Raised where a text has more tokens than are read, and the request does not allow cutting it."""
 
 
+@runtime_checkable  # so that annotations can be checked in tests
 class Tokenised(Protocol):
     """The texts of a batch after tokenising: what `Worker.read` returns and `Worker.run` accepts."""
 

@@ -99,7 +99,7 @@ def test_no_other_path_cuts_a_long_text_unless_asked(client: TestClient):
 def test_a_body_that_is_no_json(client: TestClient):
     response = client.post("/predict", content=b'{"inputs": x}', headers={"content-type": "application/json"})
     assert response.status_code == 422
-    assert response.json()["error"] == "the body is no JSON, from character 11 on; a JSON object in UTF-8 is needed"
+    assert response.json()["error"] == "the body is not JSON, from character 11 on; a JSON object in UTF-8 is needed"
 
 
 @pytest.mark.parametrize(("size", "status"), [(4000, 200), (4001, 413)])
@@ -223,9 +223,14 @@ PROBLEMS = {
     "a number": ("/predict", {"inputs": 3}, 422, "inputs: a text, a pair"),
     "mixed": ("/predict", {"inputs": [["a"], ["a", "b"]]}, 422, "inputs are of several kinds"),
     "unknown key": ("/predict", {"inputs": "a", "trunc": True}, 422, "trunc: Extra inputs"),
-    "many texts": ("/predict", {"inputs": [["a"]] * 5}, 413, "5 texts came in one request; 4 are taken"),
-    "many bytes": ("/predict", {"inputs": "a" * 4000}, 413, "the body is larger; 4000 bytes are taken"),
-    "deep": ("/predict", {"inputs": [[[[[[[["a"]]]]]]]]}, 422, "the body is too deep; 8 levels"),
+    "many texts": ("/predict", {"inputs": [["a"]] * 5}, 413, "5 texts came in one request; at most 4 are accepted"),
+    "many bytes": (
+        "/predict",
+        {"inputs": "a" * 4000},
+        413,
+        "the body is larger than 4000 bytes, the most that is accepted",
+    ),
+    "deep": ("/predict", {"inputs": [[[[[[[["a"]]]]]]]]}, 422, "the body is nested too deeply; at most 8 levels"),
     "no layer": ("/embed", {"inputs": "a", "layer": 9}, 422, "layer 9 does not exist; the model has 4 layers"),
     "no model": ("/v2/models/x/infer", {"inputs": []}, 422, "inputs"),
     "other model": (

@@ -51,7 +51,7 @@ def test_special_tokens_are_signs_and_no_text():
     pieces = Detokenizer(tokenizer)
     end = tokenizer.sep_token_id
     film = tokenizer.convert_tokens_to_ids("film")
-    assert (pieces.sign(end), pieces.sign(film)) == ("[SEP]", None)
+    assert (pieces.special_text(end), pieces.special_text(film)) == ("[SEP]", None)
     assert pieces_of(pieces, [film, end, film]) == ["film", "", " film", ""]
 
 

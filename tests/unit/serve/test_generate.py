@@ -338,11 +338,15 @@ def test_an_encoder_decoder_writes_and_its_encoders_readers_answer_at_the_end():
 
 WRONG = {
     "no text": ({"inputs": ""}, 422, "the prompt is empty"),
-    "long": ({"inputs": "film " * 40}, 413, "the prompt has 40 tokens; with what is written 30 are taken"),
+    "long": (
+        {"inputs": "film " * 40},
+        413,
+        "the prompt has 40 tokens; together with the generated text at most 30 are accepted",
+    ),
     "no room": (
         {"inputs": "film " * 20, "parameters": {"max_new_tokens": 11}},
         422,
-        "11 tokens are to be written after a prompt of 20; there is room for 10",
+        "11 tokens are to be generated after a prompt of 20; there is room for 10",
     ),
     "another task": ({"inputs": "a", "tasks": ["odds"]}, 422, "unknown task 'odds'; known: odd, mood, topic"),
     "late": (
@@ -432,8 +436,10 @@ def test_who_has_the_end_of_a_text_finds_it_counted(bank: ReaderBank):
     parts: Queue[tuple[Any, int, int]] = Queue()
     told: list[int] = []
     scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
-    writer = TextGenerator(scheduler, lambda _first, _each, tokens: told.append(tokens))
-    writer.begin(GenerationRequest(PROMPT, max_new_tokens=3), lambda part: parts.put((part, sum(told), writer.running)))
+    generator = TextGenerator(scheduler, lambda _first, _each, tokens: told.append(tokens))
+    generator.begin(
+        GenerationRequest(PROMPT, max_new_tokens=3), lambda part: parts.put((part, sum(told), generator.running))
+    )
     seen = [parts.get(timeout=10) for _ in range(4)]
     scheduler.close()
     assert [counted for _, counted, _ in seen] == [0, 0, 0, 3]
@@ -445,7 +451,7 @@ def test_who_has_the_end_of_a_text_finds_it_counted(bank: ReaderBank):
 def test_a_client_that_reads_nothing_is_left(bank: ReaderBank, version: str, caplog: pytest.LogCaptureFixture):
     """What a server sends waits while the client's buffers are full; the text must not be held for that long."""
     scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
-    writer = TextGenerator(scheduler)
+    generator = TextGenerator(scheduler)
     sent: list[Any] = []
 
     async def stalled(message: Any) -> None:
@@ -456,14 +462,14 @@ def test_a_client_that_reads_nothing_is_left(bank: ReaderBank, version: str, cap
         await asyncio.sleep(3600)
 
     async def serve() -> None:
-        items = Items(writer, GenerationRequest(PROMPT, max_new_tokens=20, stream=True), 0.2)
-        response = Events(items, await items.next(), generate_events(), nested=False, seconds=items.seconds)
+        items = Items(generator, GenerationRequest(PROMPT, max_new_tokens=20, stream=True), 0.2)
+        response = Events(items, await items.next(), generate_events(), nested=False, timeout_s=items.timeout_s)
         await response({"type": "http", "asgi": {"spec_version": version}}, stays, stalled)
 
     asyncio.run(asyncio.wait_for(serve(), 10))
-    writer.close()
+    generator.close()
     scheduler.close()
     assert sent == ["http.response.start", "http.response.body", "http.response.body"]
-    assert writer.running == 0
+    assert generator.running == 0
     (told,) = [record.getMessage() for record in caplog.records]
     assert told == "serve: a client read nothing of its stream for 0.2 s, which was ended"

@@ -45,7 +45,7 @@ class Reloader:
     """A server that runs, and its client."""
 
     def __init__(self, server: Server, app: Any, gate: Gate) -> None:
-        self.server, self.writer, self.gate = server, app.state.writer, gate
+        self.server, self.generator, self.gate = server, app.state.generator, gate
 
     def connect(self) -> HTTPConnection:
         port = self.server.servers[0].sockets[0].getsockname()[1]
@@ -104,12 +104,12 @@ def test_a_token_is_told_of_before_the_text_is_written_and_predictions_do_not_wa
     with closing(live.connect()) as connection:
         response = live.begin(connection, "/generate", {**LONG, "stream": True})
         assert [first_event(response)["index"] for _ in range(2)] == [1, 2]
-        assert live.writer.running == 1
+        assert live.generator.running == 1
         assert live.ask("/predict", {"inputs": PROMPT, "tasks": ["mood"]})[0] == 200
         live.gate.go.set()
         rest = events(response.read())
     assert rest[-1]["details"]["generated_tokens"] == 28
-    live.until(lambda: live.writer.running == 0)
+    live.until(lambda: live.generator.running == 0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -121,7 +121,7 @@ def test_a_client_that_hangs_up_ends_its_text(live: Reloader, stream: bool):
     )
     live.until(lambda: live.gate.passes >= 3)
     connection.close()
-    live.until(lambda: live.writer.running == 0)
+    live.until(lambda: live.generator.running == 0)
     assert live.gate.passes < 12
 
 
@@ -132,7 +132,7 @@ def test_a_client_that_hangs_up_while_it_reads_ends_its_text(live: Reloader):
     assert first_event(response)["choices"][0]["delta"]["role"] == "assistant"
     response.close()
     connection.close()
-    live.until(lambda: live.writer.running == 0)
+    live.until(lambda: live.generator.running == 0)
     assert live.gate.passes < 12
 
 
@@ -140,7 +140,7 @@ def test_too_many_texts_at_once_are_told_to_come_again(live: Reloader):
     live.gate.holds_at = 2
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(live.ask, "/generate", LONG) for _ in range(2)]
-        live.until(lambda: live.writer.running == 2)
+        live.until(lambda: live.generator.running == 2)
         status, body = live.ask("/generate", LONG)
         assert (status, json.loads(body)["error_type"]) == (429, "Overloaded")
         assert "2 texts are being written; 2 may" in json.loads(body)["error"]
@@ -182,7 +182,7 @@ def test_a_text_may_take_longer_than_a_silence():
         told = events(live.ask("/generate", {**LONG, "stream": True})[1])
         assert told[-1] == {"error": "no token within 0.6 s", "error_type": "Unhealthy"}
         live.gate.go.set()
-        live.until(lambda: live.writer.running == 0)
+        live.until(lambda: live.generator.running == 0)
 
 
 def test_what_breaks_is_told_and_no_text_is_logged(live: Reloader, caplog: pytest.LogCaptureFixture):

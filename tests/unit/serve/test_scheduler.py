@@ -406,3 +406,10 @@ def test_large_files_share_no_batch(make: Callable[..., Scheduler]):
     while scheduler.unanswered and time.monotonic() < deadline:
         time.sleep(0.01)
     assert sorted(taken) == [1, 1, 3]
+
+
+def test_the_old_name_of_the_scheduler_works_for_one_release_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"lamina.serve.Engine is now lamina.serve.Scheduler"):
+        assert lamina.serve.Engine is Scheduler
+    with pytest.raises(AttributeError, match=r"has no attribute 'Motor'; it has Scheduler, Settings, create_app"):
+        _ = lamina.serve.Motor

@@ -34,7 +34,9 @@ def bank_of(**readers: Any) -> ReaderBank:
 def test_a_reader_of_many_labels_is_told_only_where_it_is_not_named():
     many = bank_of(many=(Mean(), whole([f"l{number}" for number in range(33)])))
     assert not TokenScores(many, each=False).monitors
-    with pytest.raises(ConfigError, match="serve: task 'many' has 33 labels; token by token at most 32 are told"):
+    with pytest.raises(
+        ConfigError, match="serve: task 'many' has 33 labels; scores token by token are given for at most 32"
+    ):
         TokenScores(many, ["many"], each=True)
 
 
@@ -66,7 +68,7 @@ def test_each_problem_is_told_in_its_own_terms():
             for name in bank
             if name != "each"
         }
-    told = said.of(steps[0])
+    told = said.at(steps[0])
     assert told["several"] == pytest.approx(
         dict(zip(("war", "art"), logits["several"].sigmoid().tolist(), strict=True)), abs=1e-5
     )
@@ -115,7 +117,7 @@ def test_readers_without_few_labels_are_not_told_label_by_label():
     )
     bank.keep_monitor(Monitor("many", "7", LastScore(), name="seven"))
     said, steps, _, _ = followed(bank)
-    assert (list(said.of(steps[0])), list(said.so_far(steps[0]))) == (["each"], ["seven"])
+    assert (list(said.at(steps[0])), list(said.so_far(steps[0]))) == (["each"], ["seven"])
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,16 @@ def test_a_text_is_no_path(images: TestClient, sounds: TestClient, tmp_path: Pat
 @pytest.mark.parametrize(
     ("inputs", "status", "error"),
     [
-        ({"image": "?"}, 422, "serve: image is not Base64; the bytes of a file are needed, encoded so."),
+        ({"image": "?"}, 422, "serve: image is not Base64. Send the bytes of a file, encoded as Base64."),
         ({"image": in_base64(b"text")}, 422, "no image format known"),
         ({"image": ""}, 422, "no image format known"),
         ({"image": in_base64(PNG[:60])}, 422, "cannot be decoded"),
         ({"image": in_base64(bomb(8193))}, 422, "at most 67,108,864 are read"),
-        ([{"image": in_base64(bomb(8192))}] * 2, 413, "the files have 134,217,728 pixels in all; 67,108,864 are read"),
+        (
+            [{"image": in_base64(bomb(8192))}] * 2,
+            413,
+            "the files have 134,217,728 pixels in all; 67,108,864 are allowed",
+        ),
         ({"audio": in_base64(WAV)}, 422, "audio came for 'animal', which reads image"),
         ({"image": in_base64(PNG), "audio": in_base64(WAV)}, 422, 'as {"image": Base64} or {"audio"'),
         ([{"image": in_base64(PNG)}, {"audio": in_base64(WAV)}], 422, "inputs are of several kinds"),

@@ -1,1 +1,1 @@
-"""Texts that a server writes, with what the readers say of each token."""
+"""Text generation by the bank's model, with the readers' scores for each token."""

@@ -1,83 +1,103 @@
-"""From tokens to text while it is written: pieces of it, and where it stops."""
+"""From tokens to text while a text is generated: its pieces, and the strings that end it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
-_BROKEN = "\ufffd"  # what stands for a character whose bytes are not all there
-_BEFORE = 6  # tokens of the prompt that a text is decoded after: the first one's space depends on them
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_REPLACEMENT = "\ufffd"  # what decoding puts in place of a character of which not all bytes are there yet
+_CONTEXT = 6  # last tokens of the prompt that are decoded along: whether the text begins with a space depends on them
 
 
 @final
 class Detokenizer:
-    """Decodes token by token; the pieces joined are the text.
+    """Decodes a text token by token; the pieces joined are the text. Special tokens are left out.
 
     Args:
-        tokenizer: Of the model.
-        prompt: Ids that the text goes on from.
+        tokenizer: The model's tokenizer.
+        prompt: Ids of the tokens that the text continues; empty if the model's decoder starts anew.
+
+    Attributes:
+        text: The text so far.
     """
 
-    def __init__(self, tokenizer: Any, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._special = tokenizer, frozenset(tokenizer.all_special_ids)
-        self._ids = [token for token in prompt if token not in self._special][-_BEFORE:]
-        self._begin, self._told = 0, len(self._ids)
+        self._ids = [token for token in prompt if token not in self._special][-_CONTEXT:]
+        # Tokens from `_begin` on are decoded, of which those before `_emitted` are part of the text or the prompt. So
+        # each new piece is decoded after the piece before it, and the cost of a token does not grow with the text.
+        self._begin, self._emitted = 0, len(self._ids)
         self.text = ""
 
-    def sign(self, token: int) -> str | None:
-        """How a special token is written; None: it is text."""
+    def special_text(self, token: int) -> str | None:
+        """Return how a special token is written, such as "</s>"; None if `token` is not a special token."""
         return str(self._tokenizer.decode([token])) if token in self._special else None
 
     def add(self, token: int) -> str:
-        """What a token adds to the text; nothing while a character of several tokens is not whole."""
+        """Append a token; return what it adds to the text, "" while a character of several tokens is incomplete."""
         if token not in self._special:
             self._ids.append(token)
-        return self._piece()
+        return self._next_piece()
 
     def rest(self) -> str:
-        """What is left of a character that did not become whole, at the end."""
-        return self._piece(last=True)
+        """Return what is left at the end: a character that was never completed, as a replacement character."""
+        return self._next_piece(last=True)
 
-    def _piece(self, *, last: bool = False) -> str:
-        if self._told == len(self._ids):
+    def _next_piece(self, *, last: bool = False) -> str:
+        """Append to the text what the tokens since the last piece add, and return it.
+
+        An incomplete character at the end is held back and "" returned, unless this is the `last` piece.
+        """
+        if self._emitted == len(self._ids):
             return ""
-        before, after = self._decode(self._ids[self._begin : self._told]), self._decode(self._ids[self._begin :])
-        if after.endswith(_BROKEN) and not last:
+        before, after = self._decode(self._ids[self._begin : self._emitted]), self._decode(self._ids[self._begin :])
+        if after.endswith(_REPLACEMENT) and not last:
             return ""
-        self._begin, self._told = self._told, len(self._ids)
+        self._begin, self._emitted = self._emitted, len(self._ids)
         piece = after[len(before) :]
         self.text += piece
         return piece
 
     def _decode(self, ids: list[int]) -> str:
+        """Return the text of some token ids; "" for none, which not all tokenizers decode."""
         return str(self._tokenizer.decode(ids)) if ids else ""
 
 
 @final
 class StopStrings:
-    """Cuts a text off before the first of some strings; what may be the start of one is held back."""
+    """Cuts a stream of text off before the first of some strings. Text that could begin such a string is held back.
+
+    Args:
+        stops: The strings.
+
+    Attributes:
+        stopped: Whether one of the strings has occurred.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops, self._held = tuple(stops), ""
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """What of the text may be shown now."""
+        """Append a piece of text; return the text that can be shown now."""
         if self.stopped:
             return ""
         text = self._held + piece
-        places = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         self.stopped = bool(places)
         shown = min(places) if places else len(text) - max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = "" if places else text[shown:]
         return text[:shown]
 
     def rest(self) -> str:
-        """What was held back, once no more text comes."""
+        """Return the text that was held back, once no more text comes."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text are the start of a string."""
+    """Return how many characters at the end of `text` are the beginning of `stop`, less than all of it."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -1,4 +1,4 @@
-"""Texts that a bank's model writes for requests, each in a thread of its own, with what the readers say of them."""
+"""Generation of texts by the bank's model for several requests at a time, each in a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, TypeAlias, cast, final
+
+from transformers import LogitsProcessorList, StoppingCriteriaList
 
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
@@ -23,154 +25,211 @@ from lamina.serve.scheduler import ClosedError, OverloadedError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import Tensor
+    from transformers import GenerationMixin
+
     from lamina.serve.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
-Put = Callable[[TokenEvent | GenerationEnd | LaminaError], None]
+Put: TypeAlias = Callable[[TokenEvent | GenerationEnd | LaminaError], None]
 
 
 @final
 class TextGenerator:
-    """Has the bank's model write texts for any number of requests, a few at once.
+    """Generates texts for any number of requests, a limited number at a time.
 
-    Each text has a thread and passes of its own, apart from the scheduler's: a step reads one token and is short, so
-    that nobody who asks for a prediction waits for a text to end. Texts share no pass, since padding changes the last
-    bits of what is computed, and so, now and then, a token.
+    Each text has a thread and passes of its own, beside the scheduler's. A step of generation is short, so predictions
+    need not wait until a text is complete. Texts do not share passes: padding changes the last bits of the results, and
+    thereby, now and then, a token.
 
     Args:
-        scheduler: Whose bank writes; its settings are the limits.
-        tell: Called with the seconds to the first token, those of each further one, and how many tokens there were.
+        scheduler: The scheduler of the bank whose model generates; its settings are the limits.
+        on_text: Called at the end of each text with the seconds to its first token, the mean seconds per further token,
+            and the number of tokens.
     """
 
-    def __init__(self, scheduler: Scheduler, tell: Callable[[float, float, int], None] | None = None) -> None:
-        self._engine, self._tell = scheduler, tell
-        self._lock, self._running, self._ends_at = Lock(), set[Generation](), math.inf
+    def __init__(self, scheduler: Scheduler, on_text: Callable[[float, float, int], None] | None = None) -> None:
+        self._scheduler, self._on_text = scheduler, on_text
+        # Held while texts are added, removed or given their end time, so that `end` misses no text that just begins.
+        self._lock = Lock()
+        self._running: set[Generation] = set()
+        self._ends_at = math.inf  # when all texts must end, in seconds of `time.monotonic`
 
     @property
     def running(self) -> int:
-        """Texts that are being written."""
+        """Number of texts that are being generated."""
         return len(self._running)
 
-    def begin(self, asked: GenerationRequest, put: Put) -> Generation:
-        """Begin a text; its tokens and its end, or what went wrong, are put from another thread.
+    def begin(self, request: GenerationRequest, put: Put) -> Generation:
+        """Begin a text in a new thread, and return it.
+
+        Args:
+            request: What to generate.
+            put: Called in that thread with an event for each token, and at last with the end of the text or an error.
 
         Raises:
-            ConfigError: If the bank's model does not write.
-            OverloadedError, ClosedError: If the request is not accepted.
+            ConfigError: If the bank's model does not generate text.
+            OverloadedError: If `max_concurrent_generations` texts are being generated, or no thread can be started.
+            ClosedError: If the server is shutting down.
         """
-        bank, most = self._engine.bank, self._engine.settings.max_concurrent_generations
+        bank, limit = self._scheduler.bank, self._scheduler.settings.max_concurrent_generations
         check_generates(bank)
         with self._lock:
-            if self._ends_at < math.inf or not self._engine.is_open:
+            if self._ends_at < math.inf or not self._scheduler.is_open:
                 raise ClosedError("serve: the server is about to end; ask again later.")
-            if len(self._running) >= most:
-                raise OverloadedError(f"serve: {len(self._running)} texts are being written; {most} may. Ask later.")
-            writing = Generation(self._engine, asked, put, self._done)
-            self._running.add(writing)
+            if len(self._running) >= limit:
+                raise OverloadedError(f"serve: {len(self._running)} texts are being written; {limit} may. Ask later.")
+            generation = Generation(self._scheduler, request, put, self._on_done)
+            self._running.add(generation)
             try:
-                writing.start()
+                generation.start()
             except RuntimeError as error:  # "can't start new thread"
-                self._running.discard(writing)
+                self._running.discard(generation)
                 raise OverloadedError("serve: there is no thread left for another text. Ask later.") from error
-        return writing
+        return generation
 
-    def _done(self, writing: Generation, teller: TokenStreamer | None) -> None:
+    def _on_done(self, generation: Generation, streamer: TokenStreamer | None) -> None:
+        """Count a text as ended and report its times; `streamer` is None if it failed before its first step."""
         with self._lock:
-            self._running.discard(writing)
-        if self._tell is not None and teller is not None and teller.count:
-            each = (teller.last - teller.first) / max(1, teller.count - 1)
-            self._tell(teller.first - writing.since, each, teller.count)
+            self._running.discard(generation)
+        if self._on_text is not None and streamer is not None and streamer.count:
+            per_token_s = (streamer.last - streamer.first) / max(1, streamer.count - 1)
+            self._on_text(streamer.first - generation.since, per_token_s, streamer.count)
 
-    def end(self, within: float) -> None:
-        """The server is about to end: begin no more texts, and end those that are not done in so many seconds."""
+    def end(self, within_s: float) -> None:
+        """Accept no more texts, and end those that are not complete after `within_s` seconds; return at once."""
         with self._lock:
-            self._ends_at = min(self._ends_at, time.monotonic() + within)
-            for writing in self._running:
-                writing.ends_at = self._ends_at
+            self._ends_at = min(self._ends_at, time.monotonic() + within_s)
+            for generation in self._running:
+                generation.ends_at = self._ends_at
 
     def close(self) -> None:
-        """End what is being written."""
+        """End all texts now, and wait for their threads, for each at most `shutdown_timeout` seconds."""
         self.end(0)
-        for writing in [*self._running]:
-            writing.join(self._engine.settings.shutdown_timeout)
+        for generation in [*self._running]:
+            generation.join(self._scheduler.settings.shutdown_timeout)
 
 
 @final
 class Generation:
-    """One text that is being written."""
+    """One text that is being generated; `TextGenerator.begin` makes it.
+
+    Args:
+        scheduler: The scheduler of the bank whose model generates.
+        request: What to generate.
+        put: Called with the events, the end or an error.
+        on_done: Called right before the end or the error, with this object and the streamer of its tokens.
+
+    Attributes:
+        ends_at: When the text must end, in seconds of `time.monotonic`.
+        since: When the request came, in seconds of `time.perf_counter`.
+        start: Starts the thread.
+        join: Waits for the thread, at most so many seconds.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        asked: GenerationRequest,
+        request: GenerationRequest,
         put: Put,
-        done: Callable[[Generation, TokenStreamer | None], None],
+        on_done: Callable[[Generation, TokenStreamer | None], None],
     ) -> None:
-        self._engine, self._bank, self._asked, self._put, self._done = scheduler, scheduler.bank, asked, put, done
-        self._left, self.ends_at, self.since = Event(), math.inf, time.perf_counter()
-        self._teller: TokenStreamer | None = None
-        self._thread = Thread(target=self._run, name="lamina-writing", daemon=True)
+        self._scheduler, self._bank, self._request = scheduler, scheduler.bank, request
+        self._put, self._on_done = put, on_done
+        self._has_left, self.ends_at, self.since = Event(), math.inf, time.perf_counter()
+        self._streamer: TokenStreamer | None = None
+        self._thread = Thread(target=self._run, name="lamina-generation", daemon=True)
         self.start, self.join = self._thread.start, self._thread.join
 
     def leave(self) -> None:
-        """Nobody waits for the rest."""
-        self._left.set()
+        """End the text after its current step, because the client has left."""
+        self._has_left.set()
 
     def _is_over(self) -> bool:
-        """Asked between two steps."""
-        self._engine.turns.give_way()
-        return self._left.is_set() or time.monotonic() >= self.ends_at
+        """Tell whether the text must end now; called between two steps.
+
+        This is also the moment at which a thread that waits for the model alone gets its turn.
+        """
+        self._scheduler.pass_lock.give_way()
+        return self._has_left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
-        end = self._end()
-        self._done(self, self._teller)  # first, so that who has the end finds it counted
+        """Generate the text and put its end; the body of the thread."""
+        end = self._generate_or_fail()
+        self._on_done(self, self._streamer)  # before the end: a client that has it finds the text counted in /metrics
         self._put(end)
 
-    def _end(self) -> GenerationEnd | LaminaError:
+    def _generate_or_fail(self) -> GenerationEnd | LaminaError:
+        """Generate the text and return its end, or the error; of an unexpected error, only the log has the message."""
         try:
-            with self._engine.reading:
-                prompt = encode_prompt(self._bank, self._asked.prompt)
-            with self._engine.turns.shared():
-                return self._write(prompt)
+            with self._scheduler.tokenizer_lock:
+                prompt = encode_prompt(self._bank, self._request.prompt)
+            with self._scheduler.pass_lock.shared():
+                return self._generate(prompt)
         except LaminaError as error:
             return error
         except Exception as error:
             logger.error("serve: a text could not be written", exc_info=error)
             return LaminaError(f"serve: the model could not write ({type(error).__name__}); the log says more.")
 
-    def _write(self, prompt: Mapping[str, Any]) -> GenerationEnd:
-        asked, bank = self._asked, self._bank
-        said = TokenScores(bank, asked.tasks, each=asked.stream, stop=asked.stop_on_flag)
-        width, total = prompt["input_ids"].shape[1], self._engine.settings.max_total_tokens
-        bounds = StopConditions(token_budget(bank, width, asked.max_new_tokens, total), end_token_ids(bank), asked.stop)
+    def _generate(self, prompt: Mapping[str, Tensor]) -> GenerationEnd:
+        """Generate the text that continues a prompt, put its tokens as events, and return its end.
+
+        Args:
+            prompt: Inputs of `generate` for one prompt.
+
+        Raises:
+            ClosedError: If the text was cut off, because the server shuts down or the client has left.
+            LaminaError: If the prompt is too long, or readers or monitors of the request cannot take part.
+        """
+        request, bank = self._request, self._bank
+        scores = TokenScores(bank, request.tasks, each=request.stream, stop=request.stop_on_flag)
+        prompt_tokens, total = prompt["input_ids"].shape[1], self._scheduler.settings.max_total_tokens
+        max_tokens = token_budget(bank, prompt_tokens, request.max_new_tokens, total)
+        conditions = StopConditions(max_tokens, end_token_ids(bank), request.stop)
+        # The text of a decoder-only model continues the prompt; that of a model with an encoder begins anew.
         before = [] if bank.model.config.is_encoder_decoder else prompt["input_ids"][0].tolist()
-        pieces, seed = Detokenizer(tokenizer_of(bank.processor), before), self._seed()
+        detokenizer, seed = Detokenizer(tokenizer_of(bank.processor), before), self._seed()
         with ExitStack() as contexts:
-            watch = contexts.enter_context(bank.watch(said.monitors)) if said.monitors else None
-            heard = contexts.enter_context(bank.listen(said.late, over="both")) if said.late else None
-            drawing = [] if seed is None else [contexts.enter_context(SeededSampling(seed))]
-            teller = self._teller = TokenStreamer(said, watch, pieces, bounds, self._put, self._is_over)
-            criteria = [*(own.drawn for own in drawing), teller]
-            model: Any = bank.model
-            model.generate(**prompt, **self._options(bounds), logits_processor=drawing, stopping_criteria=criteria)
-        if not teller.reason:
+            watch = contexts.enter_context(bank.watch(scores.monitors)) if scores.monitors else None
+            outputs = contexts.enter_context(bank.listen(scores.late, over="both")) if scores.late else None
+            sampling = [] if seed is None else [contexts.enter_context(SeededSampling(seed))]
+            streamer = TokenStreamer(scores, watch, detokenizer, conditions, self._put, self._is_over)
+            self._streamer = streamer
+            cast("GenerationMixin", bank.model).generate(
+                **prompt,
+                **self._options(conditions),
+                logits_processor=LogitsProcessorList(sampling),
+                stopping_criteria=StoppingCriteriaList(
+                    [*(processor.after_sampling for processor in sampling), streamer]
+                ),
+            )
+        if not streamer.reason:
             raise ClosedError("serve: the server ended before this text did.")
-        teller.finish()
-        flagged = {} if watch is None else {name: watch.flagged_at[name] for name in said.saved}
-        places = {name: 1 + at for name, rows in flagged.items() for at in rows if at is not None}
-        answers = {} if heard is None else said.answers(heard)
-        return GenerationEnd(teller.reason, pieces.text, teller.count, width, seed, places, answers)
+        streamer.finish()
+        flagged = {} if watch is None else {name: watch.flagged_at[name] for name in scores.saved}
+        # There is one sequence, or none if no token was read. Steps count from 0, tokens in responses from 1.
+        flagged_at = {name: 1 + step for name, steps in flagged.items() for step in steps if step is not None}
+        answers = {} if outputs is None else scores.answers(outputs)
+        return GenerationEnd(
+            streamer.reason, detokenizer.text, streamer.count, prompt_tokens, seed, flagged_at, answers
+        )
 
     def _seed(self) -> int | None:
-        """What is drawn depends on; None if nothing is."""
-        if not self._asked.sampling.get("do_sample", self._bank.model.generation_config.do_sample):
+        """Return the seed of sampling, a random one if the request has none; None if tokens are not sampled."""
+        if not self._request.sampling.get("do_sample", self._bank.model.generation_config.do_sample):
             return None
-        return secrets.randbits(53) if self._asked.seed is None else self._asked.seed
+        return secrets.randbits(53) if self._request.seed is None else self._request.seed  # JavaScript reads 53 bits
 
-    def _options(self, bounds: StopConditions) -> dict[str, Any]:
-        """Of `generate`: one text, of which each token is final once it is chosen."""
-        options = {"max_new_tokens": bounds.most, "num_beams": 1, "num_return_sequences": 1, **self._asked.sampling}
-        if self._bank.model.generation_config.pad_token_id is None and bounds.ends:
-            options["pad_token_id"] = bounds.ends[0]  # nothing is padded, but a warning would tell of it
+    def _options(self, conditions: StopConditions) -> dict[str, int | float | bool]:
+        """Return the options of `generate`: one sequence and one beam, so that each token is final once chosen."""
+        options: dict[str, int | float | bool] = {
+            "max_new_tokens": conditions.max_tokens,
+            "num_beams": 1,
+            "num_return_sequences": 1,
+        }
+        options |= {name: value for name, value in self._request.sampling.items() if isinstance(value, int | float)}
+        if self._bank.model.generation_config.pad_token_id is None and conditions.end_ids:
+            options["pad_token_id"] = conditions.end_ids[0]  # without one transformers warns, though nothing is padded
         return options

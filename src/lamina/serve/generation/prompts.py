@@ -1,10 +1,10 @@
-"""What a text goes on from: a prompt or a chat as tokens, and how much room it leaves."""
+"""What a text continues: a prompt or a chat as tokens, and how many tokens may follow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from lamina.bank.listening import can_generate
 from lamina.data.arrow import encodable
@@ -12,53 +12,83 @@ from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
 from lamina.serve.workers import TooLongError
-from lamina.tasks.chats import Chat, chat_problem, render
+from lamina.tasks.chats import Chat, Message, chat_problem, render
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
 
-Messages = Sequence[Mapping[str, Any]]
+Messages: TypeAlias = Sequence[Message]  # a chat; each message has "role" and "content"
+
+
+class Sampling(TypedDict, total=False):
+    """Sampling options of transformers' `generate`; the model's generation config decides about missing ones."""
+
+    do_sample: bool
+    temperature: float
+    top_p: float
+    top_k: int
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A text that is to be written."""
+    """A request for one generated text, whichever route it came by.
 
-    prompt: str | Messages  # the messages of a chat
-    sampling: Mapping[str, Any] = field(default_factory=dict)  # options of `generate`
-    max_new_tokens: int | None = None  # None: as many as there is room for
+    Attributes:
+        prompt: The text that is continued, or the messages of a chat.
+        sampling: How tokens are sampled.
+        max_new_tokens: Maximum number of generated tokens. None: as many as there is room for.
+        seed: Seed of sampling. None: a random one.
+        stop: Strings that end the text.
+        tasks: Names of the readers that take part. None: all that can.
+        stop_on_flag: Whether a flag of any monitor ends the text, or the names of the monitors whose flags do.
+        stream: Whether tokens are sent one by one.
+    """
+
+    prompt: str | Messages
+    sampling: Sampling = field(default_factory=Sampling)
+    max_new_tokens: int | None = None
     seed: int | None = None
-    stop: Sequence[str] = ()  # strings that end the text
+    stop: Sequence[str] = ()
     tasks: Sequence[str] | None = None
     stop_on_flag: bool | Sequence[str] = False
     stream: bool = False
 
 
 def check_generates(bank: ReaderBank) -> None:
-    """Raise ConfigError unless the bank's model writes text."""
+    """Raise ConfigError unless the bank's model generates text."""
     if not generates_text(bank):
         came = f"the model of this bank, a {type(bank.model).__name__}, does not write text"
         raise ConfigError(f"serve: {came}. Ask /predict.")
 
 
 def generates_text(bank: ReaderBank) -> bool:
-    """Whether a bank's model makes text of text."""
+    """Tell whether the bank's model generates text from text, and the bank has a tokenizer."""
     return can_generate(bank.model) and bank.model.main_input_name == "input_ids" and bank.processor is not None
 
 
 def encode_prompt(bank: ReaderBank, prompt: str | Messages) -> dict[str, Tensor]:
-    """What `generate` takes for a prompt or a chat; ConfigError if it cannot be one."""
+    """Return the inputs of `generate` for a prompt or a chat: input_ids and attention_mask, `[1, tokens]`.
+
+    Raises:
+        ConfigError: If the prompt is empty, or the messages are not a chat that the tokenizer's template accepts.
+    """
     is_text = isinstance(prompt, str)
     tokenizer, text = tokenizer_of(bank.processor), prompt if is_text else _rendered(bank, prompt)
+    # A chat template writes the special tokens itself.
     encoded = tokenizer(encodable(text), return_tensors="pt", add_special_tokens=is_text, verbose=False)
     if not encoded["input_ids"].shape[1]:
-        raise ConfigError("serve: the prompt is empty; a text of one token at least is needed.")
+        raise ConfigError("serve: the prompt is empty; at least one token of text is needed.")
     return {key: encoded[key].to(bank.device) for key in ("input_ids", "attention_mask")}
 
 
 def _rendered(bank: ReaderBank, messages: Messages) -> str:
+    """Return the messages of a chat as one text, by the chat template of the bank's tokenizer.
+
+    Raises:
+        ConfigError: If the messages are not a chat, the tokenizer has no template, or the template fails.
+    """
     if problem := chat_problem(messages):
         raise ConfigError(f"serve: messages {problem}.")
     if not tokenizer_of(bank.processor).chat_template:
@@ -67,18 +97,26 @@ def _rendered(bank: ReaderBank, messages: Messages) -> str:
     return render(Chat(messages), bank.processor, prompt=True, op="serve")[0]
 
 
-def token_budget(bank: ReaderBank, prompt_tokens: int, asked: int | None, total: int) -> int:
-    """How many tokens may be written, of `total` with the prompt; a model with an encoder has room for as many in each.
+def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | None, max_total_tokens: int) -> int:
+    """Return the maximum number of tokens to generate after a prompt.
+
+    Args:
+        bank: The bank, whose model may read fewer tokens than the server allows.
+        prompt_tokens: Number of tokens of the prompt.
+        max_new_tokens: Number that the request allows. None: all that there is room for.
+        max_total_tokens: Number that the server allows for prompt and text together. In a model with an encoder the
+            prompt takes no room of the text, which may have as many tokens by itself.
 
     Raises:
-        TooLongError: If the prompt leaves none.
-        ConfigError: If more are asked for.
+        TooLongError: If the prompt leaves no room.
+        ConfigError: If the request allows more tokens than there is room for.
     """
-    total = min(total, length_limit(bank.model, bank.processor))
+    total = min(max_total_tokens, length_limit(bank.model, bank.processor))
     if prompt_tokens >= total:
-        raise TooLongError(f"serve: the prompt has {prompt_tokens} tokens; with what is written {total} are taken.")
+        came = f"the prompt has {prompt_tokens} tokens"
+        raise TooLongError(f"serve: {came}; together with the generated text at most {total} are accepted.")
     room = total if bank.model.config.is_encoder_decoder else total - prompt_tokens
-    if asked is not None and asked > room:
-        came = f"{asked} tokens are to be written after a prompt of {prompt_tokens}"
+    if max_new_tokens is not None and max_new_tokens > room:
+        came = f"{max_new_tokens} tokens are to be generated after a prompt of {prompt_tokens}"
         raise ConfigError(f"serve: {came}; there is room for {room}.")
-    return room if asked is None else asked
+    return room if max_new_tokens is None else max_new_tokens

@@ -1,4 +1,4 @@
-"""Texts that are written, over HTTP: whole, or token by token as server-sent events."""
+"""The routes that generate text: whole in one response, or token by token as server-sent events."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
 
 from fastapi import HTTPException, Request
 from fastapi.responses import StreamingResponse
@@ -21,6 +21,7 @@ from lamina.serve.generation.detokenizer import StopStrings
 from lamina.serve.generation.stream import GenerationEnd, TokenEvent
 from lamina.serve.scheduler import ClosedError
 from lamina.serve.schemas import ChatRequest, GenerateRequest
+from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -32,103 +33,158 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Item = TokenEvent | GenerationEnd
-_FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # as OpenAI's
+Item: TypeAlias = TokenEvent | GenerationEnd
+Event: TypeAlias = Mapping[str, JSON] | str  # the data of a server-sent event: JSON, or text that is sent as it is
+_FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # OpenAI's words
+
+
+class TokenInfo(TypedDict):
+    """A token in a response. The text of a special token is how the tokenizer writes it, such as "</s>"."""
+
+    id: int
+    text: str
+    special: bool
+
+
+class TokenReport(TypedDict):
+    """What readers and monitors tell about a token; see `TokenEvent`."""
+
+    scores: Mapping[str, Mapping[str, float | None]] | None
+    monitors: Mapping[str, float | None] | None
+    flagged: list[str]
+
+
+class EndDetails(TypedDict):
+    """How a text ended; see `GenerationEnd`."""
+
+    finish_reason: str
+    generated_tokens: int
+    input_length: int
+    seed: int | None
+    flagged_at: dict[str, int]
+    answers: dict[str, JSON]
 
 
 class Items:
-    """A text's tokens and its end, as they come from the thread that writes it."""
+    """The tokens and the end of one text, brought from the thread that generates it to the event loop.
 
-    def __init__(self, writer: TextGenerator, asked: GenerationRequest, seconds: float) -> None:
-        self._queue, self.seconds = asyncio.Queue[Item | LaminaError](), seconds
+    Args:
+        generator: Generates the text, beginning now.
+        request: What to generate.
+        timeout_s: Maximum seconds to wait for each token.
+
+    Raises:
+        LaminaError: If the text cannot begin, in the cases of `TextGenerator.begin`.
+    """
+
+    def __init__(self, generator: TextGenerator, request: GenerationRequest, timeout_s: float) -> None:
+        self._queue, self.timeout_s = asyncio.Queue[Item | LaminaError](), timeout_s
         loop = asyncio.get_running_loop()
 
         def put(item: Item | LaminaError) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and so has all that waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so that nobody waits any more
                 loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
-        self._writing = writer.begin(asked, put)
+        self._generation = generator.begin(request, put)
 
     async def next(self) -> Item:
-        """The next; HTTPException if none comes for too long."""
+        """Wait for the next token, or the end, and return it.
+
+        Raises:
+            HTTPException: With status 503 if nothing comes in time.
+            LaminaError: If the text has failed.
+        """
         try:
-            async with asyncio.timeout(self.seconds):
+            async with asyncio.timeout(self.timeout_s):
                 item = await self._queue.get()
         except TimeoutError:
-            raise HTTPException(503, f"no token within {self.seconds:g} s") from None
+            raise HTTPException(503, f"no token within {self.timeout_s:g} s") from None
         if isinstance(item, LaminaError):
             raise item
         return item
 
     async def all(self) -> tuple[list[TokenEvent], GenerationEnd]:
-        """The whole text."""
+        """Wait for the whole text; return its tokens and its end. Raises what `next` raises."""
         tokens: list[TokenEvent] = []
         while isinstance(item := await self.next(), TokenEvent):
             tokens.append(item)
         return tokens, item
 
     def leave(self) -> None:
-        """Nobody waits for the rest."""
-        self._writing.leave()
+        """End the text early, because its client has left; nothing happens if it has ended already."""
+        self._generation.leave()
 
 
 class Events(StreamingResponse):
-    """Server-sent events, of a text that ends when its client leaves, or reads nothing for so many seconds."""
+    """A stream of server-sent events. The text ends when its client leaves, or reads nothing for some time.
+
+    Args:
+        items: The tokens of the text.
+        first: The first of them, which has been received from `items` already.
+        shape: Converts a token or the end to the data of events.
+        nested: Whether an error is sent as `{"error": {"message": ..., "type": ...}}`, as OpenAI does, rather than as
+            `{"error": ..., "error_type": ...}`.
+        timeout_s: Seconds after which a client that reads nothing is given up.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, items: Items, first: Item, shape: Callable[[Item], Iterator[Any]], *, nested: bool, seconds: float
+        self, items: Items, first: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool, timeout_s: float
     ) -> None:
-        self._items, self._seconds = items, seconds
+        self._items, self._timeout_s = items, timeout_s
+        # The header asks proxies, such as nginx, to pass events on at once.
         super().__init__(self._events(first, shape, nested=nested), headers={"x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer."""
+        """Send the events until the text ends or the client leaves."""
 
         async def send_in_time(message: Message) -> None:
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self._timeout_s):
                     await send(message)
             except TimeoutError:
-                logger.warning("serve: a client read nothing of its stream for %g s, which was ended", self._seconds)
+                logger.warning("serve: a client read nothing of its stream for %g s, which was ended", self._timeout_s)
                 raise
 
         try:
-            with contextlib.suppress(TimeoutError, ClientDisconnect):  # the client is gone, or as good as that
+            with contextlib.suppress(TimeoutError, ClientDisconnect):  # nobody reads the stream any more
                 await super().__call__(scope, receive, send_in_time)
         finally:
             self._items.leave()
 
     async def _events(
-        self, item: Item, shape: Callable[[Item], Iterator[Any]], *, nested: bool
+        self, item: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool
     ) -> AsyncIterator[bytes]:
-        """One for each thing to tell; what goes wrong on the way is told as the last one."""
+        """Yield the events as bytes, from `item` on; an error on the way is the last event."""
         try:
             while True:
-                for told in shape(item):
-                    yield _event(told)
+                for event in shape(item):
+                    yield _encoded(event)
                 if isinstance(item, GenerationEnd):
                     return
                 item = await self._items.next()
         except (LaminaError, HTTPException) as error:
             text = str(error.detail) if isinstance(error, HTTPException) else str(error)
             kind = "Backend" if not isinstance(error, ClosedError | HTTPException) else "Unhealthy"
-            yield _event({"error": {"message": text, "type": kind}} if nested else {"error": text, "error_type": kind})
+            yield _encoded(
+                {"error": {"message": text, "type": kind}} if nested else {"error": text, "error_type": kind}
+            )
 
 
-def _event(told: Any) -> bytes:
-    text = told if isinstance(told, str) else json.dumps(told, ensure_ascii=False)
+def _encoded(event: Event) -> bytes:
+    """Return a server-sent event as the bytes that are sent."""
+    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
     return f"data: {text}\n\n".encode()
 
 
-def said_of(token: TokenEvent) -> dict[str, Any]:
-    """What the readers and monitors say at a token."""
+def report_of(token: TokenEvent) -> TokenReport:
+    """Return what the readers and monitors tell about a token, for a response."""
     return {"scores": token.scores, "monitors": token.monitors, "flagged": list(token.flagged)}
 
 
-def details_of(ending: GenerationEnd) -> dict[str, Any]:
-    """How a text ended."""
+def details_of(ending: GenerationEnd) -> EndDetails:
+    """Return how a text ended, for a response."""
     return {
         "finish_reason": ending.reason,
         "generated_tokens": ending.tokens,
@@ -139,117 +195,162 @@ def details_of(ending: GenerationEnd) -> dict[str, Any]:
     }
 
 
-def _token(token: TokenEvent) -> dict[str, Any]:
-    special = token.sign is not None
-    return {"id": token.id, "text": token.sign if special else token.text, "special": special}
+def _token(token: TokenEvent) -> TokenInfo:
+    """Return id and text of a token, for a response."""
+    text = token.text if token.special_text is None else token.special_text
+    return {"id": token.id, "text": text, "special": token.special_text is not None}
 
 
-def generate_events() -> Callable[[Item], Iterator[Any]]:
-    """As text-generation-inference streams: the last token's event has the whole text, and says how it ended."""
+def generate_events() -> Callable[[Item], Iterator[Event]]:
+    """Return a function that converts tokens and the end of one text to events of text-generation-inference.
+
+    The event of the last token also has the whole text and how it ended. So nothing is sent for the last token before
+    the end has come.
+    """
     last: list[TokenEvent] = []
 
-    def shape(item: Item) -> Iterator[Any]:
+    def shape(item: Item) -> Iterator[Event]:
         if isinstance(item, TokenEvent) and item.last:
             last.append(item)
             return
         token, ending = (item, None) if isinstance(item, TokenEvent) else (last[0], item)
         end = {"generated_text": ending and ending.text, "details": ending and details_of(ending)}
-        yield {"index": token.index, "token": _token(token), **said_of(token), **end}
+        yield {"index": token.index, "token": _token(token), **report_of(token), **end}
 
     return shape
 
 
-def generate_body(tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool) -> dict[str, Any]:
-    """As it answers whole."""
-    each = [{**_token(token), **said_of(token)} for token in tokens]
-    more = {"details": {**details_of(ending), "prefill": [], "tokens": each}} if details else {}
-    return {"generated_text": ending.text, **more}
+def generate_body(tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool) -> dict[str, JSON]:
+    """Return the response of text-generation-inference for a whole text, with or without details of its tokens."""
+    body: dict[str, JSON] = {"generated_text": ending.text}
+    if details:
+        reports = [{**_token(token), **report_of(token)} for token in tokens]
+        body["details"] = {**details_of(ending), "prefill": [], "tokens": reports}
+    return body
 
 
 class ChatShape:
-    """As OpenAI's chat completions answer; what the readers say stands beside the choices."""
+    """Converts one text to responses in the shape of OpenAI's chat completions, with scores beside the choices.
 
-    def __init__(self, asked: ChatRequest, model: str) -> None:
-        self._model, self._usage = asked.model or model, asked.has_usage
+    Args:
+        request: The client's request.
+        model: Name of the model for the response, if the request has none.
+    """
+
+    def __init__(self, request: ChatRequest, model: str) -> None:
+        self._model, self._has_usage = request.model or model, request.has_usage
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-        self._stop = StopStrings(asked.asked().stop)
+        self._stop = StopStrings(request.generation().stop)
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _head(self, kind: str) -> dict[str, JSON]:
+        """Return the keys that every object of the response begins with; `kind` is OpenAI's name for the object."""
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    def _chunk(self, delta: dict[str, str], reason: str | None = None, **more: Any) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        usage = {"usage": None} if self._usage else {}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **more}
+    def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: JSON) -> dict[str, JSON]:
+        """Return a chunk of a stream.
 
-    def events(self, item: Item) -> Iterator[Any]:
-        """The chunks of one item."""
+        Args:
+            delta: What the chunk adds to the message.
+            reason: Why the text has ended. None: it goes on.
+            extra: Further keys, which OpenAI's chunks do not have.
+        """
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        usage = {"usage": None} if self._has_usage else {}
+        return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **extra}
+
+    def events(self, item: Item) -> Iterator[Event]:
+        """Yield the chunks of a token or of the end; text that may begin a stop string comes with a later chunk."""
         if isinstance(item, TokenEvent):
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
             text = self._stop.add(item.text)
-            yield self._chunk({"content": text}, token=_token(item), **said_of(item))
+            yield self._chunk({"content": text}, token=_token(item), **cast("Mapping[str, JSON]", report_of(item)))
             return
         if rest := self._stop.rest():
             yield self._chunk({"content": rest})
         yield self._chunk({}, _FINISH[item.reason], details=details_of(item))
-        if self._usage:
+        if self._has_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(item)}
         yield "[DONE]"
 
-    def body(self, tokens: list[TokenEvent], ending: GenerationEnd) -> dict[str, Any]:
-        """The whole answer."""
+    def body(self, tokens: list[TokenEvent], ending: GenerationEnd) -> dict[str, JSON]:
+        """Return the response for a whole text, cut off before the first stop string."""
         text = self._stop.add(ending.text) + self._stop.rest()
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[ending.reason]}
-        each = [{**_token(token), **said_of(token)} for token in tokens]
-        more = {"usage": _usage(ending), "tokens": each, "details": details_of(ending)}
-        return {**self._head("chat.completion"), "choices": [choice], **more}
+        reports = [{**_token(token), **report_of(token)} for token in tokens]
+        extra = {"usage": _usage(ending), "tokens": reports, "details": details_of(ending)}
+        return {**self._head("chat.completion"), "choices": [choice], **extra}
 
 
 def _usage(ending: GenerationEnd) -> dict[str, int]:
-    read, written = ending.prompt_tokens, ending.tokens
-    return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    """Return the numbers of tokens of prompt and text, in the shape of OpenAI's endpoint."""
+    prompt, generated = ending.prompt_tokens, ending.tokens
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
-def add_generation(app: FastAPI, scheduler: Scheduler, writer: TextGenerator, name: str) -> None:
-    """Add the paths that have a text written."""
-    seconds = scheduler.settings.request_timeout
-    streams: Any = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}}
+def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator, name: str) -> None:
+    """Add the routes that generate text: `/generate` and `/v1/chat/completions`.
 
-    @app.post("/generate", responses=streams)
-    async def generate(asked: GenerateRequest, request: Request) -> Any:
-        """A text that goes on from a prompt, with what the readers say of each token.
+    Args:
+        app: The application.
+        scheduler: Its settings have the time limit.
+        generator: Generates the texts.
+        name: Name of the bank, for responses.
+    """
+    timeout_s = scheduler.settings.request_timeout
+    event_stream = {"content": {"text/event-stream": {"schema": {"type": "string"}}}}
 
-        A token's scores are those of the text up to and including it. The last token was read by no step of the model,
-        so its scores are null. With `stream`, an event for each token, of which the last tells how the text ended.
+    @app.post("/generate", responses={200: event_stream})
+    async def generate(body: GenerateRequest, request: Request) -> object:
+        """A text that continues a prompt, with the readers' scores for each token.
+
+        The scores at a token are those of the text up to and including it. The last token is not read by the model any
+        more, so its scores are null. With `stream` there is an event per token; the last one tells how the text ended.
         """
-        items = Items(writer, asked.asked(), seconds)
-        if asked.stream:
+        items = Items(generator, body.generation(), timeout_s)
+        if body.stream:
             return await _streamed(items, request, generate_events(), nested=False)
-        return generate_body(*await _whole(items, request), details=asked.parameters.details)
+        return generate_body(*await _whole(items, request), details=body.parameters.details)
 
-    @app.post("/v1/chat/completions", responses=streams)
-    async def chat(asked: ChatRequest, request: Request) -> Any:
-        """The reply to a chat, in the shape of OpenAI's endpoint, with what the readers say of each token."""
-        items, shape = Items(writer, asked.asked(), seconds), ChatShape(asked, name)
-        if asked.stream:
+    @app.post("/v1/chat/completions", responses={200: event_stream})
+    async def chat(body: ChatRequest, request: Request) -> object:
+        """The reply to a chat, in the shape of OpenAI's endpoint, with the readers' scores for each token."""
+        items, shape = Items(generator, body.generation(), timeout_s), ChatShape(body, name)
+        if body.stream:
             return await _streamed(items, request, shape.events, nested=True)
         return shape.body(*await _whole(items, request))
 
 
 async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], GenerationEnd]:
+    """Wait for a whole text; return its tokens and its end. The text ends early if the client of `request` leaves.
+
+    Raises:
+        HTTPException: If the client leaves (499), or no token comes in time (503).
+        LaminaError: If the text fails.
+    """
     try:
         return await wait_while_connected(request, items.all())
     finally:
         items.leave()
 
 
-async def _streamed(items: Items, request: Request, shape: Callable[[Item], Iterator[Any]], *, nested: bool) -> Events:
-    """A stream; what is wrong before its first token has a status of its own."""
+async def _streamed(
+    items: Items, request: Request, shape: Callable[[Item], Iterator[Event]], *, nested: bool
+) -> Events:
+    """Wait for the first token and return the response that streams a text.
+
+    An error before the first token is raised, so that the client gets it as an HTTP status; see `Events` for others.
+
+    Args:
+        items: The tokens of the text.
+        request: The client's request; the text ends if it is disconnected.
+        shape: Converts a token or the end to the data of events.
+        nested: Whether errors have OpenAI's shape.
+    """
     try:
         first = await wait_while_connected(request, items.next())
     except BaseException:
         items.leave()
         raise
-    return Events(items, first, shape, nested=nested, seconds=items.seconds)
+    return Events(items, first, shape, nested=nested, timeout_s=items.timeout_s)

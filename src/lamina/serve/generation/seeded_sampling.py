@@ -1,4 +1,4 @@
-"""Random numbers of a text's own: what it draws depends on its seed, and on no other text."""
+"""Sampling with a seed for each text, so that texts generated at the same time do not change one another."""
 
 from __future__ import annotations
 
@@ -18,18 +18,26 @@ if TYPE_CHECKING:
 
 @final
 class SeededSampling(LogitsProcessor):
-    """Has `generate` draw tokens by a generator of their own.
+    """Makes `generate` sample the tokens of one text with a random generator of its own.
 
-    torch's own one is shared by all threads, so that texts that are written at once would change each other, and
-    `generate` takes none. What is drawn is what `torch.manual_seed` with this seed gives a text that is written alone.
+    `generate` samples from torch's global generator, which all threads share, and accepts no other one. So this class
+    intercepts `torch.multinomial` in the thread of the text. The tokens are those that `generate` samples alone after
+    `torch.manual_seed(seed)`.
 
-    It is a processor, which runs right before a token is drawn, and has a criterion, `drawn`, which runs after. Only in
-    between are torch's functions looked at, which takes time at each. It is a context around the call of `generate`.
+    Intercepting torch's functions slows each of them down. Therefore it is on only between two points: an instance is
+    a logits processor, which `generate` calls right before it samples, and `after_sampling` is a stopping criterion,
+    which it calls right after. Pass both to `generate`, within a `with` block of the instance.
+
+    Args:
+        seed: Seed of the text's generator.
+
+    Attributes:
+        after_sampling: The stopping criterion; it never ends a text.
     """
 
     def __init__(self, seed: int) -> None:
-        self._mode, self._is_open = _OwnGenerator(seed), False
-        self.drawn = _Drawn(self)
+        self._mode, self._is_open = _SeededMultinomial(seed), False
+        self.after_sampling = _AfterSampling(self)
 
     def __enter__(self) -> Self:
         return self
@@ -38,39 +46,47 @@ class SeededSampling(LogitsProcessor):
         self.end()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """Draw the next token."""
+        """Begin to intercept torch's functions, since the next token is sampled now; return the scores unchanged."""
         self._mode.__enter__()
         self._is_open = True
         return scores
 
     def end(self) -> None:
-        """It is drawn, or was not."""
+        """Stop intercepting torch's functions, if that was begun: a token was sampled, or `generate` has failed."""
         if self._is_open:
             self._is_open = False
             self._mode.__exit__(None, None, None)
 
 
-class _Drawn(StopOnEvent):
-    def __init__(self, drawing: SeededSampling) -> None:
-        super().__init__(Event())
-        self._drawing = drawing
+class _AfterSampling(StopOnEvent):
+    """The stopping criterion that tells a `SeededSampling` that the token has been sampled; it never ends a text."""
 
-    def __call__(self, input_ids: Tensor, scores: Any, **options: Any) -> Any:
-        self._drawing.end()
+    def __init__(self, sampling: SeededSampling) -> None:
+        super().__init__(Event())  # an event that is never set
+        self._sampling = sampling
+
+    def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:
+        """End the interception, and return False for each sequence."""
+        self._sampling.end()
         return super().__call__(input_ids, scores, **options)
 
 
-class _OwnGenerator(TorchFunctionMode):
-    """Of this thread alone."""
+class _SeededMultinomial(TorchFunctionMode):
+    """While it is entered, `torch.multinomial` in this thread draws from a generator with the given seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._seed, self._generator = seed, None
+        self._seed = seed
+        self._generator: torch.Generator | None = None  # made on the device of the first draw
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
-        """Call a function of torch."""
+        """Call a function of torch, and pass the generator along if it is `multinomial`."""
         kwargs = kwargs or {}
         if func is torch.multinomial:
             if self._generator is None:

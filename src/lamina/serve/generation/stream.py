@@ -1,4 +1,4 @@
-"""What is told of a text while it is written: its tokens, what the readers say at each, and how it ended."""
+"""The events of a text while it is generated: its tokens with the readers' scores, and its end."""
 
 from __future__ import annotations
 
@@ -19,126 +19,166 @@ if TYPE_CHECKING:
     from lamina.bank.watching import Watch
     from lamina.serve.generation.detokenizer import Detokenizer
     from lamina.serve.generation.token_scores import TokenScores
+    from lamina.utils import JSON
 
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A token of a text, and what is said of it; the last one is read by no step, so that it has no scores."""
+    """A token of a text, with the readers' scores at it.
 
-    index: int  # from 1
+    Attributes:
+        index: Number of the token, from 1.
+        id: The token's id.
+        text: What the token adds to the text.
+        special_text: How a special token is written, such as "</s>"; None if it is an ordinary token.
+        scores: Task -> label -> probability. None at the last token, which the model does not read any more.
+        monitors: Monitor -> score of the text so far; None at the last token.
+        flagged: Names of the monitors that have flagged the text by now.
+        last: Whether it is the last token.
+    """
+
+    index: int
     id: int
-    text: str  # what it adds to the text
-    sign: str | None  # how a special token is written; None: it is text
-    scores: Mapping[str, Mapping[str, float | None]] | None  # task -> label -> probability
-    monitors: Mapping[str, float | None] | None  # monitor -> score of the text so far
-    flagged: Sequence[str]  # monitors that have flagged the text by now
+    text: str
+    special_text: str | None
+    scores: Mapping[str, Mapping[str, float | None]] | None
+    monitors: Mapping[str, float | None] | None
+    flagged: Sequence[str]
     last: bool = False
 
 
 @dataclass(frozen=True)
 class GenerationEnd:
-    """The end of a text."""
+    """The end of a text.
 
-    reason: str  # "eos_token", "stop_sequence", "flag" or "length"
+    Attributes:
+        reason: Why the text ended: "eos_token", "stop_sequence", "flag" or "length".
+        text: The whole text.
+        tokens: Number of generated tokens.
+        prompt_tokens: Number of tokens of the prompt.
+        seed: Seed of sampling. None: tokens were not sampled.
+        flagged_at: Monitor -> index (from 1) of the token at which it flagged the text.
+        answers: Task -> answer, for the readers that answer once at the end.
+    """
+
+    reason: str
     text: str
     tokens: int
     prompt_tokens: int
-    seed: int | None  # None: no token was drawn
-    flagged_at: Mapping[str, int]  # monitor -> index of the token at which it flagged the text
-    answers: Mapping[str, Any]  # of the readers that answer at the end
+    seed: int | None
+    flagged_at: Mapping[str, int]
+    answers: Mapping[str, JSON]
 
 
 @dataclass(frozen=True)
 class StopConditions:
-    """What ends a text."""
+    """What ends a text: a maximum number of tokens, the ids of end tokens, and strings."""
 
-    most: int  # tokens
-    ends: Sequence[int]  # ids of end tokens
-    stops: Sequence[str]  # strings
+    max_tokens: int
+    end_ids: Sequence[int]
+    stops: Sequence[str]
 
 
 @final
 class TokenStreamer(StopOnEvent):
-    """Tells of each token once the next step has read it, and ends the text.
+    """Emits an event for each token of a text, and decides when the text ends; a stopping criterion of `generate`.
 
-    It is all that ends one, a `StopOnEvent` that ends every sequence at once; so nothing is ever padded.
+    A token's scores are known only after the next step of the model has read it. So each call emits the event of the
+    token before the newest one, and `finish` emits the last one.
+
+    `generate` must have no other criterion that ends a text. As this one ends all sequences at once, transformers has
+    no reason to pad.
 
     Args:
-        said: What the readers say.
-        watch: Where their scores come from; None: there are none.
-        pieces: The text.
-        bounds: What ends it.
-        put: Is handed the tokens.
-        is_over: Whether the text is to end, whatever was written.
+        scores: The readers that take part, and what they tell.
+        watch: Yielded by `bank.watch` for the monitors of `scores`. None: no reader gives scores token by token.
+        detokenizer: Decodes the text.
+        conditions: What ends the text.
+        emit: Called with each event.
+        is_over: Called after each token; True ends the text whatever was generated, because the client has left or the
+            server shuts down.
+
+    Attributes:
+        count: Number of tokens so far.
+        reason: Why the text ended, as in `GenerationEnd`; "" while it goes on, or if `is_over` ended it.
+        first: When the event of the first token was emitted, in seconds of `time.perf_counter`; 0.0 before.
+        last: When that of the latest token was emitted; 0.0 before the first.
     """
 
     def __init__(
         self,
-        said: TokenScores,
+        scores: TokenScores,
         watch: Watch | None,
-        pieces: Detokenizer,
-        bounds: StopConditions,
-        put: Callable[[TokenEvent], None],
+        detokenizer: Detokenizer,
+        conditions: StopConditions,
+        emit: Callable[[TokenEvent], None],
         is_over: Callable[[], bool],
     ) -> None:
         super().__init__(Event())
-        self._said, self._watch, self._pieces, self._bounds = said, watch, pieces, bounds
-        self._put, self._is_over = put, is_over
-        self._waiting: tuple[int, str] | None = None  # the token that no step has read yet
+        self._scores, self._watch, self._detokenizer, self._conditions = scores, watch, detokenizer, conditions
+        self._emit_event, self._is_over = emit, is_over
+        self._waiting: tuple[int, str] | None = None  # id and text of the newest token, which no step has read yet
         self.count, self.reason = 0, ""
-        self.first = self.last = 0.0  # when these tokens were told of
+        self.first = self.last = 0.0
 
-    def __call__(self, input_ids: Tensor, scores: Any, **_options: Any) -> Any:  # noqa: ARG002
-        """Whether the text is to end."""
-        if not self.reason:  # some devices go on for a step
-            self._tell(scored=True)
+    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ARG002
+        """Emit the event of the token before the newest one in `input_ids`; return `[True]` if the text ends here."""
+        if not self.reason:  # on some devices `generate` runs one more step after the end
+            self._emit(is_read=True)
             token = int(input_ids[0, -1])
-            piece = self._pieces.add(token)
+            piece = self._detokenizer.add(token)
             self.count += 1
-            self.reason = self._reason(token, piece)
-            self._waiting = token, piece + (self._pieces.rest() if self.reason else "")
+            self.reason = self._end_reason(token, piece)
+            self._waiting = token, piece + (self._detokenizer.rest() if self.reason else "")
         return torch.full((1,), bool(self.reason) or self._is_over(), device=input_ids.device)
 
-    def _reason(self, token: int, piece: str) -> str:
-        """Why the text ends with a token; "" if it goes on."""
-        text, bounds = self._pieces.text, self._bounds
-        flags = None if self._watch is None or not self._said.stopping else self._watch.is_flagged(self._said.stopping)
-        if token in bounds.ends:
+    def _end_reason(self, token: int, piece: str) -> str:
+        """Return why the text ends with `token`, which has added `piece` to it; "" if it goes on."""
+        text, conditions = self._detokenizer.text, self._conditions
+        if token in conditions.end_ids:
             return "eos_token"
-        if any(text.find(stop, max(0, len(text) - len(piece) - len(stop) + 1)) >= 0 for stop in bounds.stops):
+        # A stop string that was not there before ends within the piece, so the search begins that much earlier.
+        starts = [max(0, len(text) - len(piece) - len(stop) + 1) for stop in conditions.stops]
+        if any(text.find(stop, start) >= 0 for stop, start in zip(conditions.stops, starts, strict=True)):
             return "stop_sequence"
+        stopping = self._scores.stopping
+        flags = self._watch.is_flagged(stopping) if self._watch is not None and stopping else None
         if flags is not None and bool(flags[0]):
             return "flag"
-        return "length" if self.count == bounds.most else ""
+        return "length" if self.count == conditions.max_tokens else ""
 
-    def _tell(self, *, scored: bool) -> None:
+    def _emit(self, *, is_read: bool) -> None:
+        """Emit the event of the waiting token, if there is one; `is_read` tells whether the model has read that token.
+
+        Without scores of its own, the last token still has the flags that were raised before it.
+        """
         if self._waiting is None:
             return
-        (token, text), said = self._waiting, self._said
+        (token, text), scores = self._waiting, self._scores
         steps = [] if self._watch is None else self._watch.steps
-        step = steps[min(self.count, len(steps)) - 1] if steps else None
-        of = step if scored else None
+        step = steps[min(self.count, len(steps)) - 1] if steps else None  # `count` starts at 1, `steps` at 0
+        scored = step if is_read else None
         self.last = time.perf_counter()
         self.first = self.first or self.last
-        self._put(
+        self._emit_event(
             TokenEvent(
                 self.count,
                 token,
                 text,
-                self._pieces.sign(token),
-                None if of is None else said.of(of),
-                None if of is None else said.so_far(of),
-                [] if step is None else said.flagged(step),
-                last=not scored,
+                self._detokenizer.special_text(token),
+                None if scored is None else scores.at(scored),
+                None if scored is None else scores.so_far(scored),
+                [] if step is None else scores.flagged(step),
+                last=not is_read,
             )
         )
 
     def finish(self) -> None:
-        """Tell of the last token."""
-        self._tell(scored=False)
+        """Emit the event of the last token; `generate` has returned."""
+        self._emit(is_read=False)
 
 
 def end_token_ids(bank: ReaderBank) -> list[int]:
-    """Ids of the tokens with which the model ends a text."""
+    """Return the ids of the tokens with which the bank's model ends a text; empty if it has none."""
     ends = bank.model.generation_config.eos_token_id
     return [] if ends is None else [int(token) for token in torch.as_tensor(ends).flatten()]

@@ -1,43 +1,69 @@
-"""What the readers of a bank say of a text while it is written, and at its end."""
+"""The scores of a bank's readers for a text while it is generated, and their answers at its end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
-
-import torch
+from typing import TYPE_CHECKING, TypedDict, final
 
 from lamina.errors import ConfigError, check_known
 from lamina.monitors import LastScore, Monitor
 from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from lamina.bank import ReaderBank
     from lamina.bank.reader import BankOutput, ReaderOutput
     from lamina.bank.watching import Step
     from lamina.monitors.cascade import AnyMonitor
+    from lamina.serve.responses import LabelScore
+    from lamina.utils import JSON
 
-_LABELS = 32  # of a reader whose scores are told token by token; each costs a little at every one
+_MAX_LABELS = 32  # labels of a reader that gives scores token by token: each label adds a little to every step
+
+
+class TokenLabel(TypedDict):
+    """The most probable label of one token, with its probability; `id` is None if the token is not text."""
+
+    id: int | None
+    label: str
+    score: float | None
+
+
+class Value(TypedDict):
+    """The number that a regression predicts; None if it is not finite."""
+
+    value: float | None
 
 
 @final
 class TokenScores:
-    """Which readers and monitors follow one text, and what they say in words of JSON.
+    """Decides which readers and monitors take part in one generated text, and converts their scores to JSON.
 
-    A reader that says of a token what later ones do not change gives the probabilities of its labels for each token.
-    One of more than 32 labels gives none. One that looks at whole texts, or that reads an encoder, answers once at the
-    end. The monitors that are saved with the readers give the score of the text so far.
+    There are three ways to take part:
+
+    - A reader whose scores at a token do not depend on later tokens gives the probabilities of its labels at each
+      token, if it has at most 32 labels. Internally, one monitor per label computes them.
+    - Other readers, such as those of whole texts or of an encoder, answer once at the end.
+    - Monitors that are saved with the readers give the score of the text so far.
 
     Args:
         bank: The readers and their model.
-        tasks: Names of readers; None: all that can take part.
-        each: Each reader that is named must give scores token by token.
-        stop: Whether flags end the text, or the names of the monitors whose flags do.
+        tasks: Names of the readers that take part. None: all that can.
+        each: Whether every reader named in `tasks` must give scores token by token, as a stream needs it.
+        stop: Whether a flag of any monitor ends the text, or the names of the monitors whose flags do.
+
+    Attributes:
+        monitors: The monitors to pass to `bank.watch`.
+        saved: Names of those among them that are saved with the readers.
+        late: Names of the readers that answer at the end; to be passed to `bank.listen`.
+        stopping: Names of the monitors whose flags end the text.
 
     Raises:
-        UnknownNameError: If there is no such reader, or no such monitor of theirs.
-        ConfigError: If a reader that is named cannot take part or has too many labels, or no monitor can end a text.
+        UnknownNameError: If a reader does not exist, or a monitor in `stop` does not.
+        ConfigError: If a reader named in `tasks` cannot take part or has too many labels, or no monitor in `stop` has a
+            threshold.
     """
 
     def __init__(
@@ -46,46 +72,58 @@ class TokenScores:
         check_known("serve", tasks or (), bank, "task")
         self._bank, self.late = bank, list[str]()
         self._labels: dict[str, tuple[str, str]] = {}  # name of a monitor made here -> its reader and label
-        watched: list[AnyMonitor] = []
-        told: list[str] = []
+        label_monitors: list[AnyMonitor] = []
+        by_token: list[str] = []  # readers that give scores at each token, or could if they had fewer labels
         for name in bank if tasks is None else dict.fromkeys(tasks):
-            own = self._monitors(name)
-            if why := _problem(bank, own):
-                self._take_late(name, why, named=tasks is not None, each=each)
+            monitors = self._label_monitors(name)
+            if problem := _problem(bank, monitors):
+                self._add_late(name, problem, named=tasks is not None, each=each)
                 continue
-            if tasks is not None and len(own) > _LABELS:
-                came = f"task '{name}' has {len(own)} labels; token by token at most {_LABELS} are told"
-                raise ConfigError(f"serve: {came}. Ask /predict.")
-            told.append(name)
-            watched += own if len(own) <= _LABELS else ()
-        saved = {name: monitor for name, monitor in bank.monitors.items() if {*monitor.readers} <= {*told}}
+            if tasks is not None and len(monitors) > _MAX_LABELS:
+                came = f"task '{name}' has {len(monitors)} labels"
+                raise ConfigError(
+                    f"serve: {came}; scores token by token are given for at most {_MAX_LABELS}. Ask /predict."
+                )
+            by_token.append(name)
+            label_monitors += monitors if len(monitors) <= _MAX_LABELS else ()
+        saved = {name: monitor for name, monitor in bank.monitors.items() if {*monitor.readers} <= {*by_token}}
         self.stopping = _stopping(saved, stop)
-        self.saved, self.monitors = tuple(saved), [*watched, *saved.values()]
+        self.saved, self.monitors = tuple(saved), [*label_monitors, *saved.values()]
 
-    def _monitors(self, name: str) -> list[AnyMonitor]:
-        """One for each label of a reader."""
+    def _label_monitors(self, name: str) -> list[AnyMonitor]:
+        """Return a monitor for each label of the reader called `name`; its score is the label's probability."""
         monitors: list[AnyMonitor] = []
         for label in _labels_of(self._bank, name):
-            key = f"{name}\0{label}"  # no name of a saved one
+            key = f"{name}\0{label}"  # cannot be the name of a saved monitor
             self._labels[key] = name, label
             monitors.append(Monitor(name, label, LastScore(), name=key))
         return monitors
 
-    def _take_late(self, name: str, why: str, *, named: bool, each: bool) -> None:
-        """Let a reader answer at the end, or say why it cannot."""
+    def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
+        """Let a reader answer at the end; leave it out if it cannot and was not named.
+
+        Args:
+            name: Name of the reader.
+            problem: Why it gives no scores token by token.
+            named: Whether the request names the reader.
+            each: Whether named readers must give scores token by token.
+
+        Raises:
+            ConfigError: If the reader is named, and cannot take part or should give scores token by token.
+        """
         if named and each:
-            raise ConfigError(f"serve: task '{name}' gives no scores token by token: {why} Send stream=false.")
+            raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")
         try:
             if not _labels_of(self._bank, name) or self._bank[name].config.fusion.reads_pairs:
-                raise ConfigError(why)
+                raise ConfigError(problem)
             with self._bank.listen([name], over="both"):
                 self.late.append(name)
         except ConfigError as error:
             if named:
                 raise ConfigError(f"serve: task '{name}' cannot follow a text that is written: {error}") from None
 
-    def of(self, step: Step) -> dict[str, dict[str, float | None]]:
-        """Task -> label -> probability at a token; of a regression its value."""
+    def at(self, step: Step) -> dict[str, dict[str, float | None]]:
+        """Return task -> label -> probability at one token; for a regression, the value in place of a probability."""
         scores: dict[str, dict[str, float | None]] = {}
         for key, score in step.scores.items():
             if key in self._labels:
@@ -94,26 +132,37 @@ class TokenScores:
         return scores
 
     def so_far(self, step: Step) -> dict[str, float | None]:
-        """Monitor -> the score of the text so far; None where the second of a cascade is not asked."""
+        """Return saved monitor -> score of the text so far; None where a cascade has not run its second monitor."""
         return {name: _number(step.scores[name]) for name in self.saved}
 
     def flagged(self, step: Step) -> list[str]:
-        """The monitors that have flagged the text by now."""
+        """Return the names of the saved monitors that have flagged the text by now."""
         return [name for name in self.saved if bool(step.flagged[name][0])]
 
-    def answers(self, heard: BankOutput) -> dict[str, Any]:
-        """What the readers say that answer at the end; None of one whose stack did not run, such as that of images."""
-        return {name: _answer(self._bank, name, heard[name]) if name in heard else None for name in self.late}
+    def answers(self, outputs: BankOutput) -> dict[str, JSON]:
+        """Return task -> answer for the readers that answer at the end.
+
+        An answer is None if the reader's stack did not run, for instance because it reads images.
+
+        Args:
+            outputs: What `bank.listen` yielded for the readers in `late`.
+        """
+        return {name: _answer(self._bank, name, outputs[name]) if name in outputs else None for name in self.late}
 
 
 def _labels_of(bank: ReaderBank, name: str) -> tuple[str, ...]:
-    """The labels that a reader scores; none if it gives tokens."""
+    """Return the labels of the reader called `name`; empty if its classes are the vocabulary."""
     head = bank[name].config.head
     return tuple(head.labels) if kind_of(head.kind).has_classes else ()
 
 
 def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
-    """Why a reader cannot be told of token by token; None if it can."""
+    """Return why a reader cannot give scores token by token; None if it can.
+
+    Args:
+        bank: The readers and their model.
+        monitors: A monitor for each label of the reader.
+    """
     if not monitors:
         return "it has no labels."
     if bank[monitors[0].readers[0]].config.fusion.reads_pairs:
@@ -126,7 +175,16 @@ def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
 
 
 def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[str]:
-    """The names of the monitors whose flags end a text."""
+    """Return the names of the monitors whose flags end a text.
+
+    Args:
+        saved: Name -> monitor, for the monitors that take part.
+        stop: Whether any flag ends a text, or the names of the monitors whose flags do.
+
+    Raises:
+        UnknownNameError: If a name in `stop` is not among `saved`.
+        ConfigError: If a flag should end the text, but a named monitor, or all of them, have no threshold.
+    """
     able = [name for name, monitor in saved.items() if monitor.threshold is not None]
     if stop is False:
         return []
@@ -141,8 +199,12 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
     return able
 
 
-def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Any:
-    """Of a whole text its labels with their scores, best first; of tokens a list of their labels with scores."""
+def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Value | list[LabelScore] | list[TokenLabel]:
+    """Return the answer of the reader called `name` for the only text of a batch, from its output.
+
+    A regression gives its value, a reader of whole texts all labels with scores, best first, and a reader of tokens the
+    best label of each token.
+    """
     problem, labels = bank[name].config.head.problem_type, _labels_of(bank, name)
     logits = output.logits[0].detach().double().cpu()
     if problem == "regression":
@@ -154,13 +216,16 @@ def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Any:
     best, ids = scores.max(-1), output.tokens
     tokens = [None] * len(scores) if ids is None else ids[0].tolist()
     rows = zip(tokens, best.indices.tolist(), best.values.tolist(), output.mask[0].tolist(), strict=True)
-    return [{"id": token, "label": labels[at], "score": _finite(score)} for token, at, score, real in rows if real]
+    return [
+        {"id": token, "label": labels[id_], "score": _finite(score)} for token, id_, score, is_real in rows if is_real
+    ]
 
 
-def _number(value: torch.Tensor) -> float | None:
+def _number(value: Tensor) -> float | None:
+    """Return the first element of a tensor as a float; None if it is not finite."""
     return _finite(float(value.flatten()[0]))
 
 
 def _finite(value: float) -> float | None:
-    """As JSON knows it."""
+    """Return the value, or None if it is NaN or infinite, which JSON cannot express."""
     return value if math.isfinite(value) else None
