@@ -9,6 +9,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    JsonValue,
     StringConstraints,
     ValidationInfo,
     field_validator,
@@ -231,7 +232,7 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has the numbers of tokens.")
 
 
-def _only(*values: object) -> Any:
+def _only(*values: JsonValue) -> Any:
     """Return a field for an option that is not supported: it must be one of `values`, which change nothing, or None."""
     return Field(None, json_schema_extra={"enum": [None, *values]})
 

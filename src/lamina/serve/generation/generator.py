@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, TypeAlias, cast, final
+from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
-    from transformers import GenerationMixin
 
     from lamina.serve.scheduler import Scheduler
 
@@ -197,7 +196,8 @@ class Generation:
             sampling = [] if seed is None else [contexts.enter_context(SeededSampling(seed))]
             streamer = TokenStreamer(scores, watch, detokenizer, conditions, self._put, self._is_over)
             self._streamer = streamer
-            cast("GenerationMixin", bank.model).generate(
+            model: Any = bank.model  # transformers gives `generate` no type that all models share
+            model.generate(
                 **prompt,
                 **self._options(conditions),
                 logits_processor=LogitsProcessorList(sampling),

@@ -9,7 +9,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, TypeAlias, TypedDict
 
 from fastapi import HTTPException, Request
 from fastapi.responses import StreamingResponse
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Item: TypeAlias = TokenEvent | GenerationEnd
-Event: TypeAlias = Mapping[str, JSON] | str  # the data of a server-sent event: JSON, or text that is sent as it is
+Event: TypeAlias = Mapping[str, object] | str  # the data of a server-sent event: JSON, or text that is sent as it is
 _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "flag": "content_filter"}  # OpenAI's words
 
 
@@ -246,7 +246,7 @@ class ChatShape:
         """Return the keys that every object of the response begins with; `kind` is OpenAI's name for the object."""
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
-    def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: JSON) -> dict[str, JSON]:
+    def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
         """Return a chunk of a stream.
 
         Args:
@@ -264,7 +264,7 @@ class ChatShape:
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
             text = self._stop.add(item.text)
-            yield self._chunk({"content": text}, token=_token(item), **cast("Mapping[str, JSON]", report_of(item)))
+            yield self._chunk({"content": text}, token=_token(item), **report_of(item))
             return
         if rest := self._stop.rest():
             yield self._chunk({"content": rest})
