@@ -201,7 +201,7 @@ def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name
     async def ready() -> dict[str, str]:
         """Whether requests are accepted."""
         if not scheduler.is_open:
-            raise HTTPException(503, "the server does not accept requests")
+            raise HTTPException(503, "the server accepts no requests: it is shutting down or has failed")
         return {"status": "ready"}
 
     @app.get("/v2/health/live")
@@ -295,7 +295,7 @@ def _add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
         served = scheduler.served
         if model != name and model not in served.bank:
             known = ", ".join([name, *served.bank])
-            raise HTTPException(404, f"there is no model '{model}'; there are {known}")
+            raise HTTPException(404, f"there is no model '{model}'; known models: {known}")
         current = str(served.number if model == name else served.versions[model])
         if version not in (None, current):
             raise HTTPException(404, f"there is no version '{version}' of model '{model}'; {current} is served")

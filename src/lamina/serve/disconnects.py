@@ -35,7 +35,7 @@ async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], tim
         if waiting in done:
             return waiting.result()
         if disconnect in done:
-            raise HTTPException(499, "the client hung up")
+            raise HTTPException(499, "the client disconnected")
         raise HTTPException(503, f"no answer within {timeout_s:g} s")
     finally:
         disconnect.cancel()

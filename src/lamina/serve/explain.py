@@ -131,7 +131,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         # A fusion whose weights depend on the input has no importance that holds for all texts.
         learned = {} if isinstance(reader.fusion, InputWeighted) else reader.importance()
         if amounts is not None and not bool(amounts.isfinite().all()):
-            raise NotFiniteError(f"serve: what reader '{name}' takes from the layers is NaN or infinite.", name=name)
+            raise NotFiniteError(f"serve: a layer's contribution is NaN or infinite for reader '{name}'.", name=name)
         shares = None if amounts is None or tokens is None else _rounded((amounts / amounts.sum()).tolist())
         return {
             "layers": list(reader.layers),

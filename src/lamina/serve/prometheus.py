@@ -40,11 +40,15 @@ class ServerMetrics:
         self._tokens = Histogram("lamina_batch_tokens", "Tokens of a batch", buckets=_TOKENS, registry=own)
         self._batch = Histogram("lamina_batch_requests", "Requests of a batch", buckets=_TOKENS[:8], registry=own)
         self._answers = Counter("lamina_answers", "Texts answered, by task", ["task"], registry=own)
-        Gauge("lamina_unanswered_requests", "Accepted and not answered", registry=own).set_function(unanswered)
-        self._first = Histogram("lamina_first_token_seconds", "To a text's first token", buckets=_SECONDS, registry=own)
-        self._next = Histogram("lamina_next_token_seconds", "Per token then, by text", buckets=_SECONDS, registry=own)
-        self._written = Counter("lamina_written_tokens", "Tokens of texts that were written", registry=own)
-        Gauge("lamina_running_generations", "Texts being written", registry=own).set_function(running)
+        Gauge("lamina_unanswered_requests", "Requests accepted and not answered", registry=own).set_function(unanswered)
+        self._first = Histogram(
+            "lamina_first_token_seconds", "Time to the first token of a text", buckets=_SECONDS, registry=own
+        )
+        self._next = Histogram(
+            "lamina_next_token_seconds", "Mean time per further token of a text", buckets=_SECONDS, registry=own
+        )
+        self._written = Counter("lamina_written_tokens", "Generated tokens", registry=own)
+        Gauge("lamina_running_generations", "Texts being generated", registry=own).set_function(running)
 
     def count_batch(self, worker: AnyWorker, timing: BatchTiming) -> None:
         """Record a batch that `worker` has answered."""

@@ -90,7 +90,7 @@ class Reloader:
             NotFiniteError: If a weight is NaN or infinite.
         """
         if self._source is None:
-            raise ConfigError("serve: this bank was not loaded from a folder; there is nothing to read again.")
+            raise ConfigError("serve: this bank was not loaded from a folder or hub id, so it cannot be loaded again.")
         with self._lock:
             bank = self._scheduler.bank
             loaded = ReaderBank.from_pretrained(self._source, bank.model, bank.processor)
@@ -101,7 +101,7 @@ class Reloader:
         try:
             served = self.reload()
         except LaminaError as error:
-            logger.error("%s The readers of before are served on.", error)
+            logger.error("%s The server keeps its present readers.", error)
         else:
             logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 

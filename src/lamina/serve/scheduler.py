@@ -235,10 +235,12 @@ class Scheduler:
         """
         with self._changed:
             if self._closing:
-                raise ClosedError("serve: the server is about to end; ask again later.")
+                raise ClosedError("serve: the server is shutting down. Try again later.")
             if self._unanswered >= self.settings.max_concurrent_requests:
                 limit = self.settings.max_concurrent_requests
-                raise OverloadedError(f"serve: {self._unanswered} requests wait; {limit} may. Ask again later.")
+                raise OverloadedError(
+                    f"serve: {self._unanswered} requests are waiting; at most {limit} may wait. Try again later."
+                )
             job = Job(texts, self._worker_for(key, make), truncate)
             self._unanswered += 1
             job.future.add_done_callback(self._on_done)
@@ -279,7 +281,7 @@ class Scheduler:
             left = [*self._waiting]
             self._waiting.clear()
         for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
-            _fail(job, ClosedError("serve: the server ended before this was answered."))
+            _fail(job, ClosedError("serve: the server was shut down before this request was answered."))
 
     def _work(self) -> None:
         """Answer batches until the scheduler is closed; the body of each thread."""
@@ -408,6 +410,6 @@ def _fail(job: AnyJob, error: Exception) -> None:
     """Fail a job with `error`; an unexpected error is logged, and the client gets only its type."""
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)
-        error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); the log says more.")
+        error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); see the log of the server.")
     if job.start():
         job.future.set_exception(error)

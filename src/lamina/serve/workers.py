@@ -95,7 +95,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
             parts = [encodable(part) for part in ([text] if isinstance(text, str) else text)]
             tokens = len(tokenizer_of(self.bank.processor)(*parts, truncation=False, verbose=False)["input_ids"])
             if tokens > self.max_length:
-                limit = f"{self.max_length} are read"
+                limit = f"at most {self.max_length} are read"
                 raise TooLongError(f"serve: text {number} has {tokens} tokens; {limit}. Send truncate=true to cut it.")
 
 

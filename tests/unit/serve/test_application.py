@@ -80,7 +80,7 @@ def test_a_long_text_is_cut_only_if_asked(client: TestClient):
     text = "film " * 40
     found = asked(client, "/predict", {"inputs": text, "tasks": "mood"}, 413)
     assert found == {
-        "error": "serve: text 0 has 42 tokens; 32 are read. Send truncate=true to cut it.",
+        "error": "serve: text 0 has 42 tokens; at most 32 are read. Send truncate=true to cut it.",
         "error_type": "Validation",
     }
     assert asked(client, "/predict", {"inputs": text, "tasks": "mood", "truncate": True})
@@ -88,11 +88,13 @@ def test_a_long_text_is_cut_only_if_asked(client: TestClient):
 
 def test_no_other_path_cuts_a_long_text_unless_asked(client: TestClient):
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["film " * 40]}
-    assert "42 tokens; 32 are read" in asked(client, "/v2/models/mood/infer", {"inputs": [tensor]}, 413)["error"]
+    assert (
+        "42 tokens; at most 32 are read" in asked(client, "/v2/models/mood/infer", {"inputs": [tensor]}, 413)["error"]
+    )
     assert asked(client, "/v2/models/mood/infer", {"inputs": [tensor], "parameters": {"truncate": True}})["outputs"]
     with TestClient(create_app(moderating())) as other:
         long = {"input": "film " * 40}
-        assert "42 tokens; 32 are read" in asked(other, "/v1/moderations", long, 413)["error"]
+        assert "42 tokens; at most 32 are read" in asked(other, "/v1/moderations", long, 413)["error"]
         assert asked(other, "/v1/moderations", {**long, "truncate": True})["results"]
 
 
@@ -142,7 +144,7 @@ def test_embeddings_in_half_precision_are_means_of_any_number_of_tokens():
 
 
 @pytest.mark.parametrize(
-    ("path", "what"), [("/embed", "layer 0 of a text is NaN"), ("/explain", "takes from the layers is NaN")]
+    ("path", "what"), [("/embed", "layer 0 of a text is NaN"), ("/explain", "a layer's contribution is NaN")]
 )
 def test_states_that_are_not_finite_are_no_answer(path: str, what: str):
     with TestClient(create_app(loud(float("inf")), Settings.of())) as client:
@@ -237,7 +239,7 @@ PROBLEMS = {
         "/v2/models/x/infer",
         {"inputs": [{"name": "t", "shape": [1], "datatype": "BYTES", "data": ["a"]}]},
         404,
-        "there is no model 'x'; there are bank, mood, who",
+        "there is no model 'x'; known models: bank, mood, who",
     ),
     "shape": (
         "/v2/models/bank/infer",

@@ -406,7 +406,9 @@ def test_a_bank_whose_model_does_not_write_says_so():
         for path, body in (("/generate", {"inputs": "a"}), ("/v1/chat/completions", {"messages": CHAT})):
             response = client.post(path, json=body)
             assert response.status_code == 422
-            assert "the model of this bank, a BertModel, does not write text. Ask /predict." in response.json()["error"]
+            assert (
+                "the model of this bank, a BertModel, does not generate text. Use /predict." in response.json()["error"]
+            )
         assert {"/generate", "/v1/chat/completions"} <= set(client.get("/openapi.json").json()["paths"])
 
 

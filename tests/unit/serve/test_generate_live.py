@@ -143,7 +143,7 @@ def test_too_many_texts_at_once_are_told_to_come_again(live: Reloader):
         live.until(lambda: live.generator.running == 2)
         status, body = live.ask("/generate", LONG)
         assert (status, json.loads(body)["error_type"]) == (429, "Overloaded")
-        assert "2 texts are being written; 2 may" in json.loads(body)["error"]
+        assert "2 texts are being generated; at most 2 may be at a time" in json.loads(body)["error"]
         live.gate.go.set()
         answers = [future.result() for future in waiting]
     assert [status for status, _ in answers] == [200, 200]
@@ -189,14 +189,17 @@ def test_what_breaks_is_told_and_no_text_is_logged(live: Reloader, caplog: pytes
     live.gate.breaks_at = 1
     status, body = live.ask("/generate", {**LONG, "stream": True})
     assert (status, json.loads(body)["error_type"]) == (424, "Backend")
-    assert "serve: the model could not write (RuntimeError); the log says more." in json.loads(body)["error"]
+    assert (
+        "serve: the model could not generate the text (RuntimeError); see the log of the server."
+        in json.loads(body)["error"]
+    )
     live.gate.breaks_at = live.gate.passes + 4
     status, body = live.ask("/v1/chat/completions", {"messages": CHAT, "stream": True})
     *told, last = events(body)
     assert (status, last["error"]["type"]) == (200, "Backend")
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in told)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
-        "serve: a text could not be written"
+        "serve: a text could not be generated"
     ] * 2
     assert "film" not in caplog.text
     live.gate.breaks_at = 10**9
@@ -222,7 +225,7 @@ def test_a_text_that_does_not_end_in_time_says_so(path: str, body: Any):
         live.server.should_exit = True
         last = events(response.read())[-1]
     said = last["error"]["message"] if path != "/generate" else last["error"]
-    assert said == "serve: the server ended before this text did."
+    assert said == "serve: the server was shut down before this text was complete."
 
 
 def test_figures_count_tokens_and_their_times(live: Reloader):

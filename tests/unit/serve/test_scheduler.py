@@ -301,7 +301,7 @@ def test_too_many_are_told_to_come_again(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_requests=2)
     slow, ask = held(scheduler)
     second = ask("second")
-    with pytest.raises(OverloadedError, match=r"serve: 2 requests wait; 2 may. Ask again later"):
+    with pytest.raises(OverloadedError, match=r"serve: 2 requests are waiting; at most 2 may wait. Try again later"):
         ask("third")
     slow.go.set()
     second.result(10)
@@ -328,7 +328,7 @@ def test_what_was_accepted_is_answered_at_the_end(make: Callable[..., Scheduler]
     scheduler.close()
     assert last.result(0) == ["last"]
     assert not scheduler.is_open
-    with pytest.raises(ClosedError, match=r"serve: the server is about to end"):
+    with pytest.raises(ClosedError, match=r"serve: the server is shutting down"):
         ask("late")
 
 
@@ -337,7 +337,7 @@ def test_what_could_not_be_answered_in_time_is_told_so():
     slow, ask = held(scheduler)
     late = ask("late")
     scheduler.close()
-    with pytest.raises(ClosedError, match=r"serve: the server ended before this was answered"):
+    with pytest.raises(ClosedError, match=r"serve: the server was shut down before this request was answered"):
         late.result(1)
     slow.go.set()
 
@@ -345,19 +345,19 @@ def test_what_could_not_be_answered_in_time_is_told_so():
 def test_texts_that_may_not_be_cut_are_measured(make: Callable[..., Scheduler]):
     scheduler = make()
     assert len(scheduler.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1
-    with pytest.raises(TooLongError, match=r"serve: text 1 has 33 tokens; 32 are read"):
+    with pytest.raises(TooLongError, match=r"serve: text 1 has 33 tokens; at most 32 are read"):
         scheduler.ask(["film", "film " * 31], ["mood"], truncate=False).result(10)
 
 
 def test_half_a_character_in_a_text_that_may_not_be_cut(make: Callable[..., Scheduler]):
-    with pytest.raises(TooLongError, match=r"serve: text 0 has 43 tokens; 32 are read"):
+    with pytest.raises(TooLongError, match=r"serve: text 0 has 43 tokens; at most 32 are read"):
         make().ask(["\ud800 " + "film " * 40], ["mood"], truncate=False).result(10)
 
 
 def test_a_text_that_is_read_in_windows_by_one_task_is_cut_for_another(make: Callable[..., Scheduler]):
     scheduler = make()
     assert len(scheduler.ask(["film " * 40], ["mood", "who"]).result(10)) == 1
-    with pytest.raises(TooLongError, match=r"serve: text 0 has 42 tokens; 32 are read"):
+    with pytest.raises(TooLongError, match=r"serve: text 0 has 42 tokens; at most 32 are read"):
         scheduler.ask(["film " * 40], ["mood", "who"], truncate=False).result(10)
 
 

@@ -123,9 +123,9 @@ def test_readers_without_few_labels_are_not_told_label_by_label():
 @pytest.mark.parametrize(
     ("reader", "told"),
     [
-        ((LastLayer(), CausalLM()), "task 'other' cannot follow a text that is written: it has no labels"),
+        ((LastLayer(), CausalLM()), "task 'other' cannot follow a generated text: it has no labels"),
         ((PairedLayers(), whole(("a", "b"))), "task 'other' cannot follow .*: it compares two texts"),
-        ((ExtraLayers(), whole(("a", "b"))), "task 'other' cannot follow a text that is written: .* own blocks"),
+        ((ExtraLayers(), whole(("a", "b"))), "task 'other' cannot follow a generated text: .* own blocks"),
     ],
 )
 def test_readers_that_cannot_take_part_are_left_out_unless_they_are_named(reader: Any, told: str):

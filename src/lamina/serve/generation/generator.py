@@ -76,16 +76,18 @@ class TextGenerator:
         check_generates(bank)
         with self._lock:
             if self._ends_at < math.inf or not self._scheduler.is_open:
-                raise ClosedError("serve: the server is about to end; ask again later.")
-            if len(self._running) >= limit:
-                raise OverloadedError(f"serve: {len(self._running)} texts are being written; {limit} may. Ask later.")
+                raise ClosedError("serve: the server is shutting down. Try again later.")
+            if (running := len(self._running)) >= limit:
+                raise OverloadedError(
+                    f"serve: {running} texts are being generated; at most {limit} may be at a time. Try again later."
+                )
             generation = Generation(self._scheduler, request, put, self._on_done)
             self._running.add(generation)
             try:
                 generation.start()
             except RuntimeError as error:  # "can't start new thread"
                 self._running.discard(generation)
-                raise OverloadedError("serve: there is no thread left for another text. Ask later.") from error
+                raise OverloadedError("serve: no thread can be started for another text. Try again later.") from error
         return generation
 
     def _on_done(self, generation: Generation, streamer: TokenStreamer | None) -> None:
@@ -169,8 +171,10 @@ class Generation:
         except LaminaError as error:
             return error
         except Exception as error:
-            logger.error("serve: a text could not be written", exc_info=error)
-            return LaminaError(f"serve: the model could not write ({type(error).__name__}); the log says more.")
+            logger.error("serve: a text could not be generated", exc_info=error)
+            return LaminaError(
+                f"serve: the model could not generate the text ({type(error).__name__}); see the log of the server."
+            )
 
     def _generate(self, prompt: Mapping[str, Tensor]) -> GenerationEnd:
         """Generate the text that continues a prompt, put its tokens as events, and return its end.
@@ -206,7 +210,7 @@ class Generation:
                 ),
             )
         if not streamer.reason:
-            raise ClosedError("serve: the server ended before this text did.")
+            raise ClosedError("serve: the server was shut down before this text was complete.")
         streamer.finish()
         flagged = {} if watch is None else {name: watch.flagged_at[name] for name in scores.saved}
         # There is one sequence, or none if no token was read. Steps count from 0, tokens in responses from 1.

@@ -59,8 +59,8 @@ class GenerationRequest:
 def check_generates(bank: ReaderBank) -> None:
     """Raise ConfigError unless the bank's model generates text."""
     if not generates_text(bank):
-        came = f"the model of this bank, a {type(bank.model).__name__}, does not write text"
-        raise ConfigError(f"serve: {came}. Ask /predict.")
+        came = f"the model of this bank, a {type(bank.model).__name__}, does not generate text"
+        raise ConfigError(f"serve: {came}. Use /predict.")
 
 
 def generates_text(bank: ReaderBank) -> bool:
@@ -92,7 +92,7 @@ def _rendered(bank: ReaderBank, messages: Messages) -> str:
     if problem := chat_problem(messages):
         raise ConfigError(f"serve: messages {problem}.")
     if not tokenizer_of(bank.processor).chat_template:
-        came = "the tokenizer of this bank has no chat template, which makes a text of messages"
+        came = "the tokenizer of this bank has no chat template, which turns messages into text"
         raise ConfigError(f"serve: {came}. Send a text to /generate.")
     return render(Chat(messages), bank.processor, prompt=True, op="serve")[0]
 

@@ -82,7 +82,7 @@ class TokenScores:
             if tasks is not None and len(monitors) > _MAX_LABELS:
                 came = f"task '{name}' has {len(monitors)} labels"
                 raise ConfigError(
-                    f"serve: {came}; scores token by token are given for at most {_MAX_LABELS}. Ask /predict."
+                    f"serve: {came}; scores token by token are given for at most {_MAX_LABELS}. Use /predict."
                 )
             by_token.append(name)
             label_monitors += monitors if len(monitors) <= _MAX_LABELS else ()
@@ -120,7 +120,7 @@ class TokenScores:
                 self.late.append(name)
         except ConfigError as error:
             if named:
-                raise ConfigError(f"serve: task '{name}' cannot follow a text that is written: {error}") from None
+                raise ConfigError(f"serve: task '{name}' cannot follow a generated text: {error}") from None
 
     def at(self, step: Step) -> dict[str, dict[str, float | None]]:
         """Return task -> label -> probability at one token; for a regression, the value in place of a probability."""
