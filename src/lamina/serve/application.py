@@ -199,24 +199,24 @@ def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name
     @app.get("/health")
     @app.get("/v2/health/ready")
     async def ready() -> dict[str, str]:
-        """Whether requests are accepted."""
+        """Return status 200 if requests are accepted, and 503 if the server is shutting down or has failed."""
         if not scheduler.is_open:
             raise HTTPException(503, "the server accepts no requests: it is shutting down or has failed")
         return {"status": "ready"}
 
     @app.get("/v2/health/live")
     async def live() -> dict[str, str]:
-        """Whether the process answers at all."""
+        """Return status 200 as long as the process answers at all."""
         return {"status": "live"}
 
     @app.get("/info")
     async def info() -> dict[str, JSON]:
-        """The tasks with their labels, layers and parameters, and all limits."""
+        """Return the tasks with their labels, layers and parameters, and all limits of the server."""
         return await run_in_threadpool(info_of, scheduler.served, scheduler.settings, name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def prometheus() -> Response:
-        """Times and counts, in the format of Prometheus."""
+        """Return times and counts of requests and batches, in the format of Prometheus."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
 
@@ -225,7 +225,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/predict")
     async def predict(body: PredictRequest, request: Request) -> object:
-        """The answers of the readers about one text or pair, or about each of several.
+        """Return the answers of the readers about one text, pair or file, or about each of several.
 
         Classes come best first, as in text-embeddings-inference. With several tasks the answer is an object with a key
         for each task. With one reader, or one name as `tasks`, it is the answer of that task.
@@ -234,7 +234,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         _check_count(scheduler, texts)
         only_task = body.tasks if isinstance(body.tasks, str) else None
         tasks = [only_task] if only_task is not None else body.tasks
-        bank = scheduler.bank  # asked once: another bank may be served before the answer comes
+        bank = scheduler.bank  # read once: another bank may be served before the answer comes
         future = scheduler.ask(texts, tasks, raw=body.raw_scores, truncate=body.truncate, bank=bank)
         if tasks is None and len(bank) == 1:
             only_task = next(iter(bank))
@@ -243,7 +243,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/explain")
     async def explain(body: ExplainRequest, request: Request) -> dict[str, object]:
-        """The layers that each reader's answer comes from, and the tokens, where the reader's fusion can tell.
+        """Return the layers that each reader's answer comes from, and the tokens, where the reader's fusion can tell.
 
         "seconds" is the time of a pass over this text alone, up to the highest layer that is read, without and with the
         readers. Of a text that is read in several windows, the first is explained.
@@ -255,7 +255,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/embed")
     async def embed(body: EmbedRequest, request: Request) -> list[list[float]]:
-        """The mean over the tokens of one layer's state, for each text."""
+        """Return a vector for each text: the mean of one layer's state over the tokens of the text."""
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
         _check_count(scheduler, texts)
 
@@ -273,7 +273,7 @@ def _add_moderations(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/v1/moderations")
     async def moderations(body: ModerationRequest, request: Request) -> dict[str, object]:
-        """Whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
+        """Return whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
         texts = [body.input] if isinstance(body.input, str) else body.input
         _check_count(scheduler, texts)
         bank = scheduler.bank
@@ -303,27 +303,27 @@ def _add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
 
     @app.get("/v2")
     async def server() -> dict[str, JSON]:
-        """The name and the protocol version of this server."""
+        """Return the name and the protocol version of this server."""
         return {"name": "lamina", "version": "2", "extensions": []}
 
     @app.get("/v2/models/{model}")
     @app.get("/v2/models/{model}/versions/{version}")
     async def metadata(model: str, version: str | None = None) -> dict[str, object]:
-        """Inputs and outputs of a reader; under the bank's name, those of all readers."""
+        """Return the inputs and outputs of a reader; under the bank's name, those of all readers."""
         served, tasks, current = look_up(model, version)
         return {**responses.kserve_metadata(served.bank, model, tasks, current)}
 
     @app.get("/v2/models/{model}/ready")
     @app.get("/v2/models/{model}/versions/{version}/ready")
     async def model_ready(model: str, version: str | None = None) -> dict[str, str | bool]:
-        """Whether the model accepts requests."""
+        """Return whether the model accepts requests; status 404 if it does not exist."""
         look_up(model, version)
         return {"name": model, "ready": scheduler.is_open}
 
     @app.post("/v2/models/{model}/infer")
     @app.post("/v2/models/{model}/versions/{version}/infer")
     async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> dict[str, object]:
-        """Scores for a tensor of texts: for each task a tensor `[rows, labels]`, or `[rows]` of JSON for spans."""
+        """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or JSON `[rows]` for spans."""
         served, tasks, current = look_up(model, version)
         texts = responses.kserve_texts(body.inputs[0])
         _check_count(scheduler, texts)

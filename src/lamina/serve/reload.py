@@ -157,7 +157,7 @@ def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) ->
     Args:
         app: The application.
         reloader: Makes the changes.
-        scheduler: Knows what is served.
+        scheduler: The scheduler whose readers are listed.
     """
 
     def response(served: ServedBank) -> ReadersChanged:
@@ -165,12 +165,12 @@ def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) ->
 
     @app.get(ADMIN)
     async def readers() -> ReadersChanged:
-        """The readers that are served, each with its version."""
+        """Return the readers that are served, each with its version."""
         return response(scheduler.served)
 
     @app.post(ADMIN)
     async def put(body: ReadersRequest) -> ReadersChanged:
-        """Add readers of a bank's folder, or replace readers of the same names.
+        """Add readers from a bank's folder, replacing readers of the same names; return all that are served then.
 
         Requests that were accepted before are answered by the readers of before, later ones by the new readers.
         """
@@ -178,10 +178,10 @@ def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) ->
 
     @app.post(f"{ADMIN}/reload")
     async def reload() -> ReadersChanged:
-        """Load the bank again from its own folder and serve exactly the readers in it, as the signal SIGHUP does."""
+        """Load the bank again from its own folder and serve exactly the readers in it; return these, with versions."""
         return response(await run_in_threadpool(reloader.reload))
 
     @app.delete(f"{ADMIN}/{{name}}")
     async def remove(name: str) -> ReadersChanged:
-        """Remove a reader."""
+        """Remove a reader, and return those that are left, each with its version."""
         return response(await run_in_threadpool(reloader.remove, name))

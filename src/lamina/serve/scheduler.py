@@ -338,7 +338,10 @@ class Scheduler:
                 self._free, self._ready, turn.begun = self._free - 1, self._ready - 1, True
 
     def _end(self, turn: _Turn) -> None:
-        """Undo what `_next_turn` and `_begin` have counted for a batch, and wake the threads that wait for it."""
+        """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.
+
+        A batch whose pass never began is no longer counted as ready instead.
+        """
         with self._changed:
             if turn.begun:
                 self._free += 1
@@ -379,6 +382,10 @@ class Scheduler:
 
         Jobs that drop out after tokenising leave the others to be tokenised and run again. If the pass fails, each job
         is run alone, so that one bad request does not fail the others.
+
+        Args:
+            jobs: All jobs of the batch, or those of them that are run again.
+            turn: The batch; it keeps whether its pass was counted as begun.
         """
         worker = jobs[0].worker
         try:

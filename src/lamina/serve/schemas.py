@@ -24,13 +24,13 @@ Name = Annotated[str, StringConstraints(max_length=200)]
 _TRUNCATE = "Cut a text that is too long, instead of refusing it."
 
 
-class Request(BaseModel):
-    """Base class of bodies. Unknown keys are errors: a client whose option is ignored would get a wrong answer."""
+class RequestBody(BaseModel):
+    """Base class of the bodies of requests. Unknown keys are errors: ignoring an option would give a wrong answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class FileInput(Request):
+class FileInput(RequestBody):
     """The bytes of one file in Base64: an image or an audio clip."""
 
     image: str | None = None
@@ -53,8 +53,8 @@ Files = Annotated[list[FileInput], Field(min_length=1)]
 Inputs: TypeAlias = str | OneOrTwo | Annotated[list[OneOrTwo], Field(min_length=1)] | FileInput | Files
 
 
-class PredictRequest(Request):
-    """A text, a pair of texts, a list of texts `[["a"], ["b"]]` or of pairs `[["a", "b"], ...]`, or files."""
+class PredictRequest(RequestBody):
+    """Body of `/predict`: a text, a pair of texts, a list of texts `[["a"], ["b"]]` or of pairs, or files."""
 
     inputs: Inputs = Field(examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]])
     raw_scores: bool = Field(False, description="Return logits in place of probabilities.")
@@ -65,16 +65,16 @@ class PredictRequest(Request):
     )
 
 
-class ExplainRequest(Request):
-    """A text, a pair of texts or a file."""
+class ExplainRequest(RequestBody):
+    """Body of `/explain`: a text, a pair of texts or a file."""
 
     inputs: str | OneOrTwo | FileInput = Field(examples=["Maria flew to Lisbon."])
     truncate: bool = Field(False, description=_TRUNCATE)
     tasks: list[Name] | None = Field(None, description="Names of the readers to explain; by default all.")
 
 
-class EmbedRequest(Request):
-    """A text or a list of texts."""
+class EmbedRequest(RequestBody):
+    """Body of `/embed`: a text or a list of texts."""
 
     inputs: str | Annotated[list[str], Field(min_length=1)] = Field(examples=["A text."])
     layer: int = Field(-1, description="Index of the layer. 0: the embeddings; negative: from the top.")
@@ -82,8 +82,8 @@ class EmbedRequest(Request):
     truncate: bool = Field(False, description=_TRUNCATE)
 
 
-class ReadersRequest(Request):
-    """Readers to add, or to put in place of readers of the same names."""
+class ReadersRequest(RequestBody):
+    """Body of `POST /readers`: readers of a saved bank, to add or to put in place of readers of the same names."""
 
     folder: Name = Field(description="Folder of a saved bank, under --readers-root.", examples=["sentiment-v2"])
     readers: Annotated[list[Name], Field(min_length=1)] | None = Field(
@@ -92,19 +92,19 @@ class ReadersRequest(Request):
 
 
 class ReadersChanged(BaseModel):
-    """The readers that are served after a change."""
+    """Response of `/readers`: the readers that are served, after a change if there was one."""
 
     bank_version: int = Field(description="1 at the start, and 1 more after each change.")
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")
 
 
 class ModerationRequest(BaseModel):
-    """A text or a list of texts, in the shape of OpenAI's moderations. The model's name is only repeated."""
+    """Body of `/v1/moderations`, in OpenAI's shape: a text or a list of texts."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     input: str | Annotated[list[str], Field(min_length=1)] = Field(examples=["A text."])
-    model: Name | None = None
+    model: Name | None = Field(None, description="Only repeated in the response.")
     truncate: bool = Field(False, description=_TRUNCATE)
 
 
@@ -162,8 +162,8 @@ OnFlag = Annotated[
 _COLDEST = 0.01  # a lower temperature counts as 0: logits divided by it could become infinite
 
 
-class Parameters(Request):
-    """Options of generation. The default of each sampling option is the model's own generation config."""
+class Parameters(RequestBody):
+    """Options of `/generate`. The default of each sampling option is that of the model's own generation config."""
 
     max_new_tokens: Tokens | None = Field(
         None, description="Maximum number of tokens; by default all there is room for."
@@ -180,8 +180,8 @@ class Parameters(Request):
     details: bool = Field(True, description="Without stream: return details beside the text.")
 
 
-class GenerateRequest(Request):
-    """A prompt, in the shape of text-generation-inference."""
+class GenerateRequest(RequestBody):
+    """Body of `/generate`, in the shape of text-generation-inference: a prompt and options."""
 
     inputs: str = Field(examples=["Once upon a time"])
     parameters: Parameters = Field({}, validate_default=True, examples=[{"max_new_tokens": 20}])
@@ -190,7 +190,7 @@ class GenerateRequest(Request):
     stop_on_flag: OnFlag = False
 
     def generation(self) -> GenerationRequest:
-        """Return the request for the generator."""
+        """Return this body as the request that the text generator takes."""
         options = self.parameters
         return GenerationRequest(
             self.inputs,
@@ -204,15 +204,15 @@ class GenerateRequest(Request):
         )
 
 
-class TextPart(Request):
-    """A part of a message; only parts of text are supported."""
+class TextPart(RequestBody):
+    """A part of a chat message; only parts of text are supported."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(Request):
-    """A message of a chat."""
+class Message(RequestBody):
+    """A message of a chat, in OpenAI's shape."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | Annotated[list[TextPart], Field(min_length=1)]
@@ -225,7 +225,7 @@ class Message(Request):
 
 
 class StreamOptions(BaseModel):
-    """Options of a stream."""
+    """Options of a streamed chat completion, in OpenAI's shape."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -240,8 +240,8 @@ def _only(*values: JsonValue) -> Any:
 _Ignored = Annotated[object, Field(description="Accepted and ignored.")]
 
 
-class ChatRequest(Request):
-    """A chat, in the shape of OpenAI's chat completions."""
+class ChatRequest(RequestBody):
+    """Body of `/v1/chat/completions`, in OpenAI's shape: the messages of a chat and options."""
 
     messages: Annotated[list[Message], Field(min_length=1)] = Field(
         examples=[[{"role": "user", "content": "Tell me a story."}]]
@@ -293,7 +293,7 @@ class ChatRequest(Request):
         return value
 
     def generation(self) -> GenerationRequest:
-        """Return the request for the generator."""
+        """Return this body as the request that the text generator takes."""
         return GenerationRequest(
             [message.plain() for message in self.messages],
             _sampling(self.temperature, self.top_p),

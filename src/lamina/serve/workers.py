@@ -72,7 +72,10 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @abstractmethod
     def read(self, texts: Sequence[Example]) -> TokenisedT:
-        """Tokenise texts, or decode files, without running the model. Texts that are too long are cut."""
+        """Tokenise texts, or decode files, without running the model; return them with their counts.
+
+        Texts that are too long are cut.
+        """
 
     @abstractmethod
     def run(self, prepared: TokenisedT, budget: Budget) -> Sequence[AnswerT]:

@@ -82,7 +82,7 @@ class StopStrings:
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """Append a piece of text; return the text that can be shown now."""
+        """Append a piece of text; return the text that can be shown now, which ends before the first stop string."""
         if self.stopped:
             return ""
         text = self._held + piece
@@ -93,7 +93,7 @@ class StopStrings:
         return text[:shown]
 
     def rest(self) -> str:
-        """Return the text that was held back, once no more text comes."""
+        """Return the text that was held back; call this at the end, when no more text comes."""
         held, self._held = self._held, ""
         return held
 

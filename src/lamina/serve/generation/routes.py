@@ -156,7 +156,13 @@ class Events(StreamingResponse):
     async def _events(
         self, item: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool
     ) -> AsyncIterator[bytes]:
-        """Yield the events as bytes, from `item` on; an error on the way is the last event."""
+        """Yield the events of `item` and of all items after it, as bytes; an error on the way becomes the last event.
+
+        Args:
+            item: The first token of the text, or its end.
+            shape: Converts a token or the end to the data of events.
+            nested: Whether an error has OpenAI's shape.
+        """
         try:
             while True:
                 for event in shape(item):
@@ -196,7 +202,7 @@ def details_of(ending: GenerationEnd) -> EndDetails:
 
 
 def _token(token: TokenEvent) -> TokenInfo:
-    """Return id and text of a token, for a response."""
+    """Return the id and the text of a token, as responses hold them."""
     text = token.text if token.special_text is None else token.special_text
     return {"id": token.id, "text": text, "special": token.special_text is not None}
 
@@ -247,7 +253,7 @@ class ChatShape:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
-        """Return a chunk of a stream.
+        """Return a chunk of a streamed chat completion.
 
         Args:
             delta: What the chunk adds to the message.
@@ -259,7 +265,7 @@ class ChatShape:
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **extra}
 
     def events(self, item: Item) -> Iterator[Event]:
-        """Yield the chunks of a token or of the end; text that may begin a stop string comes with a later chunk."""
+        """Yield the chunks for a token or for the end; text that may begin a stop string comes with a later chunk."""
         if isinstance(item, TokenEvent):
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
@@ -303,7 +309,7 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 
     @app.post("/generate", responses={200: event_stream})
     async def generate(body: GenerateRequest, request: Request) -> object:
-        """A text that continues a prompt, with the readers' scores for each token.
+        """Return a text that continues a prompt, with the readers' scores for each token.
 
         The scores at a token are those of the text up to and including it. The last token is not read by the model any
         more, so its scores are null. With `stream` there is an event per token; the last one tells how the text ended.
@@ -315,7 +321,7 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 
     @app.post("/v1/chat/completions", responses={200: event_stream})
     async def chat(body: ChatRequest, request: Request) -> object:
-        """The reply to a chat, in the shape of OpenAI's endpoint, with the readers' scores for each token."""
+        """Return the reply to a chat, in the shape of OpenAI's endpoint, with the readers' scores for each token."""
         items, shape = Items(generator, body.generation(), timeout_s), ChatShape(body, name)
         if body.stream:
             return await _streamed(items, request, shape.events, nested=True)

@@ -66,7 +66,7 @@ class _AfterSampling(StopOnEvent):
         self._sampling = sampling
 
     def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:
-        """End the interception, and return False for each sequence."""
+        """Stop intercepting torch's functions, since the token is sampled; return False for each row of `input_ids`."""
         self._sampling.end()
         return super().__call__(input_ids, scores, **options)
 
@@ -86,7 +86,7 @@ class _SeededMultinomial(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> Any:
-        """Call a function of torch, and pass the generator along if it is `multinomial`."""
+        """Call `func`, a function of torch, with its arguments, and with the generator if it is `torch.multinomial`."""
         kwargs = kwargs or {}
         if func is torch.multinomial:
             if self._generator is None:

@@ -174,7 +174,7 @@ class TokenStreamer(StopOnEvent):
         )
 
     def finish(self) -> None:
-        """Emit the event of the last token; `generate` has returned."""
+        """Emit the event of the text's last token, without scores; call this once `generate` has returned."""
         self._emit(is_read=False)
 
 

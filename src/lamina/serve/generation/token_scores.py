@@ -123,7 +123,10 @@ class TokenScores:
                 raise ConfigError(f"serve: task '{name}' cannot follow a generated text: {error}") from None
 
     def at(self, step: Step) -> dict[str, dict[str, float | None]]:
-        """Return task -> label -> probability at one token; for a regression, the value in place of a probability."""
+        """Return the readers' scores at one token, `step` of `bank.watch`: task -> label -> probability.
+
+        A regression has its value in place of a probability. NaN and infinity become None.
+        """
         scores: dict[str, dict[str, float | None]] = {}
         for key, score in step.scores.items():
             if key in self._labels:
@@ -132,11 +135,14 @@ class TokenScores:
         return scores
 
     def so_far(self, step: Step) -> dict[str, float | None]:
-        """Return saved monitor -> score of the text so far; None where a cascade has not run its second monitor."""
+        """Return the scores of the saved monitors for the text up to the token of `step`: monitor -> score.
+
+        The score is None where a cascade has not run its second monitor.
+        """
         return {name: _number(step.scores[name]) for name in self.saved}
 
     def flagged(self, step: Step) -> list[str]:
-        """Return the names of the saved monitors that have flagged the text by now."""
+        """Return the names of the saved monitors that have flagged the text at the token of `step` or before."""
         return [name for name in self.saved if bool(step.flagged[name][0])]
 
     def answers(self, outputs: BankOutput) -> dict[str, JSON]:
