@@ -1,4 +1,4 @@
-"""The page of a server in a real browser: what it shows, what it asks for, and what it never does."""
+"""The served page in a real browser: what it shows, what it requests, and what it never does."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, address: str) -> Any:
-    """The page as it is opened for the first time."""
+    """Open the page as on a first visit, and return the browser."""
     browser.get(address)
     browser.execute_script("localStorage.clear(); sessionStorage.clear()")
     browser.get("about:blank")
@@ -91,13 +91,13 @@ def problem(page: Any) -> str:
 
 
 def requests(page: Any) -> list[str]:
-    """The addresses that were asked for since the log was last read."""
+    """Return the addresses that the browser has requested since this was last called."""
     events = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]
     sent = (event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent")
     return [url for url in sent if not url.startswith(("data:", "about:"))]
 
 
-def test_a_text_has_all_answers_with_layers_and_tokens(page: Any, bank: ReaderBank, address: str):
+def test_a_text_is_answered_by_all_tasks_with_layers_and_tokens(page: Any, bank: ReaderBank, address: str):
     (said,) = lamina.predict(bank, [TEXT])
     ask(page, TEXT)
     wait(lambda: is_answered(page))
@@ -153,7 +153,7 @@ def test_layer_importances_have_a_scale_from_zero_with_a_mark_at_equal_shares(pa
     assert texts(page, f"{layers} .legend") == ["1/3 = 33.3 %: every layer's share if all counted the same."]
 
 
-def test_labels_and_examples_stand_there_before_the_first_question(page: Any, bank: ReaderBank):
+def test_labels_and_examples_are_shown_before_the_first_question(page: Any, bank: ReaderBank):
     assert texts(page, ".reader h2") == ["mood", "who", "topics"]
     assert texts(page, ".reader:nth-child(3) .chips li") == ["war", "art"]
     spans = [label[2:] for label in bank["who"].config.head.labels if label != "O"]
@@ -187,7 +187,7 @@ def test_a_bank_of_single_texts_has_no_second_box_and_a_title_and_examples_can_b
         assert browser.get_log("browser") == []
 
 
-def test_a_link_brings_text_and_answers_back(page: Any, address: str):
+def test_a_link_restores_text_and_answers(page: Any, address: str):
     ask(page, TEXT)
     wait(lambda: is_answered(page))
     link, marks = page.current_url, texts(page, "mark")
@@ -205,14 +205,14 @@ def test_a_link_brings_text_and_answers_back(page: Any, address: str):
     assert texts(page, ".answer .quiet") == []
 
 
-def test_a_task_of_pairs_says_so_beside_a_single_text(page: Any):
+def test_a_task_of_pairs_has_a_note_beside_the_answer_about_a_single_text(page: Any):
     ask(page, TEXT)
     wait(lambda: is_answered(page))
     assert texts(page, "[data-task=topics] .answer .quiet") == ["Trained on pairs of texts; this is a single text."]
     assert texts(page, "[data-task=mood] .answer .quiet") == []
 
 
-def test_what_is_wrong_is_said_in_words(page: Any):
+def test_errors_are_shown_in_words(page: Any):
     ask(page, "  ")
     assert problem(page) == "Type a text first."
     ask(page, "film " * 40)
@@ -224,7 +224,7 @@ def test_what_is_wrong_is_said_in_words(page: Any):
     assert problem(page) == ""
 
 
-def test_a_text_is_never_markup(page: Any):
+def test_a_text_is_never_used_as_markup(page: Any):
     ask(page, EVIL)
     wait(lambda: is_answered(page))
     assert page.title == "tiny on bert"
@@ -235,7 +235,7 @@ def test_a_text_is_never_markup(page: Any):
     assert [entry for entry in page.get_log("browser") if "Content Security Policy" in entry["message"]]
 
 
-def test_with_a_key_nothing_is_told_without_it(browser: Any, bank: ReaderBank):
+def test_a_server_with_a_key_shows_nothing_without_it(browser: Any, bank: ReaderBank):
     with served(bank, api_key="s3cret") as address:
         browser.get(f"{address}/#{urlencode({'text': TEXT})}")
         wait(lambda: browser.find_element("id", "unlock").is_displayed())
@@ -253,7 +253,7 @@ def test_with_a_key_nothing_is_told_without_it(browser: Any, bank: ReaderBank):
         assert browser.execute_script("return Object.keys(localStorage).length") == 0
 
 
-def test_dark_and_as_narrow_as_a_phone(page: Any):
+def test_dark_theme_and_the_width_of_a_phone(page: Any):
     colour = "return getComputedStyle(document.body).backgroundColor"
     light = page.execute_script(colour)
     ask(page, TEXT)
@@ -274,7 +274,7 @@ def test_dark_and_as_narrow_as_a_phone(page: Any):
     assert boxes == [0, 0, 0]
 
 
-def test_a_grid_of_tokens_that_goes_on_fades_until_its_end(page: Any):
+def test_a_grid_of_tokens_that_scrolls_fades_at_its_edge(page: Any):
     resize(page, 360, 800)
     ask(page, " ".join([TEXT] * 4))
     wait(lambda: is_answered(page))
@@ -314,7 +314,7 @@ def test_an_image_is_shown_and_answered(browser: Any, tmp_path: Path):
         assert browser.get_log("browser") == []
 
 
-def test_numbers_several_labels_and_words_for_a_gap_are_shown(browser: Any):
+def test_numbers_several_labels_and_masked_words_are_shown(browser: Any):
     model, tokenizer = lamina.load(GOLDEN / "base")
     bank = ReaderBank.from_pretrained(GOLDEN / "bank", model, tokenizer)
     text = "anna is [MASK] in paris"

@@ -1,4 +1,4 @@
-"""A server in a thread of the test's own process."""
+"""A server in a thread of the process that runs the test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lamina.serve import Settings, create_app
 
 @contextmanager
 def served(bank: ReaderBank, **settings: Any) -> Iterator[str]:
-    """The address of a server, which ends with the block."""
+    """Serve a bank within the `with` block, and yield the address."""
     app = create_app(bank, Settings.of(**settings), name="tiny")
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning"))
     thread = threading.Thread(target=server.run, daemon=True)

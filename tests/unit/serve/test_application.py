@@ -45,7 +45,7 @@ def test_every_task_is_answered_as_predict_answers(client: TestClient, bank: Rea
     assert found["who"] == said["who"]
 
 
-def test_a_batch_has_an_answer_for_each_text_and_one_name_its_answer_alone(client: TestClient):
+def test_a_batch_has_an_answer_per_text_and_a_single_task_name_gives_its_answer_alone(client: TestClient):
     both = asked(client, "/predict", {"inputs": [[TEXT], ["bad"]], "tasks": "mood"})
     alone = [asked(client, "/predict", {"inputs": text, "tasks": ["mood"]})["mood"] for text in (TEXT, "bad")]
     assert [[one["label"] for one in row] for row in both] == [[one["label"] for one in row] for row in alone]
@@ -76,7 +76,7 @@ def test_a_bank_of_one_reader_answers_as_text_embeddings_inference():
         assert list(asked(client, "/predict", {"inputs": TEXT, "tasks": ["mood"]})) == ["mood"]
 
 
-def test_a_long_text_is_cut_only_if_asked(client: TestClient):
+def test_predict_cuts_a_long_text_only_with_truncate(client: TestClient):
     text = "film " * 40
     found = asked(client, "/predict", {"inputs": text, "tasks": "mood"}, 413)
     assert found == {
@@ -86,7 +86,7 @@ def test_a_long_text_is_cut_only_if_asked(client: TestClient):
     assert asked(client, "/predict", {"inputs": text, "tasks": "mood", "truncate": True})
 
 
-def test_no_other_path_cuts_a_long_text_unless_asked(client: TestClient):
+def test_other_routes_cut_a_long_text_only_with_truncate(client: TestClient):
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["film " * 40]}
     assert (
         "42 tokens; at most 32 are read" in asked(client, "/v2/models/mood/infer", {"inputs": [tensor]}, 413)["error"]
@@ -98,14 +98,14 @@ def test_no_other_path_cuts_a_long_text_unless_asked(client: TestClient):
         assert asked(other, "/v1/moderations", {**long, "truncate": True})["results"]
 
 
-def test_a_body_that_is_no_json(client: TestClient):
+def test_a_body_that_is_not_json_is_refused(client: TestClient):
     response = client.post("/predict", content=b'{"inputs": x}', headers={"content-type": "application/json"})
     assert response.status_code == 422
     assert response.json()["error"] == "the body is not JSON, from character 11 on; a JSON object in UTF-8 is needed"
 
 
 @pytest.mark.parametrize(("size", "status"), [(4000, 200), (4001, 413)])
-def test_a_body_of_just_as_many_bytes_as_are_taken(client: TestClient, size: int, status: int):
+def test_a_body_may_have_exactly_payload_limit_bytes(client: TestClient, size: int, status: int):
     body = json.dumps({"inputs": TEXT}).encode().ljust(size)
     found = client.post("/predict", content=body, headers={"content-type": "application/json"})
     assert found.status_code == status
@@ -122,22 +122,22 @@ def test_embeddings_are_the_mean_of_a_layer(client: TestClient, bank: ReaderBank
     assert raw == pytest.approx(mean.tolist(), abs=1e-6)
 
 
-def test_embeddings_of_texts_of_unlike_lengths_are_those_of_each_alone(client: TestClient):
+def test_embeddings_of_texts_of_different_lengths_equal_those_of_each_text_alone(client: TestClient):
     texts = [TEXT, "bad", "the film is very good and not slow ."]
     alone = [asked(client, "/embed", {"inputs": text})[0] for text in texts]
     assert asked(client, "/embed", {"inputs": texts}) == [pytest.approx(vector, abs=1e-5) for vector in alone]
 
 
 def loud(bias: float) -> ReaderBank:
-    """A bank of half precision, whose embeddings are about as large as `bias`."""
+    """Return a bank in half precision, whose embeddings are about as large as `bias`."""
     bank = tiny_bank()
     torch.nn.init.constant_(bank.model.get_parameter("embeddings.LayerNorm.bias"), bias)
     bank.model.half()
     return bank
 
 
-def test_embeddings_in_half_precision_are_means_of_any_number_of_tokens():
-    """Twenty times four thousand is more than a number of half precision can be."""
+def test_embeddings_in_half_precision_do_not_overflow():
+    """The sum of twenty times 4000 is beyond the range of half precision, though the mean is not."""
     with TestClient(create_app(loud(4000.0), Settings.of())) as client:
         (found,) = asked(client, "/embed", {"inputs": "good " * 18, "layer": 0, "normalize": False})
     assert found == pytest.approx([4000.0] * len(found), abs=8)
@@ -146,7 +146,7 @@ def test_embeddings_in_half_precision_are_means_of_any_number_of_tokens():
 @pytest.mark.parametrize(
     ("path", "what"), [("/embed", "layer 0 of a text is NaN"), ("/explain", "a layer's contribution is NaN")]
 )
-def test_states_that_are_not_finite_are_no_answer(path: str, what: str):
+def test_states_that_are_not_finite_are_an_error(path: str, what: str):
     with TestClient(create_app(loud(float("inf")), Settings.of())) as client:
         body = {"inputs": TEXT} | ({"layer": 0} if path == "/embed" else {})
         assert what in asked(client, path, body, 424)["error"]
@@ -160,7 +160,7 @@ def moderating() -> ReaderBank:
     return bank.eval()
 
 
-def test_moderation_flags_by_yes_or_no_tasks():
+def test_moderation_flags_by_yes_no_tasks():
     bank = moderating()
     (said,) = lamina.predict(bank, [TEXT])
     with TestClient(create_app(bank)) as client:
@@ -183,18 +183,18 @@ def test_moderation_needs_a_task_that_flags(client: TestClient):
     assert "no task of this bank flags texts" in asked(client, "/v1/moderations", {"input": "a"}, 422)["error"]
 
 
-def test_a_task_both_of_whose_labels_say_yes_flags_nothing():
+def test_a_task_with_two_yes_labels_flags_nothing():
     bank = moderating()
     bank.add("either", Reader(Mean(), SequenceClassification(("spam", "toxic"))))
     assert categories_of(bank) == {"toxic": ("yes",), "topics": ("war", "sex")}
 
 
-def test_moderation_flags_from_one_half_on():
+def test_moderation_flags_from_a_score_of_one_half():
     (result,) = moderation([{"toxic": 0.5, "spam": 0.49}], "mine")["results"]
     assert (result["flagged"], result["categories"]) == (True, {"toxic": True, "spam": False})
 
 
-def test_kserve_gives_a_tensor_for_each_task(client: TestClient, bank: ReaderBank):
+def test_kserve_returns_a_tensor_per_task(client: TestClient, bank: ReaderBank):
     said = lamina.predict(bank, [TEXT, "bad"])
     tensor = {"name": "text", "shape": [2], "datatype": "BYTES", "data": [TEXT, "bad"]}
     found = asked(client, "/v2/models/bank/infer", {"id": "7", "inputs": [tensor]})
@@ -210,7 +210,7 @@ def test_kserve_gives_a_tensor_for_each_task(client: TestClient, bank: ReaderBan
     assert client.get("/v2/models/mood/ready").json() == {"name": "mood", "ready": True}
 
 
-def test_kserve_takes_pairs(client: TestClient):
+def test_kserve_accepts_pairs(client: TestClient):
     tensor = {"name": "text", "shape": [1, 2], "datatype": "BYTES", "data": [[TEXT, "bad"]]}
     found = asked(client, "/v2/models/mood/infer", {"inputs": [tensor]})["outputs"][0]
     pair = asked(client, "/predict", {"inputs": [TEXT, "bad"], "tasks": "mood"})
@@ -251,7 +251,7 @@ PROBLEMS = {
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_what_is_wrong_is_said(client: TestClient, name: str):
+def test_a_bad_request_is_refused_with_the_reason(client: TestClient, name: str):
     path, body, status, part = PROBLEMS[name]
     found = asked(client, path, body, status)
     assert part in found["error"]
@@ -259,25 +259,25 @@ def test_what_is_wrong_is_said(client: TestClient, name: str):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b'{"inputs": "\xff"}', b'{"inputs": NaN}', b"[" * 9, b'{"inputs":'])
-def test_bytes_that_are_no_request(client: TestClient, body: bytes):
+def test_malformed_bodies_are_refused(client: TestClient, body: bytes):
     response = client.post("/predict", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 422
     assert set(response.json()) == {"error", "error_type"}
 
 
-def test_a_body_that_is_not_sent_as_json(client: TestClient):
+def test_a_body_with_another_content_type_is_refused(client: TestClient):
     response = client.post("/predict", content=b'{"inputs": "a"}', headers={"content-type": "text/plain"})
     told = "the body: a JSON object is needed, sent as Content-Type: application/json"
     assert (response.status_code, response.json()["error"]) == (422, told)
 
 
 @pytest.mark.parametrize("text", ["", " ", "\ud800", "\x00", "a" * 3000])
-def test_odd_texts_are_read(client: TestClient, text: str):
+def test_unusual_texts_are_accepted(client: TestClient, text: str):
     body = json.dumps({"inputs": text, "truncate": True}).encode()
     assert client.post("/predict", content=body, headers={"content-type": "application/json"}).status_code == 200
 
 
-def test_a_key_is_asked_for():
+def test_requests_need_the_key():
     with TestClient(create_app(tiny_bank(), Settings.of(api_key="sesame"))) as client:
         for headers in ({}, {"authorization": "Bearer other"}, {"authorization": "sesame"}):
             response = client.post("/predict", json={"inputs": "a"}, headers=headers)
@@ -290,11 +290,11 @@ def test_a_key_is_asked_for():
         assert "sesame" not in client.get("/info", headers=key).text
 
 
-def test_answers_carry_headers_for_safety(client: TestClient):
+def test_responses_have_security_headers(client: TestClient):
     assert client.get("/info").headers["x-content-type-options"] == "nosniff"
 
 
-def test_pages_of_an_origin_may_ask():
+def test_cors_allows_the_given_origins_only():
     with TestClient(
         create_app(tiny_bank(), Settings.of(cors_allow_origin=("https://a.example",), api_key="k"))
     ) as client:
@@ -314,7 +314,7 @@ def test_info_names_tasks_and_limits(client: TestClient):
     assert (info["max_client_batch_size"], info["stacks"]) == (4, {"main": {"layers": 4, "width": 32}})
 
 
-def test_figures_are_counted(bank: ReaderBank):
+def test_metrics_count_requests_and_batches(bank: ReaderBank):
     with TestClient(create_app(bank)) as client:
         client.post("/predict", json={"inputs": [["a"], ["b"]], "tasks": ["mood"]})
         client.get("/made/up/by/a/client")

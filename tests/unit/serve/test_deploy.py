@@ -1,4 +1,4 @@
-"""What is in deploy/: linted, and what it names is there."""
+"""The files in deploy/ are linted, and the options and fields that they name exist."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_dockerfile_is_linted():
     assert (found.returncode, found.stdout) == (0, "")
 
 
-def test_the_image_runs_a_command_that_is_there():
+def test_the_image_runs_an_existing_command_with_existing_options():
     text = (DEPLOY / "Dockerfile").read_text()
     entry, arguments = (re.search(rf"^{word} (.*)$", text, re.M)[1] for word in ("ENTRYPOINT", "CMD"))  # pyright: ignore
     assert yaml.safe_load(entry) == ["lamina", "serve"]
@@ -43,17 +43,17 @@ def test_the_image_runs_a_command_that_is_there():
 @pytest.mark.parametrize(
     "resource", [*yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())], ids=lambda r: r["kind"]
 )
-def test_kubernetes_takes_the_manifest(resource: Any):
+def test_the_manifest_fits_the_schemas_of_kubernetes(resource: Any):
     kubernetes_validate.validate(resource, "1.37", strict=True)
 
 
 @pytest.mark.parametrize("group", [PODS["headGroupSpec"], *PODS["workerGroupSpecs"]])
-def test_kubernetes_takes_the_pods_of_kuberay(group: Any):
+def test_the_pods_of_kuberay_fit_the_schemas_of_kubernetes(group: Any):
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, **group["template"]}
     kubernetes_validate.validate(pod, "1.37", strict=True)
 
 
-def test_ray_serve_takes_its_part_of_the_manifest():
+def test_the_configuration_of_ray_serve_fits_its_schema():
     text = yaml.safe_load((DEPLOY / "rayservice.yaml").read_text())["spec"]["serveConfigV2"]
     config = ServeDeploySchema.model_validate(yaml.safe_load(text))
     (one,) = config.applications

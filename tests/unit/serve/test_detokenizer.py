@@ -11,7 +11,7 @@ from lamina.serve.generation.detokenizer import Detokenizer, StopStrings
 
 
 def bytes_tokenizer() -> PreTrainedTokenizerFast:
-    """A token for each byte, so that most characters beyond ASCII are several."""
+    """Return a tokenizer with a token per byte, so that most characters beyond ASCII are several tokens."""
     signs = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE({sign: at for at, sign in enumerate(signs)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -33,20 +33,20 @@ def test_pieces_of_whole_characters_join_to_the_text(text: str):
     assert "".join(told) == pieces.text == text
 
 
-def test_a_character_of_several_tokens_comes_once_it_is_whole():
+def test_a_character_of_several_tokens_comes_once_it_is_complete():
     ids = BYTES("a€b")["input_ids"]
     assert pieces_of(Detokenizer(BYTES), ids) == ["a", "", "", "€", "b", ""]
     assert pieces_of(Detokenizer(BYTES), ids[:3]) == ["a", "", "", "\ufffd"]
 
 
-def test_a_word_after_a_prompt_has_the_space_between():
+def test_the_first_word_after_a_prompt_keeps_its_space():
     tokenizer = tiny_tokenizer()
     prompt, text = (tokenizer(one, add_special_tokens=False)["input_ids"] for one in ("the film", "is good"))
     assert pieces_of(Detokenizer(tokenizer, prompt), text) == [" is", " good", ""]
     assert pieces_of(Detokenizer(tokenizer), text) == ["is", " good", ""]
 
 
-def test_special_tokens_are_signs_and_no_text():
+def test_special_tokens_add_nothing_to_the_text():
     tokenizer = tiny_tokenizer()
     pieces = Detokenizer(tokenizer)
     end = tokenizer.sep_token_id
@@ -56,7 +56,7 @@ def test_special_tokens_are_signs_and_no_text():
 
 
 @given(st.lists(st.text("ab", max_size=4), max_size=8), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
-def test_a_text_is_cut_before_a_stop_however_it_comes(parts: list[str], stops: list[str]):
+def test_a_text_is_cut_before_a_stop_string_however_it_is_divided(parts: list[str], stops: list[str]):
     text, shown, stop_text = "".join(parts), "", StopStrings(stops)
     for part in parts:
         shown += stop_text.add(part)
@@ -70,6 +70,6 @@ def test_a_text_is_cut_before_a_stop_however_it_comes(parts: list[str], stops: l
 
 
 @pytest.mark.parametrize(("stop", "shown"), [("bc", ["a", "", ""]), ("xy", ["a", "b", "c"])])
-def test_what_may_be_the_start_of_a_stop_is_held_back(stop: str, shown: list[str]):
+def test_text_that_may_begin_a_stop_string_is_held_back(stop: str, shown: list[str]):
     stop_text = StopStrings([stop])
     assert [stop_text.add(part) for part in "abc"] == shown

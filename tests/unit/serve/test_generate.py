@@ -1,4 +1,4 @@
-"""Texts that are written over HTTP, as clients see them: events are read as lines of bytes."""
+"""Generation over HTTP as clients see it: events are read as lines of bytes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def client(bank: ReaderBank) -> Iterator[TestClient]:
 
 
 def events(body: bytes | str) -> list[Any]:
-    """What a stream says: each event is one line that begins with `data: `, and an empty one."""
+    """Return the events of a stream: each is one line that begins with `data: `, followed by an empty line."""
     text = body.decode() if isinstance(body, bytes) else body
     blocks = text.removesuffix("\n\n").split("\n\n")
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text
@@ -66,7 +66,7 @@ def events(body: bytes | str) -> list[Any]:
 
 
 def written(client: TestClient, inputs: str = PROMPT, path: str = "/generate", **body: Any) -> Any:
-    """Of a stream its events, else the answer."""
+    """Request a text and return its events if it is streamed, else the body of the response."""
     given = {"inputs": inputs} if path == "/generate" else {"messages": CHAT}
     response = client.post(path, json={**given, **body})
     assert response.status_code == 200, response.text
@@ -77,7 +77,7 @@ def written(client: TestClient, inputs: str = PROMPT, path: str = "/generate", *
 
 
 def alone(bank: ReaderBank, prompt: str = PROMPT, seed: int | None = None, **options: Any) -> tuple[list[int], int]:
-    """The ids of prompt and text as the model writes them by itself, and how many are the prompt."""
+    """Return the ids of prompt and text from the model alone, and the number of ids of the prompt."""
     ids = bank.processor(prompt, return_tensors="pt")["input_ids"]
     if seed is not None:
         torch.manual_seed(seed)
@@ -86,7 +86,7 @@ def alone(bank: ReaderBank, prompt: str = PROMPT, seed: int | None = None, **opt
     return model.generate(ids, attention_mask=torch.ones_like(ids), **more)[0].tolist(), ids.shape[1]
 
 
-def test_a_stream_is_what_the_model_writes_and_its_scores_are_those_of_one_plain_pass(
+def test_a_stream_has_the_text_of_the_model_alone_and_the_scores_of_one_plain_pass(
     client: TestClient, bank: ReaderBank
 ):
     told = written(client, parameters={"max_new_tokens": 9}, stream=True)
@@ -107,7 +107,7 @@ def test_a_stream_is_what_the_model_writes_and_its_scores_are_those_of_one_plain
     assert answer == pytest.approx(topic, abs=1e-5)
 
 
-def test_monitors_say_what_they_say_in_a_stream_of_the_bank(client: TestClient, bank: ReaderBank):
+def test_monitors_have_the_scores_of_bank_stream(client: TestClient, bank: ReaderBank):
     told = written(client, parameters={"max_new_tokens": 9}, stream=True)
     steps = list(bank.stream(bank.model, PROMPT, max_new_tokens=9, pad_token_id=0))
     for event, step in zip(told[:-1], steps[:-1], strict=True):
@@ -128,7 +128,7 @@ def test_pieces_of_a_stream_joined_are_the_text(client: TestClient, bank: Reader
     assert details["seed"] is None
 
 
-def test_a_whole_answer_says_what_the_stream_says(client: TestClient):
+def test_a_whole_response_equals_the_stream(client: TestClient):
     told = written(client, parameters=DRAWN, stream=True)
     whole = written(client, parameters=DRAWN)
     assert whole["generated_text"] == told[-1]["generated_text"]
@@ -140,7 +140,7 @@ def test_a_whole_answer_says_what_the_stream_says(client: TestClient):
     assert set(written(client, parameters={**DRAWN, "details": False})) == {"generated_text"}
 
 
-def test_what_is_drawn_is_what_the_model_draws_alone(client: TestClient, bank: ReaderBank):
+def test_sampled_text_equals_that_of_the_model_alone(client: TestClient, bank: ReaderBank):
     options = {name: value for name, value in DRAWN.items() if name != "seed"}
     ids, prompt = alone(bank, seed=7, do_sample=True, **options)
     details = written(client, parameters=DRAWN)["details"]
@@ -150,7 +150,7 @@ def test_what_is_drawn_is_what_the_model_draws_alone(client: TestClient, bank: R
     assert ids != greedy
 
 
-def test_a_seed_that_was_not_given_is_told_and_gives_the_text_again(client: TestClient):
+def test_a_chosen_seed_is_returned_and_reproduces_the_text(client: TestClient):
     free = {**DRAWN, "seed": None}
     first, second = (written(client, parameters=free) for _ in range(2))
     assert first["details"]["seed"] != second["details"]["seed"]
@@ -158,7 +158,7 @@ def test_a_seed_that_was_not_given_is_told_and_gives_the_text_again(client: Test
     assert again["generated_text"] == first["generated_text"]
 
 
-def test_torchs_own_random_numbers_are_left_alone(client: TestClient):
+def test_the_global_random_generator_of_torch_is_not_used(client: TestClient):
     before = torch.get_rng_state()
     written(client, parameters=DRAWN)
     assert torch.equal(torch.get_rng_state(), before)
@@ -168,7 +168,7 @@ def test_torchs_own_random_numbers_are_left_alone(client: TestClient):
     ("parameters", "sampled"),
     [({}, False), ({"do_sample": True}, True), ({"temperature": 0}, False), ({"top_k": 3, "do_sample": False}, True)],
 )
-def test_sampling_is_asked_for_or_implied(client: TestClient, parameters: dict[str, Any], sampled: bool):
+def test_sampling_is_requested_or_implied(client: TestClient, parameters: dict[str, Any], sampled: bool):
     details = written(client, parameters={"max_new_tokens": 2, **parameters})["details"]
     assert (details["seed"] is not None) is sampled
 
@@ -220,21 +220,21 @@ def test_a_chat_is_streamed_in_openais_shape(client: TestClient):
     assert "usage" not in written(client, **asked, stream=True)[-2]
 
 
-def test_parts_of_a_message_are_one_text(client: TestClient):
+def test_parts_of_a_message_are_joined(client: TestClient):
     parts = [{"type": "text", "text": "the film "}, {"type": "text", "text": "is good"}]
     asked = {"path": "/v1/chat/completions", "max_tokens": 5}
     one, other = (written(client, **asked, messages=[{"role": "user", "content": c}]) for c in (PROMPT, parts))
     assert one["choices"] == other["choices"]
 
 
-def test_a_tokenizer_without_a_chat_template_is_told_of():
+def test_a_chat_without_a_chat_template_is_refused():
     with TestClient(create_app(writing_bank(template=None))) as client:
         response = client.post("/v1/chat/completions", json={"messages": CHAT})
     assert response.status_code == 422
     assert "the tokenizer of this bank has no chat template" in response.json()["error"]
 
 
-def test_a_chat_template_that_fails_is_told_of():
+def test_a_chat_template_that_fails_is_an_error():
     with TestClient(create_app(writing_bank(template="{{ raise_exception('no users here') }}"))) as client:
         response = client.post("/v1/chat/completions", json={"messages": CHAT})
     assert response.status_code == 422
@@ -244,7 +244,7 @@ def test_a_chat_template_that_fails_is_told_of():
 # What ends a text
 
 
-def test_a_text_ends_with_a_string(client: TestClient):
+def test_a_stop_string_ends_a_text(client: TestClient):
     text = written(client, parameters=DRAWN)["generated_text"]
     words = text.split(" ")
     stop = f"{words[4][-1]} {words[5]}"  # over two tokens
@@ -254,7 +254,7 @@ def test_a_text_ends_with_a_string(client: TestClient):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_chat_ends_before_the_string(client: TestClient, stream: bool):
+def test_a_chat_ends_before_a_stop_string(client: TestClient, stream: bool):
     asked = {"path": "/v1/chat/completions", "max_tokens": 20, "temperature": 1.5, "seed": 3}
     text = written(client, **asked)["choices"][0]["message"]["content"]
     words = text.split(" ")
@@ -268,7 +268,7 @@ def test_a_chat_ends_before_the_string(client: TestClient, stream: bool):
     assert (shown, reason) == (text[: text.index(stop)], "stop")
 
 
-def test_a_flag_ends_a_text_if_the_request_says_so(client: TestClient, bank: ReaderBank):
+def test_a_flag_ends_a_text_only_on_request(client: TestClient, bank: ReaderBank):
     free = written(client, parameters={"max_new_tokens": 20})["details"]
     at = free["flagged_at"]["smooth"]
     assert 1 <= at < 18
@@ -281,7 +281,7 @@ def test_a_flag_ends_a_text_if_the_request_says_so(client: TestClient, bank: Rea
         assert ids == [token["id"] for token in free["tokens"]][: at + 1]  # one was chosen meanwhile
 
 
-def test_a_flag_that_ends_a_chat_is_openais_filter(client: TestClient):
+def test_a_flag_that_ends_a_chat_has_openais_finish_reason(client: TestClient):
     whole = written(client, path="/v1/chat/completions", max_tokens=20, stop_on_flag=True)
     chunks = written(client, path="/v1/chat/completions", max_tokens=20, stop_on_flag=True, stream=True)
     assert whole["choices"][0]["finish_reason"] == "content_filter"
@@ -292,7 +292,7 @@ def test_a_flag_that_ends_a_chat_is_openais_filter(client: TestClient):
 # Tasks
 
 
-def test_only_the_tasks_that_are_named_take_part(client: TestClient):
+def test_only_named_tasks_take_part(client: TestClient):
     told = written(client, parameters={"max_new_tokens": 3}, tasks=["mood"])["details"]
     assert (list(told["tokens"][0]["scores"]), list(told["tokens"][0]["monitors"])) == (["mood"], ["quiet"])
     assert told["answers"] == {}
@@ -300,7 +300,7 @@ def test_only_the_tasks_that_are_named_take_part(client: TestClient):
     assert (list(late["answers"]), late["tokens"][0]["scores"]) == (["topic"], None)
 
 
-def test_a_text_is_streamed_where_no_reader_follows_it(bank: ReaderBank):
+def test_a_text_is_streamed_if_no_reader_takes_part(bank: ReaderBank):
     own = writing_bank()
     own.remove("odd")
     own.remove("mood")
@@ -311,7 +311,7 @@ def test_a_text_is_streamed_where_no_reader_follows_it(bank: ReaderBank):
     assert {event["scores"] for event in told} == {None}
 
 
-def test_an_encoder_decoder_writes_and_its_encoders_readers_answer_at_the_end():
+def test_readers_of_an_encoder_answer_at_the_end():
     bank = ReaderBank(t5(), t5_tokenizer())
     bank.add("article", Reader(Mean(), SequenceClassification(("bad", "good"), pooling="mean"), "encoder"))
     bank.add("odd", Reader(AdaLayers(dim=8), TAGS, "decoder"))
@@ -384,7 +384,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_said_before_anything_is_written(client: TestClient, name: str):
+def test_a_bad_request_is_refused_before_anything_is_generated(client: TestClient, name: str):
     body, status, part = WRONG[name]
     response = client.post("/generate" if "inputs" in body else "/v1/chat/completions", json=body)
     assert response.status_code == status, response.text
@@ -395,13 +395,13 @@ def test_what_is_wrong_is_said_before_anything_is_written(client: TestClient, na
 HABITS = {"n": 1, "tools": [], "logprobs": False, "response_format": {"type": "text"}, "frequency_penalty": 0.0}
 
 
-def test_what_clients_send_by_habit_is_taken(client: TestClient):
+def test_options_that_change_nothing_are_accepted(client: TestClient):
     asked = {"path": "/v1/chat/completions", "max_tokens": 4}
     plain = written(client, **asked)["choices"]
     assert written(client, **asked, **HABITS, user="u", metadata={}, store=False, temperature=None)["choices"] == plain
 
 
-def test_a_bank_whose_model_does_not_write_says_so():
+def test_a_model_that_does_not_generate_text_is_an_error():
     with TestClient(create_app(tiny_bank())) as client:
         for path, body in (("/generate", {"inputs": "a"}), ("/v1/chat/completions", {"messages": CHAT})):
             response = client.post(path, json=body)
@@ -412,7 +412,7 @@ def test_a_bank_whose_model_does_not_write_says_so():
         assert {"/generate", "/v1/chat/completions"} <= set(client.get("/openapi.json").json()["paths"])
 
 
-def test_where_no_thread_can_begin_a_text_waits_for_none(monkeypatch: pytest.MonkeyPatch):
+def test_a_thread_that_cannot_start_is_an_overload(monkeypatch: pytest.MonkeyPatch):
     with TestClient(create_app(writing_bank(), Settings.of(max_concurrent_generations=1))) as client:
         with monkeypatch.context() as patch:
             patch.setattr(Thread, "start", lambda _: (_ for _ in ()).throw(RuntimeError("can't start new thread")))
@@ -421,20 +421,20 @@ def test_where_no_thread_can_begin_a_text_waits_for_none(monkeypatch: pytest.Mon
         assert client.post("/generate", json={"inputs": "the film"}).status_code == 200
 
 
-def test_info_says_whether_text_is_written(client: TestClient):
+def test_info_tells_whether_text_can_be_generated(client: TestClient):
     info = client.get("/info").json()
     assert (info["writes_text"], info["max_total_tokens"], info["max_concurrent_generations"]) == (True, 30, 4)
     with TestClient(create_app(tiny_bank())) as other:
         assert other.get("/info").json()["writes_text"] is False
 
 
-def test_half_characters_are_read(client: TestClient):
+def test_lone_surrogates_are_accepted(client: TestClient):
     body = json.dumps({"inputs": "film \ud800", "parameters": {"max_new_tokens": 2}}).encode()
     response = client.post("/generate", content=body, headers={"content-type": "application/json"})
     assert response.status_code == 200
 
 
-def test_who_has_the_end_of_a_text_finds_it_counted(bank: ReaderBank):
+def test_a_text_is_counted_before_its_end_is_sent(bank: ReaderBank):
     parts: Queue[tuple[Any, int, int]] = Queue()
     told: list[int] = []
     scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
@@ -450,7 +450,7 @@ def test_who_has_the_end_of_a_text_finds_it_counted(bank: ReaderBank):
 
 
 @pytest.mark.parametrize("version", ["2.3", "2.4"])
-def test_a_client_that_reads_nothing_is_left(bank: ReaderBank, version: str, caplog: pytest.LogCaptureFixture):
+def test_a_client_that_reads_nothing_is_given_up(bank: ReaderBank, version: str, caplog: pytest.LogCaptureFixture):
     """What a server sends waits while the client's buffers are full; the text must not be held for that long."""
     scheduler = Scheduler(bank, Settings.of(shutdown_timeout=5))
     generator = TextGenerator(scheduler)

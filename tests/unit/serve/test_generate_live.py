@@ -1,4 +1,4 @@
-"""Texts that a server writes while it runs: what is there before their end, who leaves, who waits, and how it ends."""
+"""Generation on a running server: what clients get before the end, disconnects, overload and shutdown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = {"inputs": PROMPT, "parameters": {"max_new_tokens": 28}}
 
 
 class Gate:
-    """Stands before the head that writes, which predictions do not reach: counts, delays, holds or breaks passes."""
+    """Stands before the language model head, which predictions do not reach: counts, delays, holds or breaks passes."""
 
     def __init__(self, bank: ReaderBank) -> None:
         self.passes, self.pause, self.holds_at, self.breaks_at = 0, 0.0, 10**9, 10**9
@@ -41,8 +41,8 @@ class Gate:
             assert self.go.wait(20)
 
 
-class Reloader:
-    """A server that runs, and its client."""
+class LiveServer:
+    """A running server, and a client for it."""
 
     def __init__(self, server: Server, app: Any, gate: Gate) -> None:
         self.server, self.generator, self.gate = server, app.state.generator, gate
@@ -68,7 +68,7 @@ class Reloader:
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[Reloader]:
+def serving(**settings: Any) -> Iterator[LiveServer]:
     bank = writing_bank()
     given = Settings.of(**settings)
     app = create_app(bank, given)
@@ -76,7 +76,7 @@ def serving(**settings: Any) -> Iterator[Reloader]:
     server = Server(uvicorn.Config(app, port=0, **more))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    live = Reloader(server, app, Gate(bank))
+    live = LiveServer(server, app, Gate(bank))
     live.until(lambda: server.started)
     try:
         yield live
@@ -89,7 +89,7 @@ def serving(**settings: Any) -> Iterator[Reloader]:
 
 
 @pytest.fixture
-def live() -> Iterator[Reloader]:
+def live() -> Iterator[LiveServer]:
     with serving(max_concurrent_generations=2) as live:
         yield live
 
@@ -99,7 +99,7 @@ def first_event(response: HTTPResponse) -> Any:
     return event
 
 
-def test_a_token_is_told_of_before_the_text_is_written_and_predictions_do_not_wait(live: Reloader):
+def test_tokens_are_sent_before_the_text_is_complete_and_predictions_do_not_wait(live: LiveServer):
     live.gate.holds_at = 4
     with closing(live.connect()) as connection:
         response = live.begin(connection, "/generate", {**LONG, "stream": True})
@@ -113,7 +113,7 @@ def test_a_token_is_told_of_before_the_text_is_written_and_predictions_do_not_wa
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_hangs_up_ends_its_text(live: Reloader, stream: bool):
+def test_a_client_that_disconnects_ends_its_text(live: LiveServer, stream: bool):
     live.gate.pause = 0.05
     connection = live.connect()
     connection.request(
@@ -125,7 +125,7 @@ def test_a_client_that_hangs_up_ends_its_text(live: Reloader, stream: bool):
     assert live.gate.passes < 12
 
 
-def test_a_client_that_hangs_up_while_it_reads_ends_its_text(live: Reloader):
+def test_a_client_that_disconnects_while_it_reads_ends_its_text(live: LiveServer):
     live.gate.pause = 0.05
     connection = live.connect()
     response = live.begin(connection, "/v1/chat/completions", {"messages": CHAT, "stream": True})
@@ -136,7 +136,7 @@ def test_a_client_that_hangs_up_while_it_reads_ends_its_text(live: Reloader):
     assert live.gate.passes < 12
 
 
-def test_too_many_texts_at_once_are_told_to_come_again(live: Reloader):
+def test_too_many_texts_at_a_time_are_refused(live: LiveServer):
     live.gate.holds_at = 2
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(live.ask, "/generate", LONG) for _ in range(2)]
@@ -151,7 +151,7 @@ def test_too_many_texts_at_once_are_told_to_come_again(live: Reloader):
     assert live.ask("/generate", LONG)[0] == 200
 
 
-def test_texts_and_predictions_at_once_are_what_they_are_alone():
+def test_simultaneous_texts_and_predictions_equal_those_alone():
     bodies = [
         ("/generate", {"inputs": text, "parameters": {"max_new_tokens": 20, "temperature": 1.3, "seed": seed}})
         for seed, text in enumerate(("the film", "bad .", "anna went to paris", "the film is good"))
@@ -171,7 +171,7 @@ def test_texts_and_predictions_at_once_are_what_they_are_alone():
                 assert {said["label"]: said["score"] for said in other[task]} == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_text_may_take_longer_than_a_silence():
+def test_a_text_may_take_longer_than_the_time_for_one_token():
     with serving(request_timeout=0.6) as live:
         live.gate.pause = 0.06
         assert live.ask("/generate", LONG)[0] == 200  # 28 passes of 0.06 s and more
@@ -185,7 +185,7 @@ def test_a_text_may_take_longer_than_a_silence():
         live.until(lambda: live.generator.running == 0)
 
 
-def test_what_breaks_is_told_and_no_text_is_logged(live: Reloader, caplog: pytest.LogCaptureFixture):
+def test_a_failure_is_an_error_and_no_text_is_logged(live: LiveServer, caplog: pytest.LogCaptureFixture):
     live.gate.breaks_at = 1
     status, body = live.ask("/generate", {**LONG, "stream": True})
     assert (status, json.loads(body)["error_type"]) == (424, "Backend")
@@ -206,7 +206,7 @@ def test_what_breaks_is_told_and_no_text_is_logged(live: Reloader, caplog: pytes
     assert live.ask("/generate", LONG)[0] == 200
 
 
-def test_a_server_that_ends_lets_a_text_finish():
+def test_a_server_that_shuts_down_lets_a_text_finish():
     with serving(shutdown_timeout=10) as live, closing(live.connect()) as connection:
         live.gate.pause = 0.02
         response = live.begin(connection, "/generate", {**LONG, "stream": True})
@@ -217,7 +217,7 @@ def test_a_server_that_ends_lets_a_text_finish():
 
 
 @pytest.mark.parametrize(("path", "body"), [("/generate", LONG), ("/v1/chat/completions", {"messages": CHAT})])
-def test_a_text_that_does_not_end_in_time_says_so(path: str, body: Any):
+def test_a_text_cut_off_at_shutdown_ends_with_an_error(path: str, body: Any):
     with serving(shutdown_timeout=3) as live, closing(live.connect()) as connection:
         live.gate.pause = 0.15
         response = live.begin(connection, path, {**body, "stream": True})
@@ -228,7 +228,7 @@ def test_a_text_that_does_not_end_in_time_says_so(path: str, body: Any):
     assert said == "serve: the server was shut down before this text was complete."
 
 
-def test_figures_count_tokens_and_their_times(live: Reloader):
+def test_metrics_count_tokens_and_their_times(live: LiveServer):
     assert live.ask("/generate", LONG)[0] == 200
     with closing(live.connect()) as connection:
         connection.request("GET", "/metrics")

@@ -27,12 +27,12 @@ from lamina.serve.middleware import RequestGuard, depth_of
         (b"[" * 1000, 1000),
     ],
 )
-def test_depth(body: bytes, depth: int):
+def test_depth_of_nested_json(body: bytes, depth: int):
     assert depth_of(body) == depth
 
 
 @pytest.mark.parametrize("keys", [{}, {"api_key": "ask"}, {"api_key": "ask", "admin_key": "sesame"}])
-def test_below_another_path_the_same_keys_are_asked_for(keys: dict[str, str]):
+def test_a_mounted_application_needs_the_same_keys(keys: dict[str, str]):
     app = FastAPI()
     app.mount("/lamina", create_app(tiny_bank(), Settings.of(**keys)))
     asking = {"authorization": "Bearer ask"}
@@ -45,7 +45,7 @@ def test_below_another_path_the_same_keys_are_asked_for(keys: dict[str, str]):
         assert client.post("/lamina/predict", json=asked, headers=asking).status_code == 200
 
 
-def test_a_body_that_does_not_come_is_not_waited_for():
+def test_a_body_that_does_not_arrive_times_out():
     sent: list[Any] = []
 
     async def application(*_: Any) -> None:

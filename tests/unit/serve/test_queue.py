@@ -1,4 +1,4 @@
-"""Which requests share a pass."""
+"""The choice of the jobs of a batch."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def words(count: int) -> str:
     return "abc " * count
 
 
-def test_the_oldest_runs_with_those_of_its_length():
+def test_the_oldest_job_runs_with_jobs_of_its_length():
     old, short, alike, long = job(words(20)), job(words(2)), job(words(19)), job(words(90))
     assert next_batch([old, short, alike, long], BUDGET) == [old, alike]
     assert next_batch([short, long], BUDGET) == [short]
 
 
-def test_a_few_short_ones_run_with_longer_ones_where_a_pass_costs_more():
+def test_a_few_short_texts_run_with_longer_ones_if_another_pass_costs_more():
     waiting = [job(words(20)), job(words(15)), job(words(2))]
     assert next_batch(waiting, Budget(1000, 100)) == waiting
 
 
 @pytest.mark.parametrize("other", [job(words(5), work=object()), job((words(2), words(2)))])
-def test_what_is_asked_otherwise_waits(other: Job):
+def test_jobs_of_another_worker_or_of_pairs_wait(other: Job):
     first, second = job(words(5)), job(words(5))
     assert next_batch([first, other, second], BUDGET) == [first, second]
 
 
-def test_a_request_of_several_texts_is_not_parted():
+def test_a_job_of_several_texts_is_not_divided():
     mixed, short, long, between = job(words(40), words(2)), job(words(2)), job(words(40)), job(words(20), words(40))
     assert next_batch([mixed, short, long, between], BUDGET) == [mixed, short, long]
     assert next_batch([short, mixed, long], BUDGET) == [short]
 
 
-def test_a_batch_has_room_for_so_much():
+def test_a_batch_stays_within_the_budget():
     waiting = [job(words(20)) for _ in range(9)]  # of 22 tokens each
     assert next_batch(waiting, Budget(100, 10)) == waiting[:4]
     large = job(words(200))
@@ -55,7 +55,7 @@ def test_a_batch_has_room_for_so_much():
     assert next_batch(files, BUDGET) == files[:1]
 
 
-def test_all_are_answered_oldest_first():
+def test_all_jobs_are_answered_oldest_first():
     rng = random.Random(0)
     waiting = [job(*(words(rng.randint(1, 60)) for _ in range(rng.choice([1, 1, 1, 5])))) for _ in range(300)]
     while waiting:

@@ -24,7 +24,7 @@ TEXT = "the film is good ."
 
 
 def other_bank(bank: ReaderBank, shift: float = 3.0) -> ReaderBank:
-    """A bank on the same model whose readers answer differently."""
+    """Return a bank on the same model whose readers answer differently."""
     other = tiny_bank(bank.model)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -90,7 +90,7 @@ def test_a_reader_is_added_replaced_and_removed(client: TestClient, bank: Reader
     assert client.get("/readers", headers=KEY).json()["bank_version"] == 5
 
 
-def test_a_reader_that_runs_the_model_as_it_loads_disturbs_no_answer(bank: ReaderBank, root: Path):
+def test_loading_a_reader_that_runs_the_model_disturbs_no_answer(bank: ReaderBank, root: Path):
     deep = ReaderBank(bank.model, bank.processor)
     deep.add("deep", Reader(ExtraLayers(n=1), SequenceClassification(("a", "b"))))
     deep.save_pretrained(root / "deep")
@@ -113,7 +113,7 @@ def test_a_reader_that_runs_the_model_as_it_loads_disturbs_no_answer(bank: Reade
     assert {*scheduler.bank} == {"mood", "who", "deep"}
 
 
-def test_weights_are_hashed_once_for_each_bank(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_weights_are_hashed_once_per_bank(client: TestClient, root: Path, monkeypatch: pytest.MonkeyPatch):
     hashed: list[int] = []
 
     def counted(tensors: Any) -> str:
@@ -134,7 +134,7 @@ def test_weights_are_hashed_once_for_each_bank(client: TestClient, root: Path, m
     assert len(hashed) == len(first) + len(second)
 
 
-def test_reload_serves_what_the_folder_holds_now(client: TestClient, bank: ReaderBank, tmp_path: Path):
+def test_reload_serves_the_readers_in_the_folder(client: TestClient, bank: ReaderBank, tmp_path: Path):
     changed(client, "tone")
     third = other_bank(bank, 1.0)
     third.remove("who")
@@ -144,7 +144,7 @@ def test_reload_serves_what_the_folder_holds_now(client: TestClient, bank: Reade
 
 
 def twins(bank: ReaderBank, shift: float) -> ReaderBank:
-    """A bank with the same reader under two names, so that an answer by two banks shows."""
+    """Return a bank with the same reader under two names, so that an answer by two banks can be noticed."""
     twins = ReaderBank(bank.model, bank.processor)
     for name in ("a", "b"):
         one = other_bank(bank, shift)
@@ -153,7 +153,7 @@ def twins(bank: ReaderBank, shift: float) -> ReaderBank:
     return twins
 
 
-def test_a_request_is_answered_by_one_bank_whole(client: TestClient, bank: ReaderBank, root: Path):
+def test_a_request_is_answered_by_a_single_bank(client: TestClient, bank: ReaderBank, root: Path):
     banks = {"old": twins(bank, 0.0), "new": twins(bank, 3.0)}
     for name, one in banks.items():
         one.save_pretrained(root / name)
@@ -188,7 +188,7 @@ def test_nothing_outside_the_root_is_read(client: TestClient, root: Path, tmp_pa
     assert client.get("/readers", headers=KEY).json() == {"bank_version": 1, "readers": {"mood": 1, "who": 1}}
 
 
-def test_readers_that_cannot_be_used_change_nothing(client: TestClient, bank: ReaderBank, root: Path):
+def test_readers_that_do_not_fit_change_nothing(client: TestClient, bank: ReaderBank, root: Path):
     tiny_bank(tiny_model(7)).save_pretrained(root / "foreign")
     tiny_bank(bank.model).save_pretrained(root / "torn")
     (weights,) = (root / "torn").rglob("mood/*.safetensors")
@@ -203,9 +203,7 @@ def test_readers_that_cannot_be_used_change_nothing(client: TestClient, bank: Re
     assert scores(client) == before
 
 
-def test_weights_that_are_no_numbers_are_never_served(
-    client: TestClient, bank: ReaderBank, monkeypatch: pytest.MonkeyPatch
-):
+def test_weights_that_are_not_finite_are_refused(client: TestClient, bank: ReaderBank, monkeypatch: pytest.MonkeyPatch):
     broken, before = other_bank(bank), scores(client)
     torch.nn.init.constant_(broken["mood"].head.output.bias, torch.nan)
     monkeypatch.setattr(ReaderBank, "from_pretrained", lambda *_: broken)
@@ -213,7 +211,7 @@ def test_weights_that_are_no_numbers_are_never_served(
     assert scores(client) == before
 
 
-def test_changes_ask_for_the_second_key(client: TestClient, bank: ReaderBank):
+def test_changes_need_the_admin_key(client: TestClient, bank: ReaderBank):
     wrong = {"authorization": "Bearer sesam"}
     for method, path in (("GET", "/readers"), ("POST", "/readers"), ("DELETE", "/readers/mood")):
         assert client.request(method, path).status_code == 401
@@ -227,7 +225,7 @@ def test_changes_ask_for_the_second_key(client: TestClient, bank: ReaderBank):
         assert no_root.get("/info", headers=KEY).status_code == 401
 
 
-def test_kserve_names_the_version_that_answers(client: TestClient):
+def test_kserve_returns_the_version_that_answers(client: TestClient):
     changed(client, "v2", readers=["mood"])
     assert client.get("/v2/models/mood").json()["versions"] == ["2"]
     tensor = {"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": [TEXT]}]}

@@ -23,7 +23,7 @@ from lamina.serve.workers import TooLongError, Worker
 
 
 class Slow(Worker):
-    """Waits until it is let go; says what it was given."""
+    """A worker that holds each pass until `go` is set, and answers each text with the text itself."""
 
     max_length = 10
 
@@ -63,7 +63,7 @@ def make() -> Iterator[Callable[..., Scheduler]]:
 
 
 def held(scheduler: Scheduler) -> tuple[Slow, Callable[..., Future[list[Any]]]]:
-    """A work that runs one request and holds it until it is let go; and a way to ask more."""
+    """Return a worker that holds a first request, and a function that queues further requests for it."""
     slow = Slow(scheduler.bank)
 
     def ask(*texts: str) -> Future[list[Any]]:
@@ -74,7 +74,7 @@ def held(scheduler: Scheduler) -> tuple[Slow, Callable[..., Future[list[Any]]]]:
     return slow, ask
 
 
-def test_many_requests_get_what_each_would_get_alone(make: Callable[..., Scheduler]):
+def test_simultaneous_requests_get_the_answers_of_each_alone(make: Callable[..., Scheduler]):
     scheduler = make(max_batch_tokens=40)
     texts = [TEXTS[at % 3] + " the film" * (at % 5) for at in range(60)]
     tasks = [None, ["mood"], ["who"]]
@@ -90,7 +90,7 @@ def test_many_requests_get_what_each_would_get_alone(make: Callable[..., Schedul
     assert scheduler.unanswered == 0
 
 
-def test_what_waits_is_run_together(make: Callable[..., Scheduler]):
+def test_queued_requests_share_a_batch(make: Callable[..., Scheduler]):
     told: list[BatchTiming] = []
     scheduler = make()
     scheduler._on_batch = lambda _, timing: told.append(timing)
@@ -111,7 +111,7 @@ def until(true: Callable[[], Any]) -> None:
 LONG = "a word " * 57  # three are worth a pass, two are not
 
 
-def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Scheduler]):
+def test_enough_queued_tokens_are_tokenised_while_a_pass_runs(make: Callable[..., Scheduler]):
     told: list[BatchTiming] = []
     scheduler = make()
     scheduler._on_batch = lambda _, timing: told.append(timing)
@@ -127,7 +127,7 @@ def test_what_is_worth_a_pass_is_read_while_another_runs(make: Callable[..., Sch
     assert min(told[1].queue) >= 0.2  # until its pass began, not until it was read
 
 
-def test_what_was_read_is_read_again_if_less_waits_by_then(make: Callable[..., Scheduler]):
+def test_a_tokenised_batch_is_tokenised_again_if_a_job_is_cancelled(make: Callable[..., Scheduler]):
     scheduler = make()
     slow, ask = held(scheduler)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
@@ -139,7 +139,7 @@ def test_what_was_read_is_read_again_if_less_waits_by_then(make: Callable[..., S
     assert slow.read_at_once == [1, 3, 2]
 
 
-def test_what_comes_after_a_batch_was_read_is_the_next(make: Callable[..., Scheduler]):
+def test_a_request_after_tokenising_is_in_the_next_batch(make: Callable[..., Scheduler]):
     scheduler = make()
     slow, ask = held(scheduler)
     waiting = [ask(f"{LONG}{number}") for number in range(3)]
@@ -151,7 +151,9 @@ def test_what_comes_after_a_batch_was_read_is_the_next(make: Callable[..., Sched
     assert slow.read_at_once == [1, 3, 1]
 
 
-def test_what_cannot_be_read_ahead_is_told(make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch):
+def test_an_error_while_tokenising_ahead_fails_that_job_only(
+    make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+):
     scheduler = make()
     slow, ask = held(scheduler)
 
@@ -169,7 +171,7 @@ def test_what_cannot_be_read_ahead_is_told(make: Callable[..., Scheduler], monke
     assert good.result(10) == ["good"]
 
 
-def test_passes_run_at_once_if_they_may(make: Callable[..., Scheduler]):
+def test_passes_run_at_the_same_time_if_allowed(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_passes=2)
     running = list[str]()
     both, go = Event(), Event()
@@ -196,7 +198,7 @@ def test_passes_run_at_once_if_they_may(make: Callable[..., Scheduler]):
     assert [future.result(10) for future in later] == [[f"later {number}"] for number in range(3)]
 
 
-def test_answers_are_the_same_where_passes_run_at_once(make: Callable[..., Scheduler]):
+def test_answers_are_the_same_with_several_passes_at_a_time(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_passes=3, max_batch_tokens=40)
     texts = [TEXTS[at % 3] + " the film" * (at % 7) for at in range(80)]
     futures = [scheduler.ask([text], ["mood"]) for text in texts]
@@ -206,7 +208,7 @@ def test_answers_are_the_same_where_passes_run_at_once(make: Callable[..., Sched
     assert scheduler.unanswered == 0
 
 
-def test_looks_at_the_model_take_turns_with_passes_that_run_at_once(make: Callable[..., Scheduler]):
+def test_exclusive_access_to_the_model_alternates_with_passes(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_passes=3)
     futures: list[Future[list[Any]]] = []
     for number in range(24):
@@ -220,7 +222,7 @@ def test_looks_at_the_model_take_turns_with_passes_that_run_at_once(make: Callab
     assert scheduler.unanswered == 0
 
 
-def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Scheduler]):
+def test_pairs_share_no_batch_with_single_texts(make: Callable[..., Scheduler]):
     told: list[int] = []
     scheduler = make()
     scheduler._on_batch = lambda _, timing: told.append(timing.requests)
@@ -232,7 +234,7 @@ def test_pairs_share_no_pass_with_single_texts(make: Callable[..., Scheduler]):
     assert told == [1, 2, 1]
 
 
-def test_who_has_an_answer_finds_it_counted(make: Callable[..., Scheduler]):
+def test_a_batch_is_counted_before_its_answers_are_given(make: Callable[..., Scheduler]):
     answered: list[bool] = []
     scheduler = make()
     slow, ask = held(scheduler)
@@ -243,7 +245,7 @@ def test_who_has_an_answer_finds_it_counted(make: Callable[..., Scheduler]):
     assert answered == [False, False]  # the first is the text that held the scheduler
 
 
-def test_requests_that_are_gone_are_not_kept(make: Callable[..., Scheduler]):
+def test_cancelled_requests_are_dropped_from_the_queue(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_requests=4)
     slow, ask = held(scheduler)
     for number in range(100):
@@ -252,13 +254,13 @@ def test_requests_that_are_gone_are_not_kept(make: Callable[..., Scheduler]):
     slow.go.set()
 
 
-def test_what_a_request_holds_never_reaches_the_disk(make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch):
+def test_texts_of_requests_never_reach_the_disk(make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(arrow, "SPILL_BYTES", 1)
     monkeypatch.setattr(arrow, "_on_disk", lambda _: pytest.fail("a file was written"))
     assert make().ask(["the film is good ."]).result(30)
 
 
-def test_a_tokenizer_is_asked_by_one_thread_at_a_time(make: Callable[..., Scheduler]):
+def test_a_tokenizer_is_used_by_one_thread_at_a_time(make: Callable[..., Scheduler]):
     scheduler = make()
     with scheduler.tokenizer_lock:
         future = scheduler.ask(["the film is good ."])
@@ -267,7 +269,7 @@ def test_a_tokenizer_is_asked_by_one_thread_at_a_time(make: Callable[..., Schedu
     assert future.result(30)
 
 
-def test_a_look_at_the_model_waits_for_the_pass_that_runs(make: Callable[..., Scheduler]):
+def test_exclusive_access_to_the_model_waits_for_the_running_pass(make: Callable[..., Scheduler]):
     scheduler = make()
     slow, ask = held(scheduler)
     looked = Event()
@@ -285,7 +287,7 @@ def test_a_look_at_the_model_waits_for_the_pass_that_runs(make: Callable[..., Sc
     assert ask("after").result(10) == ["after"]
 
 
-def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Scheduler]):
+def test_a_cancelled_request_is_not_computed(make: Callable[..., Scheduler]):
     scheduler = make()
     slow, ask = held(scheduler)
     gone, kept = ask("gone"), ask("kept")
@@ -297,7 +299,7 @@ def test_a_request_that_is_gone_is_not_computed(make: Callable[..., Scheduler]):
         gone.result(1)
 
 
-def test_too_many_are_told_to_come_again(make: Callable[..., Scheduler]):
+def test_too_many_requests_are_refused(make: Callable[..., Scheduler]):
     scheduler = make(max_concurrent_requests=2)
     slow, ask = held(scheduler)
     second = ask("second")
@@ -308,7 +310,7 @@ def test_too_many_are_told_to_come_again(make: Callable[..., Scheduler]):
     assert ask("fourth").result(10) == ["fourth"]
 
 
-def test_one_that_fails_spoils_no_other(make: Callable[..., Scheduler], caplog: pytest.LogCaptureFixture):
+def test_a_request_that_fails_does_not_fail_others(make: Callable[..., Scheduler], caplog: pytest.LogCaptureFixture):
     scheduler = make()
     slow, ask = held(scheduler)
     futures = {text: ask(text) for text in ("good", "bad", "fine")}
@@ -320,7 +322,7 @@ def test_one_that_fails_spoils_no_other(make: Callable[..., Scheduler], caplog: 
     assert "serve: a request failed" in caplog.text
 
 
-def test_what_was_accepted_is_answered_at_the_end(make: Callable[..., Scheduler]):
+def test_accepted_requests_are_answered_on_close(make: Callable[..., Scheduler]):
     scheduler = make()
     slow, ask = held(scheduler)
     last = ask("last")
@@ -332,7 +334,7 @@ def test_what_was_accepted_is_answered_at_the_end(make: Callable[..., Scheduler]
         ask("late")
 
 
-def test_what_could_not_be_answered_in_time_is_told_so():
+def test_requests_that_are_not_answered_in_time_fail_on_close():
     scheduler = Scheduler(tiny_bank(), Settings.of(shutdown_timeout=0.05))
     slow, ask = held(scheduler)
     late = ask("late")
@@ -342,14 +344,14 @@ def test_what_could_not_be_answered_in_time_is_told_so():
     slow.go.set()
 
 
-def test_texts_that_may_not_be_cut_are_measured(make: Callable[..., Scheduler]):
+def test_without_truncate_a_long_text_is_an_error(make: Callable[..., Scheduler]):
     scheduler = make()
     assert len(scheduler.ask(["film " * 30], ["mood"], truncate=False).result(10)) == 1
     with pytest.raises(TooLongError, match=r"serve: text 1 has 33 tokens; at most 32 are read"):
         scheduler.ask(["film", "film " * 31], ["mood"], truncate=False).result(10)
 
 
-def test_half_a_character_in_a_text_that_may_not_be_cut(make: Callable[..., Scheduler]):
+def test_a_lone_surrogate_in_a_text_that_may_not_be_cut(make: Callable[..., Scheduler]):
     with pytest.raises(TooLongError, match=r"serve: text 0 has 43 tokens; at most 32 are read"):
         make().ask(["\ud800 " + "film " * 40], ["mood"], truncate=False).result(10)
 
@@ -366,7 +368,7 @@ def test_tasks_must_exist(make: Callable[..., Scheduler]):
         make().ask(["a"], ["mod"])
 
 
-def test_works_that_were_not_asked_for_lately_are_let_go(make: Callable[..., Scheduler]):
+def test_the_cache_of_workers_is_limited(make: Callable[..., Scheduler]):
     scheduler = make()
     slow = Slow(scheduler.bank)
     slow.go.set()
@@ -375,7 +377,7 @@ def test_works_that_were_not_asked_for_lately_are_let_go(make: Callable[..., Sch
     assert len(scheduler._workers) == 256
 
 
-def test_a_bank_that_was_replaced_is_let_go(make: Callable[..., Scheduler]):
+def test_a_replaced_bank_is_freed(make: Callable[..., Scheduler]):
     scheduler = make()
     old, new = scheduler.bank, tiny_bank(scheduler.bank.model)
     scheduler.ask(["bad"]).result(10)

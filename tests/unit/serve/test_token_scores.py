@@ -1,4 +1,4 @@
-"""Which readers follow a text, and what they say of it, by kind of problem."""
+"""The readers that take part in a generated text, and their scores by type of problem."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def bank_of(**readers: Any) -> ReaderBank:
     return bank.eval()
 
 
-def test_a_reader_of_many_labels_is_told_only_where_it_is_not_named():
+def test_a_reader_of_many_labels_is_left_out_or_refused_by_name():
     many = bank_of(many=(Mean(), whole([f"l{number}" for number in range(33)])))
     assert not TokenScores(many, each=False).monitors
     with pytest.raises(
@@ -45,7 +45,7 @@ def whole(labels: Any, **options: Any) -> SequenceClassification:
 
 
 def followed(bank: ReaderBank, **options: Any) -> tuple[TokenScores, Any, Any, torch.Tensor]:
-    """What follows a text of three tokens, the steps, what was heard, and its ids but the last."""
+    """Generate a text; return its `TokenScores`, the steps, the outputs of `bank.listen`, and all ids but the last."""
     said = TokenScores(bank, each=False, **options)
     model: Any = bank.model
     with bank.watch(said.monitors or [Monitor("each", "odd")]) as watch, bank.listen(said.late, over="both") as heard:
@@ -53,7 +53,7 @@ def followed(bank: ReaderBank, **options: Any) -> tuple[TokenScores, Any, Any, t
     return said, watch.steps, heard, ids[:, :-1]
 
 
-def test_each_problem_is_told_in_its_own_terms():
+def test_scores_by_type_of_problem():
     bank = bank_of(
         each=(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)),
         several=(Mean(), whole(("war", "art"), problem_type="multi_label")),
@@ -76,7 +76,7 @@ def test_each_problem_is_told_in_its_own_terms():
     assert sum(told["each"].values()) == pytest.approx(1)
 
 
-def test_readers_that_look_at_more_answer_at_the_end():
+def test_readers_that_need_the_whole_text_answer_at_the_end():
     bank = bank_of(
         each=(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)),
         tags=(AdaLayers(dim=8), TokenClassification(("O", "B-x", "B-y"), encoder_layers=1)),
@@ -98,7 +98,7 @@ def test_readers_that_look_at_more_answer_at_the_end():
     assert answers["amount"] == pytest.approx({"value": float(plain["amount"].logits)}, abs=1e-5)
 
 
-def test_what_a_cascade_does_not_ask_is_null():
+def test_the_score_of_a_cascade_that_stops_early_is_null():
     bank = bank_of(
         each=(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)),
         more=(Mean(), TokenClassification(("fine", "odd"), encoder_layers=0)),
@@ -110,7 +110,7 @@ def test_what_a_cascade_does_not_ask_is_null():
     assert TokenScores(bank, ["each"], each=True).saved == ()  # the second's reader takes no part
 
 
-def test_readers_without_few_labels_are_not_told_label_by_label():
+def test_readers_of_many_labels_give_no_scores_but_feed_monitors():
     bank = bank_of(
         many=(AdaLayers(dim=8), TokenClassification(tuple(map(str, range(33))), encoder_layers=0)),
         each=(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)),
@@ -128,7 +128,7 @@ def test_readers_without_few_labels_are_not_told_label_by_label():
         ((ExtraLayers(), whole(("a", "b"))), "task 'other' cannot follow a generated text: .* own blocks"),
     ],
 )
-def test_readers_that_cannot_take_part_are_left_out_unless_they_are_named(reader: Any, told: str):
+def test_readers_that_cannot_take_part_are_left_out_or_refused_by_name(reader: Any, told: str):
     bank = bank_of(each=(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)), other=reader)
     said = TokenScores(bank, each=True)
     assert (said.late, {monitor.readers for monitor in said.monitors}) == ([], {("each",)})

@@ -47,7 +47,7 @@ def scores(ranked: Any) -> dict[str, float]:
 
 
 def bomb(side: int) -> bytes:
-    """A PNG of a few bytes that says it has `side` times `side` pixels."""
+    """Return a PNG of a few bytes whose header claims `side` times `side` pixels."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -65,7 +65,7 @@ def test_an_image_is_answered_as_predict_answers(images: TestClient):
     ]
 
 
-def test_a_sound_is_answered_as_predict_answers(sounds: TestClient):
+def test_an_audio_clip_is_answered_as_predict_answers(sounds: TestClient):
     (said,) = lamina.predict(hearing(), [WAV])
     assert scores(asked(sounds, {"audio": in_base64(WAV)})) == pytest.approx(said["pitch"]["probabilities"])
     long = in_base64(sound_bytes(tone(seconds=31)))
@@ -73,7 +73,7 @@ def test_a_sound_is_answered_as_predict_answers(sounds: TestClient):
     assert asked(sounds, {"audio": long}, truncate=True)
 
 
-def test_layers_and_times_of_an_image_are_told(images: TestClient):
+def test_an_image_can_be_explained(images: TestClient):
     found = asked(images, {"image": in_base64(PNG)}, path="/explain")
     animal = found["tasks"]["animal"]
     assert (animal["layers"], animal["tokens"], animal["contributions"]) == ([0, 1, 2], None, None)
@@ -81,7 +81,7 @@ def test_layers_and_times_of_an_image_are_told(images: TestClient):
     assert found["seconds"]["with_readers"] > 0
 
 
-def test_a_text_is_no_path(images: TestClient, sounds: TestClient, tmp_path: Path):
+def test_a_text_is_never_used_as_a_path(images: TestClient, sounds: TestClient, tmp_path: Path):
     file = tmp_path / "image.png"
     file.write_bytes(PNG)
     for inputs in (str(file), [str(file)], [[str(file)]]):
@@ -113,11 +113,11 @@ def test_a_text_is_no_path(images: TestClient, sounds: TestClient, tmp_path: Pat
         ([{"image": in_base64(PNG)}, {"audio": in_base64(WAV)}], 422, "inputs are of several kinds"),
     ],
 )
-def test_bad_files(images: TestClient, inputs: Any, status: int, error: str):
+def test_bad_files_are_refused(images: TestClient, inputs: Any, status: int, error: str):
     assert error in asked(images, inputs, status)["error"]
 
 
-def test_a_bank_of_texts_reads_no_files():
+def test_a_bank_for_texts_refuses_files():
     with TestClient(create_app(tiny_bank())) as client:
         said = asked(client, {"image": in_base64(PNG)}, 422)["error"]
         assert said == "serve: image came for 'mood', which reads text."
@@ -125,12 +125,12 @@ def test_a_bank_of_texts_reads_no_files():
     assert {task["reads"] for task in tasks.values()} == {"text"}
 
 
-def test_sound_without_an_end_is_refused(sounds: TestClient):
+def test_truncated_audio_is_refused(sounds: TestClient):
     said = asked(sounds, {"audio": in_base64(b"RIFF....WAVE")}, 422)["error"]
     assert "cannot be decoded" in said
 
 
-def test_nothing_of_a_request_is_written(images: TestClient, sounds: TestClient):
+def test_no_file_of_a_request_is_written_to_disk(images: TestClient, sounds: TestClient):
     written: list[Any] = []
     watching = True
 
@@ -150,7 +150,7 @@ def test_nothing_of_a_request_is_written(images: TestClient, sounds: TestClient)
     assert written == ["/nowhere/at/all"]
 
 
-def test_readers_of_texts_and_of_images_of_one_bank_answer_for_their_own():
+def test_a_bank_with_readers_of_texts_and_images_answers_by_those_that_fit():
     bank = ReaderBank(two_towers(), joint_processor())
     bank.add("topic", Reader(Mean(), SequenceClassification(("war", "art"))))
     bank.add("shade", Reader(Mean(), ImageClassification(("light", "dark"))))

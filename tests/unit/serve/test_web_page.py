@@ -42,7 +42,7 @@ def client(bank: ReaderBank) -> Iterator[TestClient]:
         yield client
 
 
-def test_an_explanation_has_what_the_studies_say(client: TestClient, bank: ReaderBank):
+def test_an_explanation_equals_the_study_of_contributions(client: TestClient, bank: ReaderBank):
     found = client.post("/explain", json={"inputs": TEXT}).json()
     assert list(found["tasks"]) == ["mood", "who", "pooled", "gated"]
     table = contributions(bank, TEXT).table
@@ -67,7 +67,7 @@ def test_an_explanation_has_the_time_of_a_pass(client: TestClient):
     assert 0 < found["seconds"]["with_readers"] < 5
 
 
-def test_an_explanation_has_the_limits_of_answers(client: TestClient):
+def test_explanations_have_the_limits_of_predictions(client: TestClient):
     long = client.post("/explain", json={"inputs": "film " * 40})
     assert (long.status_code, long.json()["error_type"]) == (413, "Validation")
     assert client.post("/explain", json={"inputs": "film " * 40, "truncate": True}).status_code == 200
@@ -77,7 +77,7 @@ def test_an_explanation_has_the_limits_of_answers(client: TestClient):
     assert len(pair.json()["tasks"]["mood"]["tokens"]) == 9
 
 
-def test_only_the_page_s_own_scripts_run_and_it_holds_nothing_of_the_bank(bank: ReaderBank):
+def test_the_page_allows_only_its_own_scripts_and_holds_no_data_of_the_bank(bank: ReaderBank):
     with TestClient(create_app(bank, Settings.of(api_key="s3cret"), name="private")) as client:
         response = client.get("/")
         assert client.get("/info").status_code == client.post("/explain", json={"inputs": TEXT}).status_code == 401
@@ -92,13 +92,13 @@ def test_only_the_page_s_own_scripts_run_and_it_holds_nothing_of_the_bank(bank: 
         assert word not in response.text
 
 
-def test_a_server_may_have_no_page(bank: ReaderBank):
+def test_the_page_can_be_turned_off(bank: ReaderBank):
     with TestClient(create_app(bank, page=False)) as client:
         assert client.get("/").status_code == 404
         assert client.post("/explain", json={"inputs": TEXT}).status_code == 200
 
 
-def test_a_title_and_examples_can_be_set_and_fit_the_bank_if_they_are_not(bank: ReaderBank):
+def test_title_and_examples_can_be_set_and_have_defaults_that_fit_the_bank(bank: ReaderBank):
     with TestClient(create_app(bank, name="films")) as client:
         info = client.get("/info").json()
     assert info["title"] == "films on bert"
@@ -111,7 +111,7 @@ def test_a_title_and_examples_can_be_set_and_fit_the_bank_if_they_are_not(bank: 
     assert info["examples"] == ["a film", ["a film", "the film"]]
 
 
-def test_examples_of_a_bank_that_learnt_pairs_are_pairs_and_one_of_images_has_none():
+def test_examples_are_pairs_where_tasks_learnt_pairs_and_absent_without_texts():
     bank = tiny_bank()
     bank["mood"].info["pair"] = True
     first, second, third = default_examples(bank)
@@ -125,13 +125,13 @@ def test_examples_of_a_bank_that_learnt_pairs_are_pairs_and_one_of_images_has_no
     assert default_examples(images) == ()
 
 
-def test_a_task_of_masked_words_has_an_example_with_a_mask():
+def test_masked_language_modelling_has_an_example_with_a_mask():
     model, tokenizer = load(GOLDEN / "base")
     bank = ReaderBank.from_pretrained(GOLDEN / "bank", model, tokenizer)
     assert any("[MASK]" in example for example in default_examples(bank))
 
 
 @pytest.mark.parametrize("values", [{"title": ""}, {"examples": [""]}, {"examples": [("a", "b", "c")]}])
-def test_a_title_and_examples_that_are_no_texts_are_refused(values: dict[str, object]):
+def test_a_bad_title_or_example_is_refused(values: dict[str, object]):
     with pytest.raises(ConfigError, match=f"serve: {next(iter(values))}"):
         Settings.of(**values)
