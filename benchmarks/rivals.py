@@ -143,6 +143,7 @@ class _Part:
 
     def __init__(self, task: Task, part: str, tokenizer: Any, max_length: int) -> None:
         self._task, self._kind, self._split = task, task.kind, task.split(part)
+        self._processor = tokenizer
         self._inputs = self._kind.encode(self._split, tokenizer, EncodeOptions(part=part, max_length=max_length))
         self._targets = self._kind.targets(task, self._split, self._inputs)
 
@@ -159,7 +160,7 @@ class _Part:
         model.eval()
         results = self._kind.results(self._task, self._split, self._inputs)
         for rows in self.batches(size=64):
-            results.add(rows, self._kind.outputs(model, self._inputs.batch(rows), None, GenerationOptions()))
+            results.add(rows, self._kind.outputs(model, self._inputs.batch(rows), self._processor, GenerationOptions()))
         return results.scores([self._task.metric])[self._task.metric]
 
 

@@ -20,7 +20,7 @@ from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.fusion.mean import Mean
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import load_recipe
-from lamina.tasks import kind_of
+from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import EncodeOptions, Inputs, Results, Targets
 from lamina.tasks.task import Task
 
@@ -95,6 +95,66 @@ def test_from_batches_to_scores_and_answers(letters: Any, tokenizer: Any):
     answers.add([1, 0], torch.eye(3)[[0, 1]])
     assert [answer["label"] for answer in answers.predictions()] == ["once", "never"]
     assert letters.model_rows(10, 3.0, 16, None) == (10, 3)
+
+
+FROM_SCRATCH = """
+import torch
+
+from lamina.tasks.kind import Kind, Results, RowTargets, Split, TextInputs, label_array, texts, without_classes
+
+
+class LengthKind(Kind):
+    name = "length"
+    problem_types = {"classification": ("accuracy",)}
+    auto_class = "AutoModelForSequenceClassification"
+
+    def build(self, spec, tables):
+        spec = without_classes(spec, ("short", "long"), "classification", "lengths")
+        columns = {part: texts(table, spec.text) for part, table in tables.items()}
+        return spec, {part: Split.of(rows, [int(len(text) > 3) for text in rows]) for part, rows in columns.items()}
+
+    def encode(self, split, processor, options):
+        return TextInputs.of(split, processor, options)
+
+    def targets(self, task, split, inputs):
+        return RowTargets(label_array(split))
+
+    def results(self, task, split, inputs):
+        return Lengths(split)
+
+
+class Lengths(Results):
+    def __init__(self, split):
+        self.split, self.longer = split, torch.zeros(len(split))
+
+    def add(self, rows, outputs, labels=None):
+        self.longer[list(rows)] = outputs[:, 1] - outputs[:, 0]
+
+    def scores(self, metrics):
+        truth = torch.from_numpy(label_array(self.split)) == 1
+        return {"accuracy": float(((self.longer > 0) == truth).float().mean())}
+
+    def predictions(self):
+        return ["long" if longer > 0 else "short" for longer in self.longer.tolist()]
+"""
+
+
+def test_a_kind_is_one_file_that_imports_from_one_module(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "length_kind.py").write_text(FROM_SCRATCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(KINDS, "_rows", dict(zip(KINDS.names(), KINDS._rows.values(), strict=True)))
+    KINDS.add("length", "length_kind:LengthKind")
+    rows = [{"sentence": text} for text in TEXTS]
+    task = Task.from_dataset("length", {"train": rows, "validation": rows}, name="long")
+    assert task.split("train").labels == (0, 0, 1, 1, 0, 0) * 5
+    whole = model(BertForSequenceClassification, num_labels=2)
+    result = fit(whole, task, processor=tokenizer, **{**RUN, "learning_rate": 5e-3})
+    assert result.table[0]["score"] > 0.9
+    answers = predict(whole, ["a b z a", "a"], kind="length", processor=tokenizer)
+    assert [answer["length"] for answer in answers] == ["long", "short"]
+    kind_of.cache_clear()
 
 
 def test_it_is_gone_where_it_is_not_registered():

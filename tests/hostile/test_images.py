@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from PIL import EpsImagePlugin, Image
+from tests.support.image_rows import read_images
 from tests.support.pictures import encoded, picture, picture_folder, picture_tar, put
 
 from lamina.errors import DataError
-from lamina.tasks.images import LazyImage, read_images
+from lamina.tasks.image_classification import LazyImage
 
 if TYPE_CHECKING:
     from pathlib import Path

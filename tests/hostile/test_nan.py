@@ -17,7 +17,7 @@ from lamina.bank import ReaderBank
 from lamina.errors import NotFiniteError, StoreError
 from lamina.prediction import evaluate, predict, predict_file
 from lamina.store import load, save
-from lamina.tasks.inputs import ClassResults
+from lamina.tasks.class_results import ClassResults
 from lamina.train.bank_runner import BankRunner
 from lamina.train.engine import Engine
 from lamina.train.learner import Learner

@@ -14,8 +14,7 @@ from lamina.data.batches import length_batches
 from lamina.data.encode import encode
 from lamina.data.windows import IGNORED, read_flags, word_labels
 from lamina.tasks.split import Split, held_out, limited
-from lamina.tasks.tags import to_iob2
-from lamina.tasks.token_classification import join
+from lamina.tasks.token_classification import join, to_iob2
 
 CORPUS = ["the cat sat on the mat .", "äöü 12,345.67 numbers - dashes"] * 5
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers as _transformers
+from tests.support.image_rows import image_column, image_split
 from tests.support.pictures import CLASSES, picture
 from tests.support.training import LENGTH, WORDS, tiny_tokenizer
 from tokenizers import processors
 
 from lamina import evaluate, finetune
 from lamina.tasks import kind_of
-from lamina.tasks.images import LazyImage, image_column, image_split
+from lamina.tasks.image_classification import LazyImage
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from rich.text import Text
 
-    from lamina.heads.base import HeadConfig
-    from lamina.tasks.base import TaskLike
+    from lamina.heads.base import HeadConfig, TaskLike
     from lamina.tasks.task import Task
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from lamina.errors import DataError
 from lamina.estimators.base import READER, LaminaEstimator
 from lamina.estimators.examples import as_tags, as_words
 from lamina.estimators.targets import Targets
 from lamina.heads.token_classification import TokenClassification
-from lamina.tasks.metrics import score_tags
+from lamina.tasks.metrics import marks_spans, score_tags
 from lamina.tasks.split import Split
-from lamina.tasks.tags import marks_spans
 from lamina.tasks.token_classification import join
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class LaminaTagger(LaminaEstimator):
         """
         self._check_fitted()
         words = self._words(X, "predict")
-        guesses = self._results(_split(words, None), "predict")[READER].guesses()
+        guesses = cast("list[tuple[int, ...]]", self._results(_split(words, None), "predict")[READER].guesses())
         return [[self.classes_[number] for number in row] for row in guesses]
 
     def score(self, X: Any, y: Any) -> float:

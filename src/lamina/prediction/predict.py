@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
     from lamina.data.batches import Budget
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Kind, Results
+    from lamina.tasks.base import Results
+    from lamina.tasks.kind import Kind
     from lamina.tasks.split import Split
     from lamina.train.base import Runner
 

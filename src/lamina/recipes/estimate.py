@@ -169,7 +169,7 @@ class _SizedRun:
         }
         self.rows = {part: count for part, (count, _) in rows.items()}
         self.tokens = rows["train"][1]
-        self.target = kind.target_tokens(self.options.max_target_length)
+        self.target = self.options.max_target_length if kind.generates else 0
         self.added = self.edits.added
         self.parameters = self.reader.parameters if self.reader else self.model.parameters + self.added
         self.trained = self.parameters - self.edits.frozen

@@ -13,20 +13,19 @@ from lamina.errors import ConfigError, DataError, check_known, error_context
 from lamina.recipes.edits import is_applied
 from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
 from lamina.recipes.strict_yaml import Fields, parse_yaml
-from lamina.tasks import kind_of
 from lamina.train.grid import MOST_RUNS, RunSpec, apply_sweep, expand, full_key
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lamina.heads.base import ReadTask
     from lamina.recipes.paper_tables import Grid
     from lamina.recipes.schema import ReaderRecipe, Recipe
+    from lamina.tasks.base import KindedTask
 
 
 def expand_recipe(
-    recipe: Recipe, options: Mapping[str, object], tasks: Mapping[str, ReadTask] | None = None
+    recipe: Recipe, options: Mapping[str, object], tasks: Mapping[str, KindedTask] | None = None
 ) -> dict[str, RunSpec]:
     """Return every run of a recipe by name, in the recipe's order.
 
@@ -66,7 +65,7 @@ def expand_recipe(
                             "the method's letters and digits. Rename one of them."
                         )
                     use = {"bank": spec.reader is not None, "train_base": recipe.train_base}
-                    FitOptions.of(spec.options).check_use("fit", [kind_of(str(known.kind))], **use)
+                    FitOptions.of(spec.options).check_use("fit", [known.kind], **use)
                     specs[spec.name] = spec
                     if len(specs) > MOST_RUNS:
                         raise ConfigError(f"recipe: it amounts to more than {MOST_RUNS:,} runs.")
@@ -106,7 +105,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
             yield replace(setting, name=name, settings=values, repeat=repeat, reader=reader, options=options)
 
 
-def _reader_specs(body: ReaderRecipe, task: ReadTask, template: RunSpec) -> Iterator[RunSpec]:
+def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> Iterator[RunSpec]:
     """Yield a run for each setting of a reader's grid, with the name, task and options of `template`.
 
     The numbers of epochs and the learning rates of the reader and its grid replace those of the template.

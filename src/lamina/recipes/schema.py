@@ -28,7 +28,7 @@ from lamina.recipes.edits import arguments_of, check_edit, check_selector, confi
 from lamina.recipes.paper_tables import AS_LIST, FigureRecipe, Grid, TableRecipe, check_layout, with_published
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
 from lamina.tasks import kind_of
-from lamina.tasks.base import TaskOutline, check_image_size
+from lamina.tasks.base import TaskOutline, check_image_size, check_label_all_tokens
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
 from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from lamina.fusion.base import FusionConfig
-    from lamina.heads.base import ReadTask
     from lamina.recipes.strict_yaml import YamlFile
     from lamina.registry import Registry
+    from lamina.tasks.base import KindedTask
     from lamina.tasks.presets import Preset
 
 # Keys of a task that describe its files. They are refused beside a preset, which settles all of them.
@@ -83,7 +83,7 @@ class ReaderRecipe(Strict):
     learning_rate: PositiveFloat | None = None  # None: the task's
     grid: Grid = Field(default_factory=dict)  # "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values
 
-    def template(self, task: ReadTask) -> Reader:
+    def template(self, task: KindedTask) -> Reader:
         """Return the reader's config for a task, without the values of its grid.
 
         Raises:
@@ -94,23 +94,23 @@ class ReaderRecipe(Strict):
             if self.head or len(self.fusion) > 1:
                 raise ConfigError("reader: the default reader has settings of its own; give none, or name a fusion.")
             return replace(Reader.default(task), stack=self.stack)
-        known = {field.name for field in fields(HEADS.get(str(task.kind))) if field.init}
+        known = {field.name for field in fields(HEADS.get(task.kind.name)) if field.init}
         facts: Fields = {"problem_type": task.problem_type}
-        if kind_of(str(task.kind)).has_classes:
+        if task.kind.has_classes:
             facts["labels"] = task.labels
-        head = {"name": str(task.kind), **{key: value for key, value in facts.items() if key in known}, **self.head}
+        head = {"name": task.kind.name, **{key: value for key, value in facts.items() if key in known}, **self.head}
         return Reader(fusion, _build(HEADS, head), self.stack)
 
     def _fusion(self) -> FusionConfig | None:
         """Return the config of the reader's fusion; None if the recipe asks for the default reader."""
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
-    def keys(self, task: ReadTask) -> list[str]:
+    def keys(self, task: KindedTask) -> list[str]:
         """Return the full form of every key that the reader's grid may have for a task."""
         reader = self.template(task)
         return keys_of(reader.fusion, reader.head)
 
-    def check(self, task: ReadTask) -> None:
+    def check(self, task: KindedTask) -> None:
         """Build the reader for a task with every value of its grid, and forget it.
 
         Raises:
@@ -260,7 +260,7 @@ class TaskRecipe(Strict):
         if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
             raise ValueError("'pair_separator' is for pairs of texts; this task has one text a row")
         with error_at(blame=["label_all_tokens"]):
-            self.outline().kind.check_tags(label_all_tokens=self.label_all_tokens)
+            check_label_all_tokens(self.label_all_tokens, self.outline().kind)
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lamina.registry import KINDS
 
 if TYPE_CHECKING:
-    from lamina.tasks.base import Kind
+    from lamina.tasks.kind import Kind
 
 __all__ = ["KINDS", "kind_of"]
 

@@ -1,19 +1,364 @@
-"""The kind of task that asks for the class of a clip of sound."""
+"""Classify audio clips: decode and resample them, run the feature extractor, and predict a class for each."""
 
 from __future__ import annotations
 
-from typing import Any, final
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, final
 
-from lamina.tasks.audio import LazyAudio
-from lamina.tasks.audio_inputs import AudioInputs, sample_limit
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.file_kind import FileKind
+from lamina.tasks.file_classification import FileKind, LazyFile
 from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from lamina.layers.types import Processor
+
+Samples: TypeAlias = npt.NDArray[np.float32]
+
+_MOST_RATE, _MOST_CHANNELS = 768_000, 64  # samples per second, channels
+_FULL_SCALE = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # the value of integers that stands for 1.0
+_ENDINGS = "wav flac ogg oga opus mp3 aif aiff aifc au snd caf w64 rf64"
+
+LONGEST_S = 30  # seconds of a clip that are read by default: the window of Whisper
+_SHORTEST_S = 0.1  # shorter clips are padded with silence: one frame of a speech model needs a quarter of it
+_MASK = "attention_mask"
+
+
+# Clips
 
 
 @final
-class AudioClassificationKind(FileKind):
-    """A class for every clip."""
+@dataclass(frozen=True)
+class LazyAudio(LazyFile):
+    """An audio clip that is read and decoded when it is opened.
+
+    Attributes:
+        rate: Samples per second of `data`, if these are float32 samples and not a file. 0: the rate at which the clip
+            is opened. None: `data` is a file, or there is none.
+    """
+
+    rate: int | None = None
+
+    column: ClassVar = "audio"
+    op: ClassVar = "audio"
+    one: ClassVar = "a clip"
+    many: ClassVar = "clips"
+    endings: ClassVar = frozenset(f".{ending}" for ending in _ENDINGS.split())
+    feature: ClassVar = "Audio"
+    units: ClassVar = "samples"
+    forms: ClassVar = "a path, bytes, {'array': ..., 'sampling_rate': ...}, or an array at the feature extractor's rate"
+
+    @classmethod
+    def of_object(cls, name: str, entry: object) -> Self | None:
+        """Return a clip with the samples of an array or list; None if `entry` is none of these.
+
+        Floats are samples between -1 and 1; integers of 8 bits (unsigned), 16 or 32 bits are divided by their full
+        scale. With several channels, the longer axis is time.
+
+        Args:
+            name: What messages call the clip.
+            entry: The samples, at the rate of the feature extractor; or a mapping with "array" and "sampling_rate".
+
+        Raises:
+            DataError: If a mapping has no rate or one that is not allowed, or the samples are of another type.
+        """
+        has_rate = isinstance(entry, Mapping) or hasattr(entry, "get")  # decoders of `datasets` have `get` alone
+        samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(samples, np.ndarray | Tensor | list | tuple):
+            return None
+        values = samples.detach().cpu().numpy() if isinstance(samples, Tensor) else _as_array(samples)
+        if values is None or values.ndim not in (1, 2):
+            return None
+        return cls(name, data=_mono(name, values).tobytes(), rate=_rate_of(name, entry) if has_rate else 0)
+
+    def length(self, rate: int) -> int:
+        """Return the number of samples at a rate, by the file's header; raise DataError if there are none."""
+        own_rate, frames = self._header(rate)
+        if frames < 1:
+            raise self.bad(self.name, "has no samples; a clip has at least one.")
+        return -(-frames * rate // own_rate)
+
+    def decoded_size(self) -> int:
+        """Return the number of samples of all channels, by the file's header, without decoding it."""
+        if self.rate is not None:
+            return len(self.data or b"") // 4
+        info = self._info()
+        return info.frames * info.channels
+
+    def open(self, rate: int, samples: int) -> Samples:
+        """Return the first samples of the clip, float32 between -1 and 1, as the mean of its channels.
+
+        Args:
+            rate: Samples per second of the result. A clip of another rate is resampled by a polyphase filter
+                (`scipy.signal.resample_poly`).
+            samples: Maximum number of samples.
+
+        Raises:
+            DataError: If the clip cannot be decoded, has no samples, or samples that are NaN or infinite.
+        """
+        from scipy.signal import resample_poly
+
+        own_rate, frames = self._header(rate)
+        needed = min(frames, -(-samples * own_rate // rate))
+        if self.rate is None:
+            values = _mono(self.name, self._decode(needed))
+        else:
+            values = np.frombuffer(self.data or b"", np.float32)[:needed]
+        if not np.isfinite(values).all():
+            raise self.bad(self.name, "has samples that are NaN or infinite; a sound has none.")
+        if own_rate != rate and len(values):
+            common = math.gcd(own_rate, rate)
+            values = resample_poly(values, rate // common, own_rate // common)
+        if not len(values):
+            raise self.bad(self.name, "has no samples; a clip has at least one.")
+        return values[:samples].astype(np.float32, copy=False)
+
+    def _header(self, rate: int) -> tuple[int, int]:
+        """Return the clip's samples per second and its samples per channel; `rate` is that of samples without one."""
+        if self.rate is not None:
+            return self.rate or rate, len(self.data or b"") // 4
+        info = self._info()
+        return _checked_rate(self.name, info.samplerate), info.frames
+
+    def _info(self) -> Any:
+        """Return soundfile's description of the file; raise DataError if it is not audio or has too many channels."""
+        source, soundfile = self.source(), _soundfile()
+        try:
+            info = soundfile.info(source)
+        except Exception as error:  # decoders raise errors of many types
+            raise self._undecodable(error) from error
+        if info.channels > _MOST_CHANNELS:
+            raise self.bad(self.name, f"has {info.channels} channels; at most {_MOST_CHANNELS} are read.")
+        return info
+
+    def _decode(self, frames: int) -> Samples:
+        """Return the first samples of the file, `[samples]` or `[samples, channels]`; DataError if that fails."""
+        source, soundfile = self.source(), _soundfile()
+        try:
+            return soundfile.read(source, frames=frames, dtype="float32")[0]
+        except Exception as error:
+            raise self._undecodable(error) from error
+
+    def _undecodable(self, error: Exception) -> DataError:
+        """Return the error that the clip cannot be decoded, with the decoder's reason."""
+        reason = first_line(getattr(error, "error_string", None) or error)
+        return self.bad(self.name, f"cannot be decoded ({reason}); every row of an audio task is a whole clip.")
+
+
+def _soundfile() -> ModuleType:
+    """Import and return the package soundfile; raise MissingExtraError if it is not installed."""
+    try:
+        import soundfile
+    except ImportError as error:
+        raise MissingExtraError.of(error, op="audio", extra="audio") from error
+    return soundfile
+
+
+def _rate_of(name: str, entry: Any) -> int:
+    """Return the "sampling_rate" of a mapping with samples; raise DataError if it is missing or not allowed."""
+    rate = entry.get("sampling_rate")
+    if rate is None:
+        problem = "has an array without its rate; which pitch it has is not known."
+        raise LazyAudio.bad(name, f"{problem} Give {{'array': ..., 'sampling_rate': ...}}.")
+    return _checked_rate(name, rate)
+
+
+def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
+    """Return a list of numbers, or an array, as an array; None for anything else."""
+    if isinstance(samples, np.ndarray):
+        return samples
+    try:
+        array = np.asarray(samples)
+    except (TypeError, ValueError):  # lists of unequal lengths
+        return None
+    return array if array.dtype.kind in "fiub" else None
+
+
+def _mono(name: str, values: npt.NDArray[Any]) -> Samples:
+    """Return the mean of the channels of `[samples]`, `[samples, channels]` or `[channels, samples]`, as float32.
+
+    Raises:
+        DataError: If the values are neither floats nor integers of 8 (unsigned), 16 or 32 bits; it names the clip.
+    """
+    if values.ndim == 2:
+        values = values if values.shape[0] >= values.shape[1] else values.T
+    if (scale := _FULL_SCALE.get(str(values.dtype))) is not None:
+        shift = scale if values.dtype == np.uint8 else 0
+        values = (values.astype(np.float64) - shift) / scale
+    elif not np.issubdtype(values.dtype, np.floating):
+        came = f"is an array of {values.dtype}; how loud its largest value is is not known."
+        raise LazyAudio.bad(name, f"{came} Give floats between -1 and 1, or int16.")
+    return np.ascontiguousarray(values.mean(1) if values.ndim == 2 else values, dtype=np.float32)
+
+
+def _checked_rate(name: str, rate: object) -> int:
+    """Return a clip's samples per second as an int; raise DataError unless it is an integer from 1 to 768,000."""
+    if not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
+        raise LazyAudio.bad(
+            name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
+        )
+    return int(rate)
+
+
+# Inputs
+
+
+def feature_extractor(processor: object) -> Any:
+    """Return the feature extractor of a processor, or the feature extractor itself; raise ConfigError without one."""
+    from transformers import SequenceFeatureExtractor
+
+    own = getattr(processor, "feature_extractor", processor)
+    if not isinstance(own, SequenceFeatureExtractor):
+        rule = "sound is made a model's input by its feature extractor"
+        hint = "Give the one that AutoFeatureExtractor.from_pretrained finds for the model."
+        raise ConfigError(f"audio: the processor is a {type(processor).__name__}; {rule}. {hint}")
+    return own
+
+
+def sample_limit(processor: object, asked: int | None) -> int:
+    """Return how many samples of a clip are read.
+
+    Args:
+        processor: The feature extractor, or a processor that has one.
+        asked: The user's limit. None: 30 seconds, or fewer if the feature extractor reads fewer.
+
+    Raises:
+        ConfigError: If `asked` is below 1, or more than the feature extractor reads.
+    """
+    own = feature_extractor(processor)
+    allowed = _window(own)
+    if asked is not None and (asked < 1 or (allowed is not None and asked > allowed)):
+        most = "it must be positive" if allowed is None else f"the feature extractor takes 1 to {allowed}"
+        raise ConfigError(f"audio: max_length is {asked} samples; {most}.")
+    return asked or min(allowed or LONGEST_S * own.sampling_rate, LONGEST_S * own.sampling_rate)
+
+
+def _window(extractor: Any) -> int | None:
+    """Return how many samples a feature extractor reads if all its outputs have one size; None if there is no limit."""
+    samples = next((getattr(extractor, name, None) for name in ("n_samples", "nb_max_samples")), None)
+    frames = getattr(extractor, "max_length", None)
+    if isinstance(frames, int):  # AST counts frames of 10 ms
+        samples = frames * extractor.sampling_rate // 100
+    return samples if isinstance(samples, int) else None
+
+
+@final
+class AudioInputs:
+    """Audio clips as the outputs of a feature extractor; an `Inputs`.
+
+    The output for a clip does not depend on its batch. There are three types of feature extractors. Some pad all clips
+    to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. Models without a
+    mask (wav2vec2 and HuBERT with group norm, whose extractors have `return_attention_mask=False`) would let padding
+    change every frame. For these, clips are padded with silence to whole seconds, and a batch has clips of one length.
+
+    Args:
+        split: The clips.
+        processor: The feature extractor, or a processor that has one.
+        limit: Maximum samples of a clip.
+
+    Attributes:
+        equal_lengths: Whether all clips of a batch must have the same length.
+        cut: Number of clips that are longer than `limit`.
+        lengths: Samples of each clip with its silence; 1 if all outputs have one size.
+
+    Raises:
+        ConfigError: If the processor has no feature extractor.
+        DataError: If the header of a clip cannot be read.
+    """
+
+    uncacheable = "the inputs are sound; only texts are cached"
+
+    def __init__(self, split: Split, processor: object, *, limit: int) -> None:
+        self._split, self._extractor, self._limit = split, feature_extractor(processor), limit
+        parameters = inspect.signature(type(self._extractor).__call__).parameters
+        self._pads = "padding" in parameters and parameters["padding"].default is False
+        self._options = {f"return_{_MASK}": True} if f"return_{_MASK}" in parameters else {}
+        self._masked = False  # `_shape` reads it before it is known
+        one_size = self._shape(1) == self._shape(2)
+        self._masked = bool(self._options) and (one_size or bool(self._extractor.return_attention_mask))
+        self.equal_lengths = not one_size and not self._masked
+        self._samples, self.cut = self._lengths()
+        self.lengths = [1] * len(split) if one_size else [self._with_silence(count) for count in self._samples]
+
+    @property
+    def rate(self) -> int:
+        """The feature extractor's samples per second."""
+        return self._extractor.sampling_rate
+
+    @property
+    def digest(self) -> str:
+        """A hash that is equal for clips with equal names and sources."""
+        return self._split.key
+
+    def _shape(self, tenths: int) -> tuple[int, ...]:
+        """Return the shape of the output for so many tenths of a second of silence."""
+        outputs = self._extract([np.zeros(round(self.rate * tenths / 10), np.float32)], {})
+        return tuple(next(iter(outputs.values())).shape)
+
+    def _lengths(self) -> tuple[list[int], int]:
+        """Return how many samples are read of each clip, and how many clips have more."""
+        lengths = [clip.length(self.rate) for clip in self._split.texts]
+        return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
+
+    def _with_silence(self, samples: int) -> int:
+        """Return the length to which a clip with so many samples is padded with silence."""
+        if self.equal_lengths:
+            return max(samples, min(self._limit, -(-samples // self.rate) * self.rate), self._shortest)
+        return max(samples, self._shortest)
+
+    @property
+    def _shortest(self) -> int:
+        """The number of samples to which shorter clips are padded."""
+        return round(_SHORTEST_S * self.rate)
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+        """Return the clips with these numbers as `input_values` `[batch, samples]` or `input_features`, with any mask.
+
+        Raises:
+            DataError: If a clip cannot be decoded, or the feature extractor fails.
+        """
+        clips: Sequence[LazyAudio] = self._split.texts.read_rows(rows)
+        sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
+        sounds = [np.pad(sound, (0, max(0, self._shortest - len(sound)))) for sound in sounds]
+        padding: dict[str, object] = {}
+        if self.equal_lengths:
+            padding = {"padding": "max_length", "max_length": max(self.lengths[int(row)] for row in rows)}
+        elif self._pads:
+            padding = {"padding": True}
+        return self._extract(sounds, padding)
+
+    def _extract(self, sounds: Sequence[Samples], padding: Mapping[str, object]) -> dict[str, Tensor]:
+        """Return the feature extractor's outputs that the model reads, its main input first.
+
+        `padding` are further options of the extractor.
+        """
+        options = {"sampling_rate": self.rate, "return_tensors": "pt", **self._options, **padding}
+        try:
+            outputs = self._extractor(list(sounds), **options)
+        except Exception as error:  # feature extractors raise errors of many types
+            came = f"{type(self._extractor).__name__} fails on {len(sounds)} clips ({first_line(error)})"
+            raise DataError(f"audio: {came}; a model's sound is made by it.") from error
+        names = dict.fromkeys((*self._extractor.model_input_names, _MASK))
+        return {name: outputs[name] for name in names if name in outputs and (name != _MASK or self._masked)}
+
+
+# The kind
+
+
+@final
+class AudioClassificationKind(FileKind[AudioInputs]):
+    """The kind of task that predicts a class for every audio clip."""
 
     name = "audio_classification"
     auto_class = "AutoModelForAudioClassification"
@@ -22,20 +367,20 @@ class AudioClassificationKind(FileKind):
     usual_columns = ("audio", "label")
     file = LazyAudio
 
-    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> AudioInputs:
-        """What the feature extractor makes of the clips."""
+    def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
+        """Return the clips as inputs of the feature extractor; see `AudioInputs` for errors."""
         return AudioInputs(split, processor, limit=options.max_length)
 
-    def length_limit(self, model: Any, processor: Any, asked: int | None) -> int:
-        """How many samples of a clip are read."""
+    def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
+        """Return how many samples of a clip are read; see `sample_limit`."""
         return sample_limit(processor, asked)
 
-    def truncated(self, inputs: Any) -> int:
-        """How many clips are read without their end."""
+    def truncated(self, inputs: AudioInputs) -> int:
+        """Return how many clips are read without their end."""
         return inputs.cut
 
     def model_rows(
-        self, rows: int, tokens: float, max_length: int, config: Any, *, by_row: bool = False
+        self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """As many frames as Whisper's encoder has of every clip; else as many tokens as usual."""
+        """Estimate rows and tokens: the frames of Whisper's encoder, equal for all clips; otherwise `tokens`."""
         return rows, getattr(config, "max_source_positions", None) or round(tokens)

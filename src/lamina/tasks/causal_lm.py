@@ -1,4 +1,4 @@
-"""The kind of task that asks for the next token of running text."""
+"""Causal language modelling: learn the next token of running text or of replies; continue texts and chats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
 import torch
 from torch import Tensor
@@ -16,50 +16,74 @@ from lamina.data.encode import encode, length_limit
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import ConfigError, UnsupportedModelError
+from lamina.heads.base import TaskLike
 from lamina.layers import stacks
 from lamina.layers.causality import is_causal
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Results, TaskLike, checked_texts
-from lamina.tasks.chats import Chat, Span, chat_problem, chat_split, chats_of, is_chat, render
-from lamina.tasks.inputs import SteadyWindows, TextInputs, WordTargets, check_tokenizer
-from lamina.tasks.running_text import RunningTextKind, best_tokens, candidates, encode_running, has_nan
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Outputs, Results
+from lamina.tasks.chat_templates import Chat, Span, chat_problem, chat_split, chats_of, is_chat, render
+from lamina.tasks.inputs import CacheableWindows, TextInputs, Windows, WordTargets, check_tokenizer
+from lamina.tasks.kind import HasLogits, checked_texts
+from lamina.tasks.language_modeling import (
+    Candidate,
+    LanguageModelingKind,
+    best_tokens,
+    candidates,
+    encode_running,
+    has_nan,
+)
 from lamina.tasks.split import Split
-from lamina.tasks.text_to_text import generate, texts_of
+from lamina.tasks.text_to_text import TextAnswer, generate, texts_of
 
 if TYPE_CHECKING:
     from jaxtyping import Int
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Batch, Processor
+
 logger = logging.getLogger(__name__)
+
+
+class CandidatesAnswer(TypedDict):
+    """A reader's prediction for a text: the most probable next tokens, the most probable first."""
+
+    candidates: list[Candidate]
 
 
 @final
 @dataclass(frozen=True)
-class CausalInputs(SteadyWindows):
-    """Blocks of running text, or rows by themselves, with the token that follows each; an `Inputs`."""
+class CausalInputs(CacheableWindows):
+    """Blocks or rows of text, whose labels are the next tokens; an `Inputs`.
 
-    replies: WordTargets | None = None  # 1 at the tokens of replies, which alone are learnt; None: all are
+    Attributes:
+        replies: 1 at the tokens of replies, which alone are learnt, and 0 at others. None: all tokens are learnt.
+    """
+
+    replies: WordTargets | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some blocks or rows; "labels" holds the next token of each, and -100 where none is learnt."""
-        batch = self.encoded.batch(rows, padding_of(self.processor))
+        """Return the rows with these numbers; "labels" has the next token at each token, -100 if it is not learnt."""
+        batch = self.encoded.batch(rows, self.padding)
         ids, lengths = batch["input_ids"], torch.from_numpy(self.encoded.lengths[list(rows)]).unsqueeze(1)
-        told = torch.arange(ids.shape[1]).expand_as(ids) < lengths
+        is_learnt = torch.arange(ids.shape[1]).expand_as(ids) < lengths
         if self.replies is not None:
-            told = told & (self.replies.tensor(rows) == 1)
-        return {**batch, "labels": shifted(ids.where(told, IGNORED), -1)}
+            is_learnt = is_learnt & (self.replies.tensor(rows) == 1)
+        return {**batch, "labels": shifted(ids.where(is_learnt, IGNORED), -1)}
 
 
 def shifted(labels: Int[Tensor, "batch tokens"], by: int) -> Int[Tensor, "batch tokens"]:
-    """Labels one token further on (`by` is 1) or back (-1); what has none then is -100."""
+    """Return labels that are moved one token on (`by` is 1) or back (-1); the token without a label gets -100."""
     moved = labels.roll(by, dims=1)
     moved[:, 0 if by > 0 else -1] = IGNORED
     return moved
 
 
 @final
-class CausalLMKind(RunningTextKind):
-    """The next token of running text; to predict, a model goes on with a text, and a reader says what may come next."""
+class CausalLMKind(LanguageModelingKind):
+    """The kind of task that predicts the next token of running text, or the tokens of replies.
+
+    For prediction, a whole model continues a text, and a reader lists the most probable next tokens.
+    """
 
     name = "causal_lm"
     auto_class = base_class = "AutoModelForCausalLM"
@@ -68,9 +92,14 @@ class CausalLMKind(RunningTextKind):
     judges_second = True
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Texts, or by row prompts with replies (`text_pair`) or chats, lists of messages (by default "messages").
+        """Return texts, or pairs of prompt and reply, or chats, as the columns say.
 
-        A row without a reply, or with a blank one, is one without a label.
+        With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
+        "messages". A row whose reply is missing or blank is a row without a label.
+
+        Raises:
+            DataError: If a column is missing, a cell has another form, or a reply is missing and not to be dropped.
+            ConfigError: If the user passed labels.
         """
         if any("messages" in table.columns for table in tables.values()):
             spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "messages", tables))
@@ -84,92 +113,127 @@ class CausalLMKind(RunningTextKind):
         spec = lab.without_classes(spec, ("token",), "classification", "the replies' own tokens")
         return replace(spec, by_row=True), splits
 
-    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> CausalInputs | TextInputs:
-        """Blocks of the joined texts, or rows by themselves; to predict, the last tokens of each text."""
-        check_tokenizer(processor)
-        chats = len(split) > 0 and isinstance(split.texts[0], Chat)
-        reader: Any = _AsWritten(processor) if chats else processor
-        how: dict[str, Any] = {"max_length": options.max_length, "add_prefix_space": options.add_prefix_space}
+    def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
+        """Return blocks or rows with the next tokens as labels; for prediction the end of each text.
+
+        Raises:
+            ConfigError: If the processor has no tokenizer, or replies are to be found by a slow tokenizer.
+        """
+        processor = check_tokenizer(processor)
+        has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)
         if options.part == "predict":
-            texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if chats else split.texts
-            with _kept_end(processor):
-                return TextInputs(encode(texts, reader, offsets=False, **how), processor)
-        if not chats and not split.pairs:
-            return CausalInputs(encode_running(split, processor, options), processor)
-        if not tokenizer_of(processor).is_fast:
-            what = (
-                f"{type(tokenizer_of(processor)).__name__} is a slow tokenizer; replies are found by character offsets"
-            )
-            raise ConfigError(f"causal_lm: {what}, which only fast ones give. Take a model that has a fast one.")
-        told = (render(chat, processor) for chat in split.texts) if chats else _joined(split.texts, processor)
-        texts, spans = zip(*told, strict=True)
-        encoded = encode(texts, reader, **how)
-        marks = _marks(encoded, spans, end=not chats and _adds_end(processor))
-        return CausalInputs(encoded, processor, WordTargets(marks))
+            return _encode_prompts(split, processor, options, has_chats=has_chats)
+        if has_chats or split.pairs:
+            return _encode_replies(split, processor, options, has_chats=has_chats)
+        return CausalInputs(encode_running(split, processor, options), processor)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """It must write, in one stack, and no token of it see later ones."""
+        """Return in words why the model is not a causal language model in one stack; None if it is."""
         if model.config.is_encoder_decoder:
             return "it reads one text and writes another"
         if not model.can_generate():
             return "it does not write"
         try:
             causal = all(is_causal(model, stack) for stack in stacks(model).values())
-        except UnsupportedModelError:  # its layers cannot be found; it is taken for what its class says
+        except UnsupportedModelError:  # the layers cannot be found, so that the class of the model has to be trusted
             return None
         return None if causal else "in it the states of a token change with later tokens, which it is to predict"
 
-    def output_problem(self, outputs: Any, task: TaskLike) -> str | None:
-        """Logits that are not a vocabulary's for every token."""
+    def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
+        """Return in words that the logits are not those of a vocabulary for every token; None if they are."""
         shape = list(outputs.logits.shape)
         return None if len(shape) == 3 else f"it gives logits of the shape {shape}"
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Every token's own, since transformers' models look at the next one themselves."""
+        """Return each token's own id as its label, because transformers' models shift labels themselves."""
         return shifted(labels, 1)
 
     def predict_outputs(
-        self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
+        self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> list[str]:
-        """What the model writes after each text."""
-        given = _left_padded(batch)
-        limit, width = length_limit(model, processor), given["input_ids"].shape[1]
+        """Return the text that the model generates after each text; log a warning if texts had to be cut.
+
+        Raises:
+            ConfigError: If `options.max_target_length` leaves no room for a text.
+        """
+        prompts = _left_padded(batch)
+        limit, width = length_limit(model, processor), prompts["input_ids"].shape[1]
         room = limit - options.max_target_length
         if room < 1:
             came = f"max_target_length is {options.max_target_length} for a model of {limit} tokens"
             raise ConfigError(f"predict: {came}; at least one is needed for the text itself. Use a smaller one.")
         if width > room:
             logger.warning("predict: only the last %d tokens of a text leave room for what is to be written", room)
-        given = {key: value[:, -room:] for key, value in given.items()}
-        ids = generate(model, given, options, pad_token_id=padding_of(processor)["input_ids"])
-        both = (texts_of(part, processor, strip=False) for part in (ids, given["input_ids"]))
-        return [whole.removeprefix(text) for whole, text in zip(*both, strict=True)]  # with the blank between the two
+        prompts = {key: value[:, -room:] for key, value in prompts.items()}
+        padding = padding_of(processor)["input_ids"]
+        ids = generate(model, prompts, options, pad_token_id=padding)
+        both = (texts_of(part, processor, strip=False) for part in (ids, prompts["input_ids"]))
+        # Decoding the new tokens alone would lose the space between the two texts.
+        return [whole.removeprefix(text) for whole, text in zip(*both, strict=True)]
 
-    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Texts, or chats that a reply is to be written to."""
+    def examples(self, raw: Sequence[object], processor: Processor) -> Split:
+        """Return the texts or chats to continue; raise ConfigError for an example that is neither."""
         if not len(raw) or not is_chat(raw[0]):
             return Split.of(checked_texts(raw, pairs=False))
         for number, chat in enumerate(raw):
             if problem := chat_problem(chat):
                 raise ConfigError(f"predict: entry {number} {problem}.")
-        return chat_split(raw)
+        return chat_split(chat for chat in raw if is_chat(chat))
 
-    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> Results:
-        """Of a model "text", what it writes after the text; of a reader "candidates" for the next token, best first."""
+    def answers(self, task: TaskLike, split: Split, inputs: Windows, processor: Processor) -> Results:
+        """Return an empty collection of continuations: generated texts, or candidates for the next token."""
         return _Continuations(inputs, processor)
 
 
 def _pairs(table: Table, spec: ColumnSpec) -> Split:
-    """Prompts with their replies."""
-    told = lab.labelled({"": table}, replace(spec, label=spec.text_pair or ""), texts=True)[""]
-    return Split.of(zip(lab.texts(told, spec.text), lab.texts(told, spec.text_pair or ""), strict=True))
+    """Return pairs of prompt (`spec.text`) and reply (`spec.text_pair`); see `CausalLMKind.build` for errors."""
+    reply = spec.text_pair or ""
+    table = lab.labelled({"": table}, replace(spec, label=reply), texts=True)[""]
+    return Split.of(zip(lab.texts(table, spec.text), lab.texts(table, reply), strict=True))
 
 
-class _AsWritten:
-    """A tokenizer that adds no special tokens, as to the text of a chat template, which has them."""
+def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
+    """Return texts, or chats up to where the next reply starts, as tokens; a text that is too long loses its start."""
+    texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
+    with _cut_on_the_left(processor):
+        return TextInputs(_encode(texts, processor, options, offsets=False, has_chats=has_chats), processor)
 
-    def __init__(self, processor: Any) -> None:
-        self._tokenizer: Any = tokenizer_of(processor)
+
+def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
+    """Return pairs or chats as tokens, of which only those of replies are learnt.
+
+    Raises:
+        ConfigError: If the tokenizer is a slow one, which has no character offsets.
+    """
+    tokenizer = tokenizer_of(processor)
+    if not tokenizer.is_fast:
+        what = f"{type(tokenizer).__name__} is a slow tokenizer; replies are found by character offsets"
+        raise ConfigError(f"causal_lm: {what}, which only fast ones give. Take a model that has a fast one.")
+    rendered = (render(chat, processor) for chat in split.texts) if has_chats else _joined(split.texts, tokenizer)
+    texts, spans = zip(*rendered, strict=True)
+    encoded = _encode(texts, processor, options, offsets=True, has_chats=has_chats)
+    marks = _marks(encoded, spans, end=not has_chats and _adds_end(tokenizer))
+    return CausalInputs(encoded, processor, WordTargets(marks))
+
+
+def _encode(
+    texts: Sequence[str], processor: Processor, options: EncodeOptions, *, offsets: bool, has_chats: bool
+) -> Encoded:
+    """Tokenise texts; those of chats get no special tokens, because their template has written them already."""
+    return encode(
+        texts,
+        cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor,
+        max_length=options.max_length,
+        offsets=offsets,
+        add_prefix_space=options.add_prefix_space,
+    )
+
+
+class _WithoutSpecialTokens:
+    """A tokenizer that adds no special tokens; in all else it is the tokenizer of `processor`."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._tokenizer = tokenizer_of(processor)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -178,29 +242,39 @@ class _AsWritten:
         return self._tokenizer(texts, add_special_tokens=False, **options)
 
 
-def _adds_end(processor: Any) -> bool:
-    """Whether a tokenizer puts its end token behind every text."""
-    tokenizer = tokenizer_of(processor)
+def _adds_end(tokenizer: Any) -> bool:
+    """Return whether a tokenizer adds its end token to every text."""
     return tokenizer.eos_token is not None and tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
 
 
-def _joined(pairs: Iterable[tuple[str, str]], processor: Any) -> Iterator[tuple[str, list[Span]]]:
-    """Each prompt with its reply behind it, as they stand, and the end token, unless the tokenizer adds one itself."""
-    end = "" if _adds_end(processor) else tokenizer_of(processor).eos_token or ""
+def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[str, list[Span]]]:
+    """Yield each prompt with its reply and the end token as one text, and the characters of reply and end token.
+
+    A tokenizer that adds its end token itself gets none here.
+    """
+    end = "" if _adds_end(tokenizer) else tokenizer.eos_token or ""
     for prompt, reply in pairs:
         yield prompt + reply + end, [(len(prompt), len(prompt + reply + end))]
 
 
 def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> Iterator[list[int]]:
-    """1 at the tokens that start inside one of their text's spans, and (`end`) at the last of all; 0 at the others."""
+    """Yield for each row 1 at the tokens that begin in one of their text's spans, and 0 at the others.
+
+    Args:
+        encoded: The texts, with character offsets.
+        spans: The spans of each text.
+        end: Whether the last token, which is the end token that the tokenizer has added, gets 1 too.
+    """
     for text, offsets in zip(encoded.text.tolist(), encoded.offsets, strict=True):
-        row = [int(any(at <= start < stop for at, stop in spans[text]) and start < over) for start, over in offsets]
+        row = [
+            int(any(first <= start < stop for first, stop in spans[text]) and start < over) for start, over in offsets
+        ]
         yield [*row[:-1], 1] if end else row
 
 
 @contextmanager
-def _kept_end(processor: Any) -> Iterator[None]:
-    """Have a tokenizer cut off the start of a text that is too long."""
+def _cut_on_the_left(processor: Processor) -> Iterator[None]:
+    """Make the tokenizer cut off the start of texts that are too long, until the context ends."""
     tokenizer = tokenizer_of(processor)
     side = tokenizer.truncation_side
     tokenizer.truncation_side = "left"
@@ -210,32 +284,35 @@ def _kept_end(processor: Any) -> Iterator[None]:
         tokenizer.truncation_side = side
 
 
-def _left_padded(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Ids and mask with the padding on the left, so that what is written follows the text."""
+def _left_padded(batch: Batch) -> dict[str, Tensor]:
+    """Return ids and mask of a batch with the padding moved to the left, so that generation continues the text."""
     order = batch["attention_mask"].argsort(dim=1, stable=True)
     return {key: batch[key].gather(1, order) for key in ("input_ids", "attention_mask")}
 
 
-class _Continuations(Results):
-    """What comes after each text: as a model writes it, or as a reader has the next token."""
+class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
+    """Collects what follows each text: the text that a model generates, or a reader's next tokens."""
 
-    def __init__(self, inputs: TextInputs, processor: Any) -> None:
+    def __init__(self, inputs: Windows, processor: Processor) -> None:
         self._lengths, self._processor = inputs.lengths, processor
-        self._answers: list[Any] = [None] * len(inputs.lengths)
+        # per text the generated text, or a list of token id and probability
+        self._answers: list[str | list[list[float]]] = [[] for _ in inputs.lengths]
 
-    def add(self, rows: Sequence[int], outputs: Any, labels: Tensor | None = None) -> None:
+    def add(self, rows: Sequence[int], outputs: Outputs, labels: Tensor | None = None) -> None:
         for at, row in enumerate(rows):
-            written = not isinstance(outputs, Tensor)
-            self._answers[row] = outputs[at] if written else best_tokens(outputs[at, self._lengths[row] - 1]).tolist()
+            if isinstance(outputs, Tensor):
+                self._answers[row] = best_tokens(outputs[at, self._lengths[row] - 1]).tolist()
+            else:
+                self._answers[row] = outputs[at]
 
     def first_not_finite(self) -> int | None:
         bad = (row for row, best in enumerate(self._answers) if not isinstance(best, str) and has_nan(best))
         return next(bad, None)
 
-    def predictions(self) -> list[Any]:
+    def predictions(self) -> list[TextAnswer | CandidatesAnswer]:
         return [
-            {"text": answer}
+            TextAnswer(text=answer)
             if isinstance(answer, str)
-            else {"candidates": candidates(answer, self._processor, strip=False)}
+            else CandidatesAnswer(candidates=candidates(answer, self._processor, strip=False))
             for answer in self._answers
         ]

@@ -1,104 +1,207 @@
-"""The kind of task that asks for the class of an image."""
+"""Classify images: read them from files or arrays, resize and augment them, and predict a class for each."""
 
 from __future__ import annotations
 
+import copy
 import math
 import random
-from collections.abc import Sequence
-from typing import Any, final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, final
 
+import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
-from lamina.errors import ConfigError
-from lamina.tasks.base import EncodeOptions, TaskLike
-from lamina.tasks.file_kind import FileKind
-from lamina.tasks.image_size import image_processor, resized, set_image_size, target_of
-from lamina.tasks.images import LazyImage
+from lamina.errors import ConfigError, DataError, first_line
+from lamina.heads.base import TaskLike
+from lamina.tasks.base import EncodeOptions
+from lamina.tasks.file_classification import FileKind, LazyFile
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
 
-SCALE = (0.08, 1.0)  # share of an image's area that a crop takes, as most vision models are trained with
-_ASPECT = (3 / 4, 4 / 3)  # of a crop, as width through height
+if TYPE_CHECKING:
+    from transformers import ImageProcessingMixin, PreTrainedConfig, PreTrainedModel
+    from transformers.image_utils import SizeDict
+
+    from lamina.layers.types import Processor
+
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # Pillow's others start programs (EPS) or are rare
+_MOST_PIXELS = 1 << 26  # of one image
+_PNG_MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")  # modes of Pillow that PNG files preserve
+_ENDINGS = "jpg jpeg png bmp gif webp tif tiff ppm pgm pbm"
+
+SCALE = (0.08, 1.0)  # share of an image's area that a random crop covers; the usual one for vision models
+_ASPECT = (3 / 4, 4 / 3)  # width through height of a random crop
 _TRIES = 10
-_NO_RESIZING = ("do_resize", "do_center_crop")
+_NO_RESIZING = ("do_resize", "do_center_crop")  # settings of processors that are off for images of the final size
 
 
 @final
-class ImageClassificationKind(FileKind):
-    """A class for every image."""
+@dataclass(frozen=True)
+class LazyImage(LazyFile):
+    """An image that is read and decoded when it is opened."""
 
-    name = "image_classification"
-    draws = True
-    auto_class = "AutoModelForImageClassification"
-    processor = "image_processor"
-    inputs = predict_inputs = "image"
-    usual_columns = ("image", "label")
-    file = LazyImage
+    column: ClassVar = "image"
+    op: ClassVar = "images"
+    one: ClassVar = "an image"
+    many: ClassVar = "images"
+    endings: ClassVar = frozenset(f".{ending}" for ending in _ENDINGS.split())
+    feature: ClassVar = "Image"
+    units: ClassVar = "pixels"
+    forms: ClassVar = "a path, bytes or an image of Pillow or NumPy (uint8 [height, width] or [height, width, 3])"
 
-    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> ImageInputs:
-        """Pixels, augmented in the train part if that is wanted."""
-        own = processor if options.image_size is None else resized(processor, options.image_size)
-        return ImageInputs(split, own, augment=options.augment and options.part == "train", seed=options.seed)
+    @classmethod
+    def of_object(cls, name: str, entry: object) -> Self | None:
+        """Return an image of Pillow, or an array uint8 `[height, width]` or `[height, width, 3 or 4]`, as a file.
 
-    def length_limit(self, model: Any, processor: Any, asked: int | None) -> int:
-        """An image has no length."""
-        return 1
+        Anything else gives None.
 
-    def fit_processor(self, processor: Any, task: TaskLike) -> bool:
-        """Have the image processor make images of the task's size, if it has one."""
-        size = getattr(task, "image_size", None)
-        if size is not None:
-            set_image_size(processor, size)
-        return size is not None
+        Raises:
+            DataError: If an image of Pillow cannot be decoded.
+        """
+        if isinstance(entry, np.ndarray) and entry.dtype == np.uint8 and entry.size and _is_image(entry.shape):
+            entry = Image.fromarray(entry)
+        if not isinstance(entry, Image.Image):
+            return None
+        wide, file = entry.mode in ("I", "F"), BytesIO()
+        try:
+            whole = entry if wide or entry.mode in _PNG_MODES else entry.convert("RGB")
+            whole.save(file, "TIFF" if wide else "PNG", exif=entry.getexif(), compress_level=1)
+        except Exception as error:  # Pillow decodes an image that it has opened from a file only now
+            raise cls.bad(name, f"cannot be decoded ({first_line(error)}).") from error
+        return cls(name, data=file.getvalue())
 
-    def model_rows(
-        self, rows: int, tokens: float, max_length: int, config: Any, *, by_row: bool = False
-    ) -> tuple[int, int]:
-        """A token per patch and one more; without patches, as many as usual."""
-        config = getattr(config, "vision_config", config)
-        side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
-        return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
+    def open(self) -> Image.Image:
+        """Return the image in RGB, turned as its EXIF orientation says; of an animation, the first frame.
+
+        Raises:
+            DataError: If it cannot be read, has another format than the common ones (whatever its name says), more than
+                2^26 pixels, or pixels of 32 bits.
+        """
+        with self._opened() as image:
+            image.load()
+            return _rgb(ImageOps.exif_transpose(image), self.name)
+
+    def decoded_size(self) -> int:
+        """Return the number of pixels by the image's header, without decoding it; the errors are those of `open`."""
+        with self._opened() as image:
+            return image.width * image.height
+
+    @contextmanager
+    def _opened(self) -> Iterator[Image.Image]:
+        """Yield the image with its header read; turn all errors of Pillow inside the context into DataError."""
+        try:
+            with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
+                _check_size(self.name, *image.size)
+                yield image
+        except DataError:
+            raise
+        except Image.DecompressionBombError:  # Pillow's own limit
+            raise _too_large(self.name, "too many pixels") from None
+        except Exception as error:  # decoders raise errors of many types
+            unknown = isinstance(error, Image.UnidentifiedImageError)  # its text names an object in memory
+            reason = f"no image format known: {', '.join(_FORMATS)}" if unknown else first_line(error)
+            problem = f"cannot be decoded ({reason}); every row of an image task is a whole image."
+            raise self.bad(self.name, problem) from error
+
+
+def _is_image(shape: tuple[int, ...]) -> bool:
+    """Return whether an array of this shape is an image: `[height, width]`, or with 3 or 4 channels behind."""
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
+
+
+def _check_size(name: str, width: int, height: int) -> None:
+    """Raise DataError if an image has no pixels, or too many; `name` is what the message calls it."""
+    if not width * height:
+        raise LazyImage.bad(name, f"has {width} x {height} pixels; an image has at least one.")
+    if width * height > _MOST_PIXELS:
+        raise _too_large(name, f"{width} x {height} pixels")
+
+
+def _too_large(name: str, what: str) -> DataError:
+    """Return the error that an image is too large; `what` says in words what it has."""
+    return LazyImage.bad(name, f"has {what}; at most {_MOST_PIXELS:,} are read. Save it smaller.")
+
+
+def _rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return an image in RGB; the colour under transparent pixels shows.
+
+    Raises:
+        DataError: If its pixels have 32 bits, so that no one knows which value is white; the message calls it `name`.
+    """
+    if image.mode in ("I", "F"):
+        problem = f"has pixels of 32 bits (mode {image.mode}); which of their values is white is not known."
+        raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
+    if image.mode.startswith("I;16"):
+        # without scaling, Pillow turns all values above 255 into white
+        image = image.point(lambda value: value * (1 / 256)).convert("L")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")
 
 
 @final
 class ImageInputs:
     """Images as pixels; an `Inputs`.
 
-    `augment`, for training, takes a random part of each image, which has a share of its area between those in `scale`,
-    resizes it and mirrors it at random: what is drawn depends on the seed, the epoch and the row alone.
+    With `augment`, a random part of each image is cropped, resized, and mirrored in half of the cases. The random
+    numbers depend on seed, epoch and row alone.
+
+    Args:
+        split: The images.
+        processor: The image processor, or a processor that has one.
+        augment: Whether to augment.
+        seed: Seed of the augmentation.
+        scale: Smallest and largest share of an image's area that a random part covers.
+
+    Raises:
+        ConfigError: If the processor has no image processor or makes images of several sizes, or `scale` does not fit.
     """
 
     uncacheable = "the inputs are images; only texts are cached"
 
     def __init__(
-        self, split: Split, processor: Any, *, augment: bool = False, seed: int = 0, scale: tuple[float, float] = SCALE
+        self,
+        split: Split,
+        processor: object,
+        *,
+        augment: bool = False,
+        seed: int = 0,
+        scale: tuple[float, float] = SCALE,
     ) -> None:
         if not 0 < scale[0] <= scale[1] <= 1:
             rule = "it must be two shares of the image, the smaller first"
             raise ConfigError(f"images: scale is {scale[0]} to {scale[1]}; {rule}.")
-        self._processor = image_processor(processor)
+        self._processor: Any = image_processor(processor)
         self.target = target_of(self._processor)
         self._split, self._seed, self._scale, self._augment = split, seed, scale, augment
-        resize = getattr(self._processor, "resample", None)
-        self._resample = Image.Resampling(resize) if isinstance(resize, int) else Image.Resampling.BILINEAR
+        resample = getattr(self._processor, "resample", None)
+        self._resample = Image.Resampling(resample) if isinstance(resample, int) else Image.Resampling.BILINEAR
         self._settings = {key: False for key in _NO_RESIZING if augment and hasattr(self._processor, key)}
         self.lengths = [1] * len(split)
 
     @property
     def digest(self) -> str:
-        """Equal for equal images of equal names."""
+        """A hash that is equal for images with equal names and sources."""
         return self._split.key
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some images as `pixel_values`, float32 `[batch, channels, height, width]`."""
+        """Return the images with these numbers as `pixel_values`, float32 `[batch, channels, height, width]`.
+
+        Raises:
+            DataError: If an image cannot be read.
+        """
         lazy = self._split.texts.read_rows(rows)
         images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]
         values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
+        """Open an image and crop it: at random for training, otherwise to the processor's aspect ratio."""
         image, target = lazy.open(), self.target
         if self._augment:
             rng = random.Random(derive_seed("pictures", self._seed, epoch, row))
@@ -112,12 +215,63 @@ class ImageInputs:
         return image
 
 
-def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
-    """A random part of an image of a width and height: left, top, right and bottom.
+@final
+class ImageClassificationKind(FileKind[ImageInputs]):
+    """The kind of task that predicts a class for every image."""
 
-    Drawn are its share of the area (from `scale`), its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its
-    place. If ten draws do not fit into the image, it is the largest middle part of such a shape.
-    Source: Szegedy et al. 2015, arXiv:1409.4842, section 6, with the place drawn over whole pixels.
+    name = "image_classification"
+    draws = True
+    auto_class = "AutoModelForImageClassification"
+    processor = "image_processor"
+    inputs = predict_inputs = "image"
+    usual_columns = ("image", "label")
+    file = LazyImage
+
+    def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
+        """Return the images as pixels, in `options.image_size` if that is set; augmented if it is the train split.
+
+        Raises:
+            ConfigError: If the processor has no image processor, or one that cannot make images of that size.
+        """
+        own = processor if options.image_size is None else resized(processor, options.image_size)
+        return ImageInputs(split, own, augment=options.augment and options.part == "train", seed=options.seed)
+
+    def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
+        """Return 1, because images have no length."""
+        return 1
+
+    def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
+        """Change the image processor in place to the task's `image_size`; return whether the task has one."""
+        size = getattr(task, "image_size", None)
+        if size is not None:
+            set_image_size(processor, size)
+        return size is not None
+
+    def model_rows(
+        self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
+    ) -> tuple[int, int]:
+        """Estimate rows and tokens: one token per patch and one more; `tokens` for models without patches."""
+        config = getattr(config, "vision_config", config)
+        side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
+        return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
+
+
+# Crops
+
+
+def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
+    """Return a random part of an image as left, top, right and bottom.
+
+    Its share of the area, its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its place are random. If ten
+    tries do not fit into the image, the largest middle part with an allowed aspect ratio is returned.
+
+    Args:
+        size: Width and height of the image.
+        rng: Source of random numbers.
+        scale: Smallest and largest share of the area.
+
+    Source:
+        Szegedy et al. 2015, arXiv:1409.4842, section 6; the place is drawn over whole pixels.
     """
     width, height = size
     for _ in range(_TRIES):
@@ -131,7 +285,12 @@ def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float,
 
 
 def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Left, top, right and bottom of the largest middle part with an aspect ratio (width by height) in a range."""
+    """Return the largest middle part of an image whose aspect ratio is in a range, as left, top, right and bottom.
+
+    Args:
+        size: Width and height of the image.
+        aspect: Smallest and largest width through height.
+    """
     width, height = size
     wide, high = width, height
     if width < aspect[0] * height:
@@ -140,3 +299,103 @@ def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int,
         wide = max(1, round(height * aspect[1]))
     left, top = (width - wide) // 2, (height - high) // 2
     return left, top, left + wide, top + high
+
+
+# The size of images
+
+
+class Target(NamedTuple):
+    """The size that an image processor brings images to, in pixels.
+
+    Attributes:
+        height: Height of an image.
+        width: Width of an image.
+        fixed: Whether all images get this size; otherwise only those with the same aspect ratio do.
+    """
+
+    height: int
+    width: int
+    fixed: bool
+
+
+def image_processor(processor: object) -> ImageProcessingMixin:
+    """Return the image processor of a processor, or the image processor itself; raise ConfigError without one."""
+    from transformers import ImageProcessingMixin
+
+    own = getattr(processor, "image_processor", processor)
+    if not isinstance(own, ImageProcessingMixin):
+        rule = "images are resized and normalised by the model's image processor"
+        hint = "Give the one that AutoImageProcessor.from_pretrained finds for the model."
+        raise ConfigError(f"images: the processor is a {type(processor).__name__}; {rule}. {hint}")
+    return own
+
+
+def target_of(processor: Any) -> Target:
+    """Return the size that an image processor brings images to, by running it on images of three sizes.
+
+    Its settings would not be enough: processors use `size` and `crop_size` in many ways.
+
+    Raises:
+        ConfigError: If the size depends on that of the image, or the processor fails.
+    """
+    small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
+    if len(small) != 4 or small != large:
+        came = f"makes pixel_values of shape {small} of an image of 64 x 64, and {large} of one of 80 x 80"
+        rule = "a classifier takes [1, channels, height, width], the same for all. Set its do_resize and size"
+        raise ConfigError(f"images: {type(processor).__name__} {came}; {rule}.")
+    return Target(small[2], small[3], fixed=wide == small)
+
+
+def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
+    """Return the shape that an image of `size` has after an image processor; ConfigError if the processor fails."""
+    try:
+        return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
+    except Exception as error:  # processors raise errors of many types
+        came = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({first_line(error)})"
+        raise ConfigError(f"images: {came}; a classifier's images are made by it.") from error
+
+
+def resized(processor: object, size: int) -> Processor:
+    """Return a copy of a processor that makes images of `size` x `size` pixels; see `set_image_size` for errors."""
+    own = copy.deepcopy(processor)
+    set_image_size(own, size)
+    return own  # pyright: ignore[reportReturnType]
+
+
+def set_image_size(processor: object, size: int) -> None:
+    """Change a processor in place, so that it makes images of `size` x `size` pixels.
+
+    A processor that resizes and then crops goes on cropping the same share of the image.
+
+    Raises:
+        ConfigError: If there is no image processor, or changing `size` and `crop_size` does not give such images. The
+            processor is then unchanged.
+    """
+    own: Any = image_processor(processor)
+    before = target_of(own)
+    settings = {name: getattr(own, name, None) for name in ("size", "crop_size")}
+    crop = settings["crop_size"] if getattr(own, "do_center_crop", False) else None
+    scale = size / (max(_edges(crop).values()) if crop else size)
+    fits = False
+    try:
+        for name, setting in settings.items():
+            exact = name == "crop_size" or not crop
+            edges = {edge: size if exact else round(scale * length) for edge, length in _edges(setting).items()}
+            if setting is not None:
+                setattr(own, name, type(setting)(**edges))
+        after = target_of(own)
+        fits = after[:2] == (size, size)
+    finally:
+        for name, setting in settings.items() if not fits else ():
+            setattr(own, name, setting)
+    if not fits:
+        came = f"{type(own).__name__} makes images of {after.height} x {after.width} when asked for {size} x {size}"
+        raise ConfigError(
+            f"images: {came}; image_size is for processors whose size and crop_size say what they make. "
+            f"Leave it out for {before.height} x {before.width}."
+        )
+
+
+def _edges(setting: SizeDict | Mapping[str, int | None] | None) -> dict[str, int]:
+    """Return the lengths in a size setting of an image processor, such as "height" or "shortest_edge" -> pixels."""
+    return {edge: length for edge, length in dict(setting or {}).items() if length is not None}

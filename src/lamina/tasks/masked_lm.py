@@ -1,30 +1,50 @@
-"""The kind of task that asks for hidden tokens of running text."""
+"""Masked language modelling: hide tokens of running text, predict them, and fill in mask tokens."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, TypedDict, final
 
 import regex
 from torch import Tensor
 
-from lamina.data.batches import pad, padding_of, tokenizer_of
+from lamina.data.batches import pad, tokenizer_of
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
-from lamina.tasks.base import EncodeOptions, Results, TaskLike, checked_texts
+from lamina.heads.base import TaskLike
+from lamina.tasks.base import EncodeOptions, Results
 from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer
-from lamina.tasks.running_text import RunningTextKind, best_tokens, candidates, encode_running, has_nan
+from lamina.tasks.kind import checked_texts
+from lamina.tasks.language_modeling import (
+    Candidate,
+    LanguageModelingKind,
+    best_tokens,
+    candidates,
+    encode_running,
+    has_nan,
+)
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
 
-SHARE = 0.15  # of the tokens that are no special ones
-REPLACED, RANDOM = 0.8, 0.1  # of the chosen tokens: by the mask token, by any token; the rest stay as they are
+if TYPE_CHECKING:
+    from lamina.layers.types import Processor
+
+SHARE = 0.15  # of the ordinary tokens of a row that are predicted
+REPLACED, RANDOM = 0.8, 0.1  # shares of these that become the mask token, and any token; the rest are unchanged
 
 
-def mask_token(processor: Any) -> str:
-    """The text of the tokenizer's mask token; without one a ConfigError."""
+class MaskAnswer(TypedDict):
+    """The prediction for one mask token: its characters in the text, and the most probable tokens for it."""
+
+    start: int
+    end: int
+    candidates: list[Candidate]
+
+
+def mask_token(processor: Processor) -> str:
+    """Return the text of the tokenizer's mask token, such as "[MASK]"; raise ConfigError if it has none."""
     token = tokenizer_of(processor).mask_token
     if token is None:
         hint = "Use a model that was trained with it, such as BERT or RoBERTa."
@@ -34,25 +54,41 @@ def mask_token(processor: Any) -> str:
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are hidden: of each row 15 % of the tokens that are no special ones, and one at least, are chosen.
+    """Chooses and hides tokens: 15 % of the ordinary tokens of a row, and at least one.
 
-    Of these 80 % become the mask token, 10 % any token of the vocabulary, and 10 % stay. What is chosen depends on the
-    row and the seed alone, never on the batch. Source: Devlin et al. 2019, arXiv:1810.04805, section 3.1, appendix A.1.
+    80 % of them become the mask token, 10 % any token of the vocabulary, and 10 % are unchanged. The choice depends on
+    the row and the seed alone, never on the batch.
+
+    Attributes:
+        token: Id of the mask token.
+        special: Ids of special tokens, which are never chosen.
+        vocabulary: Number of tokens in the vocabulary.
+
+    Source:
+        Devlin et al. 2019, arXiv:1810.04805, section 3.1 and appendix A.1.
     """
 
-    token: int  # id of the mask token
-    special: frozenset[int]  # ids that are never chosen
-    vocabulary: int  # count of tokens
+    token: int
+    special: frozenset[int]
+    vocabulary: int
 
     @classmethod
-    def of(cls, processor: Any) -> Masking:
-        """For a tokenizer, or a processor that holds one."""
+    def of(cls, processor: Processor) -> Masking:
+        """Return the masking for a tokenizer, or a processor that has one; raise ConfigError without a mask token."""
         mask_token(processor)
         tokenizer = tokenizer_of(processor)
         return cls(int(tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
 
     def hide(self, ids: Sequence[int], seed: int) -> tuple[list[int], list[int]]:
-        """The row to read with some tokens hidden, and its labels: the tokens that were, and -100 everywhere else."""
+        """Hide tokens of one row.
+
+        Args:
+            ids: Token ids of the row.
+            seed: Seed of the choice.
+
+        Returns:
+            The ids for the model to read, and the labels: the original id where a token was chosen, otherwise -100.
+        """
         rng = random.Random(seed)
         ordinary = [at for at, token in enumerate(ids) if token not in self.special]
         count = max(1, round(SHARE * len(ordinary))) if ordinary else 0
@@ -70,31 +106,40 @@ class Masking:
 @final
 @dataclass(frozen=True)
 class MaskedInputs(Windows):
-    """Blocks of running text, or rows by themselves, with some tokens hidden; an `Inputs`."""
+    """Blocks or rows of text in which tokens are hidden; an `Inputs`.
+
+    Attributes:
+        masking: How tokens are chosen.
+        seed: Seed of the train split, in which other tokens are hidden in each epoch. None: the same in all epochs.
+        part: Name of the split.
+    """
 
     masking: Masking
-    seed: int | None  # of the train part, where what is hidden depends on it and the epoch; else on the row alone
+    seed: int | None
     part: str
 
-    uncacheable = "the texts are masked anew in each epoch"
+    @property
+    def uncacheable(self) -> str | None:
+        """The reason why a model's states for these rows cannot be cached."""
+        return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some blocks or rows with hidden tokens; "labels" holds those, and -100 elsewhere."""
-        when = () if self.seed is None else (self.seed, epoch)
-        batch = self.encoded.batch(rows, padding_of(self.processor))
+        """Return the rows with these numbers with hidden tokens; "labels" are the hidden ids, -100 elsewhere."""
+        seeds = () if self.seed is None else (self.seed, epoch)
+        batch = self.encoded.batch(rows, self.padding)
         lengths = self.encoded.lengths[list(rows)]
         hidden = [
-            self.masking.hide(ids[:length].tolist(), derive_seed("mask", self.part, *when, row))
+            self.masking.hide(ids[:length].tolist(), derive_seed("mask", self.part, *seeds, row))
             for ids, length, row in zip(batch["input_ids"], lengths, rows, strict=True)
         ]
         read, labels = zip(*hidden, strict=True)
-        batch["input_ids"] = pad(read, padding_of(self.processor)["input_ids"])
+        batch["input_ids"] = pad(read, self.padding["input_ids"])
         return {**batch, "labels": pad(labels, IGNORED)}
 
 
 @final
-class MaskedLMKind(RunningTextKind):
-    """Hidden tokens of running text; to predict, the mask tokens that stand in a text are filled in."""
+class MaskedLMKind(LanguageModelingKind):
+    """The kind of task that predicts hidden tokens of running text; predictions fill in the mask tokens of a text."""
 
     name = "masked_lm"
     auto_class = base_class = "AutoModelForMaskedLM"
@@ -102,28 +147,36 @@ class MaskedLMKind(RunningTextKind):
     per_token = True
     draws = True
 
-    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> MaskedInputs | TextInputs:
-        """Blocks of the joined texts, or texts and pairs by themselves; to predict, windows of each text."""
+    def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
+        """Return blocks or rows with hidden tokens; for prediction the windows of each text as it is.
+
+        Raises:
+            ConfigError: If the processor has no tokenizer, or the tokenizer no mask token.
+        """
         if options.part == "predict":
             return TextInputs.of(split, processor, replace(options, windows=True))
-        check_tokenizer(processor)
+        processor = check_tokenizer(processor)
         masking, seed = Masking.of(processor), options.seed if options.part == "train" else None
         return MaskedInputs(encode_running(split, processor, options), processor, masking, seed, options.part)
 
-    def examples(self, raw: Sequence[Any], processor: Any) -> Split:
-        """Texts with mask tokens, such as "[MASK]"."""
-        texts, token = checked_texts(raw, pairs=False), regex.escape(mask_token(processor))
-        return Split.of(texts, words=[[match.span() for match in regex.finditer(token, text)] for text in texts])
+    def examples(self, raw: Sequence[object], processor: Processor) -> Split:
+        """Return the texts that a user passed to `predict`, with the characters of each mask token as their words.
 
-    def answers(self, task: TaskLike, split: Split, inputs: Any, processor: Any) -> Results:
-        """Per mask token its "start" and "end", and "candidates" with "token" and "score", best first."""
+        Raises:
+            ConfigError: If an example is not a text, or the tokenizer has no mask token.
+        """
+        texts, token = checked_texts(raw, pairs=False), regex.escape(mask_token(processor))
+        return Split.of(texts, words=[[match.span() for match in regex.finditer(token, str(text))] for text in texts])
+
+    def answers(self, task: TaskLike, split: Split, inputs: Windows, processor: Processor) -> Results:
+        """Return an empty collection of the most probable tokens for each mask token."""
         return _FilledMasks(split, inputs, processor)
 
 
-class _FilledMasks(Results):
-    """What may stand at the mask tokens of texts."""
+class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
+    """Collects the most probable tokens for the mask tokens of texts."""
 
-    def __init__(self, split: Split, inputs: TextInputs, processor: Any) -> None:
+    def __init__(self, split: Split, inputs: Windows, processor: Processor) -> None:
         self._processor, self._masks = processor, list(split.words or ())
         self._best: list[list[list[float]]] = [[] for masks in self._masks for _ in masks]
         self._places = word_places(inputs.encoded, self._masks)
@@ -137,9 +190,10 @@ class _FilledMasks(Results):
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
         return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 
-    def predictions(self) -> list[Any]:
+    def predictions(self) -> list[list[MaskAnswer]]:
         best = iter(self._best)
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
-    def _to_prediction(self, mask: tuple[int, int], best: list[list[float]]) -> dict[str, Any]:
+    def _to_prediction(self, mask: tuple[int, int], best: Sequence[Sequence[float]]) -> MaskAnswer:
+        """Return the prediction for a mask token, from its characters and the result of `best_tokens`."""
         return {"start": mask[0], "end": mask[1], "candidates": candidates(best, self._processor)}

@@ -15,11 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lamina.data.windows import IGNORED
-from lamina.errors import ConfigError, DataError, check_known, require_packages
-from lamina.layers.nan_checks import first_invalid_row
-from lamina.tasks.base import Results
-from lamina.tasks.tags import marks_spans
+from lamina.errors import DataError, check_known, require_packages
+from lamina.tasks.base import ClassRow
 
 RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of false positives
 RANKING = ("auroc", *RECALL_RATES)  # metrics of two classes by their scores
@@ -31,8 +28,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> the least and the mos
     **dict.fromkeys(("bleu", "chrf"), (0.0, 100.0)),
     "perplexity": (1.0, math.inf),
 }
-_MOST = 700.0  # the largest exponent that stays a finite number
 _SIGNS = re.compile(r"[^a-z0-9]+")
+_SPAN_TAG = re.compile(r"O|[BIESLU]-.+")
 _STEMMED = 4  # letters: shorter words stay as they are
 Tags = Sequence[Sequence[int]]  # per text a tag for every word
 
@@ -75,7 +72,7 @@ def score_classes(
         "mcc": lambda: _matthews(right.sum(), true, predicted),
         "macro_f1": lambda: macro_f1,
     }
-    return _scores(metrics, known)
+    return named_scores(metrics, known)
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
@@ -101,7 +98,7 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
         "auroc": lambda: _auroc(scores, positive),
         **{name: partial(_recall_at, scores, positive, rate) for name, rate in RECALL_RATES.items()},
     }
-    return _scores(metrics, known)
+    return named_scores(metrics, known)
 
 
 def _auroc(scores: Tensor, positive: Tensor) -> float:
@@ -138,7 +135,7 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
         "accuracy": lambda: (predicted == true).all(-1).double().mean(),
         "f1": lambda: 2 * (predicted & true).sum() / (predicted.sum() + true.sum()).clamp(min=1),
     }
-    return _scores(metrics, known)
+    return named_scores(metrics, known)
 
 
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
@@ -150,7 +147,7 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
         "pearson": lambda: torch.corrcoef(torch.stack(both))[0, 1] if varies else 0.0,
         "spearman": lambda: torch.corrcoef(torch.stack([_ranks(row) for row in both]))[0, 1] if varies else 0.0,
     }
-    return _scores(metrics, known)
+    return named_scores(metrics, known)
 
 
 def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels: Sequence[str]) -> dict[str, float]:
@@ -188,10 +185,10 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
         "bleu": partial(_of_corpus, "BLEU", *texts),
         "chrf": partial(_of_corpus, "CHRF", *texts),
     }
-    return _scores(metrics, known)
+    return named_scores(metrics, known)
 
 
-def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[dict[str, Any]]:
+def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[ClassRow]:
     """Scores per class of class ids `[rows]`, or of zeros and ones `[rows, classes]`, and their averages.
 
     A row has "label", "precision", "recall", "f1", "count" (how many are truly so) and "guessed" (how many were said to
@@ -206,7 +203,7 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
     return _class_rows(labels, counts.tolist())
 
 
-def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[dict[str, Any]]:
+def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[ClassRow]:
     """The same for every type of span; spans count if type, start and end are right, as seqeval finds them."""
     from seqeval.metrics.sequence_labeling import get_entities
 
@@ -216,61 +213,44 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
     return _class_rows(kinds, counts)
 
 
-def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-    """A row per class, and the averages, from how many were right, guessed and true of each class."""
-    rows = [{"label": label, **_ratios(*own)} for label, own in zip(labels, counts, strict=True)]
-    total = _ratios(*(sum(own[part] for own in counts) for part in range(3)))
-    present, true = ([float(row["count"] + row["guessed"] > 0) for row in rows], [row["count"] for row in rows])
+def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:
+    """Return a row per class, then "micro avg", "macro avg" and "weighted avg".
+
+    `counts` has for each class how many rows were predicted correctly, predicted, and true.
+    """
+    rows = [_class_row(label, *class_counts) for label, class_counts in zip(labels, counts, strict=True)]
+    total = _class_row("micro avg", *(sum(column) for column in zip(*counts, strict=True)))
+    occurs = [float(row["count"] + row["guessed"] > 0) for row in rows]
     return [
         *rows,
-        {"label": "micro avg", **total},
-        {"label": "macro avg", **total, **_means(rows, present)},
-        {"label": "weighted avg", **total, **_means(rows, true)},
+        total,
+        _average("macro avg", total, rows, occurs),
+        _average("weighted avg", total, rows, [row["count"] for row in rows]),
     ]
 
 
-def _means(rows: Sequence[Mapping[str, Any]], weights: Sequence[float]) -> dict[str, float]:
+def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
+    """Return a row with the weighted means of precision, recall and F1 over classes, and the counts of `total`."""
     whole = sum(weights) or 1
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(weight * value for weight, value in zip(weights, values, strict=True)) / whole
+
     return {
-        key: sum(weight * row[key] for weight, row in zip(weights, rows, strict=True)) / whole
-        for key in ("precision", "recall", "f1")
+        "label": label,
+        "precision": mean(row["precision"] for row in rows),
+        "recall": mean(row["recall"] for row in rows),
+        "f1": mean(row["f1"] for row in rows),
+        "count": total["count"],
+        "guessed": total["guessed"],
     }
 
 
-class TokenSums(Results):
-    """Perplexity and accuracy of the tokens that are asked for, summed up batch by batch: no logits are kept."""
+def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return metric -> score in the order of `metrics`, with 0 in place of NaN and infinity.
 
-    loss, right, count = 0.0, 0, 0
-    bad: int | None = None
-
-    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Take in logits of the tokens with a label `[tokens, vocabulary]`, or of all `[batch, tokens, vocabulary]`."""
-        if labels is None:
-            raise ConfigError(f"metrics: no labels for {len(rows)} rows; tokens are scored by them.")
-        labels = labels.to(outputs.device)
-        hidden = labels != IGNORED
-        logits, labels = outputs if outputs.ndim == 2 else outputs[hidden], labels[hidden]
-        loss = float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
-        if self.bad is None and not math.isfinite(loss) and (token := first_invalid_row(logits)) is not None:
-            self.bad = int(rows[int(hidden.nonzero()[token, 0])])
-        self.loss += loss
-        self.right += int((logits.argmax(-1) == labels).sum())
-        self.count += len(labels)
-
-    def first_not_finite(self) -> int | None:
-        """The first row with such a token that has no probabilities."""
-        return self.bad
-
-    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Metric -> score; perplexity is exp(mean loss per token), cut off at exp(700)."""
-        if not self.count:
-            raise DataError("metrics: no token has a label; a score needs at least one.")
-        mean = self.loss / self.count
-        perplexity = math.exp(mean) if mean < _MOST else math.exp(_MOST)
-        return _scores(metrics, {"perplexity": lambda: perplexity, "accuracy": lambda: self.right / self.count})
-
-
-def _scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    `known` maps the name of each metric to a function that computes it; another name is an UnknownNameError.
+    """
     check_known("metrics", metrics, known, "metric")
     scores = {name: float(known[name]()) for name in metrics}
     return {name: score if math.isfinite(score) else 0.0 for name, score in scores.items()}
@@ -283,16 +263,6 @@ def _check_rows(predictions: Sequence[Any] | Tensor, targets: Sequence[Any] | Te
         raise DataError("metrics: there are no rows; a score needs at least one.")
 
 
-def _check_tags(predictions: Tags, targets: Tags) -> None:
-    _check_rows(predictions, targets)
-    if not any(len(row) for row in targets):
-        raise DataError("metrics: there are no words; a score needs at least one.")
-    for row, (guess, truth) in enumerate(zip(predictions, targets, strict=True)):
-        if len(guess) != len(truth):
-            came = f"text {row} has {len(guess)} predictions for {len(truth)} words"
-            raise DataError(f"metrics: {came}; every word has one.", row=row)
-
-
 _AS_IOBES = {"L": "E", "U": "S"}  # the same marks by names that seqeval knows
 
 
@@ -301,9 +271,10 @@ def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
     return [[named[int(tag)] for tag in row] for row in rows]
 
 
-def _ratios(both: int, guesses: int, trues: int) -> dict[str, float | int]:
-    """Precision, recall and F1 from counts; 0 where nothing is divided by nothing."""
+def _class_row(label: str, both: int = 0, guesses: int = 0, trues: int = 0) -> ClassRow:
+    """Return the scores of a class from how many rows were predicted correctly, predicted, and true; 0 for 0 / 0."""
     return {
+        "label": label,
         "precision": both / guesses if guesses else 0.0,
         "recall": both / trues if trues else 0.0,
         "f1": 2 * both / (guesses + trues) if guesses + trues else 0.0,
@@ -350,3 +321,19 @@ def _of_corpus(name: str, predictions: list[str], references: list[str]) -> floa
     from sacrebleu import metrics
 
     return getattr(metrics, name)().corpus_score(predictions, [references]).score
+
+
+def _check_tags(predictions: Tags, targets: Tags) -> None:
+    _check_rows(predictions, targets)
+    if not any(len(row) for row in targets):
+        raise DataError("metrics: there are no words; a score needs at least one.")
+    for row, (guess, truth) in enumerate(zip(predictions, targets, strict=True)):
+        if len(guess) != len(truth):
+            came = f"text {row} has {len(guess)} predictions for {len(truth)} words"
+            raise DataError(f"metrics: {came}; every word has one.", row=row)
+
+
+def marks_spans(tags: Iterable[str]) -> bool:
+    """Whether the tags mark spans (IOB, IOBES, BILOU), so that span F1 has a meaning."""
+    seen = set(tags)
+    return bool(seen - {"O"}) and all(_SPAN_TAG.fullmatch(tag) for tag in seen)

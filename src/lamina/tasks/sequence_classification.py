@@ -1,30 +1,35 @@
-"""The kind of task that asks one thing about a whole text or pair of texts: a class, a number, or several labels."""
+"""Classify whole texts or pairs of texts: one class, any number of classes, or a number."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 from torch import Tensor
 
 from lamina.data.read import Table
+from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, TaskLike
-from lamina.tasks.inputs import ClassKind
+from lamina.tasks.base import ColumnSpec
+from lamina.tasks.inputs import TextInputs
+from lamina.tasks.kind import TextClassKind
 from lamina.tasks.metrics import RANKING
 from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 _CONFIG = {
     "classification": "single_label_classification",
     "regression": "regression",
     "multi_label": "multi_label_classification",
-}
+}  # problem type -> its name in transformers' configs
 
 
 @final
-class SequenceClassificationKind(ClassKind):
-    """Classes, numbers or several labels of texts and pairs."""
+class SequenceClassificationKind(TextClassKind):
+    """The kind of task that asks one thing about a whole text or pair of texts: a class, several classes, a number."""
 
     name = "sequence_classification"
     problem_types = {
@@ -36,7 +41,10 @@ class SequenceClassificationKind(ClassKind):
     reads_pairs = True
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Settle columns, problem type and classes, and make the examples."""
+        """Make the examples of every split; the default column is "sentence", or "text" if there is none.
+
+        See `Kind.build` for arguments, result and errors.
+        """
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
         tables = lab.labelled(tables, spec)
         problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())), spec)
@@ -48,35 +56,35 @@ class SequenceClassificationKind(ClassKind):
         return spec, {name: _split(table, spec) for name, table in tables.items()}
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Of two classes how well scores tell them apart."""
+        """Return the ranking metrics, such as "auroc", if there are two classes."""
         return RANKING if problem_type == "classification" and len(labels) == 2 else ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """A class per example, or the labels that are set."""
+        """Return the class names, and the numbers of the classes of each example."""
         if task.problem_type == "multi_label":
             rows = [tuple(number for number, is_set in enumerate(row) if is_set) for row in split.labels]
             return tuple(task.labels), rows
         return super().row_classes(task, split)
 
-    def truncated(self, inputs: Any) -> int:
-        """Texts whose end was cut off, or is only in further windows."""
+    def truncated(self, inputs: TextInputs) -> int:
+        """Return how many texts were cut, or have more than one window, of which only the first is scored."""
         return inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
 
-    def configure(self, config: Any, task: TaskLike) -> None:
-        """Name the classes, and what the loss is."""
+    def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
+        """Write class names and problem type into a model's config; see `ClassKind.configure` for errors."""
         super().configure(config, task)
-        config.problem_type = _CONFIG[task.problem_type]
+        config.problem_type = _CONFIG[task.problem_type]  # pyright: ignore[reportAttributeAccessIssue]
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Several labels are floats in transformers."""
+        """Return the labels of a batch as transformers' losses expect them: floats for several labels."""
         return labels.float() if task.problem_type == "multi_label" else labels
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:
-    texts: Any = lab.texts(table, spec.text)
-    if spec.text_pair is not None:
-        texts = zip(texts, lab.texts(table, spec.text_pair), strict=True)
+    """Return the examples in a table: texts or pairs of texts, with class ids, numbers, or 0 and 1 per class."""
+    texts = lab.texts(table, spec.text)
+    pairs = texts if spec.text_pair is None else zip(texts, lab.texts(table, spec.text_pair), strict=True)
     if spec.problem_type == "regression":
-        return Split.of(texts, lab.numbers(table, spec.label))
+        return Split.of(pairs, lab.numbers(table, spec.label))
     read = lab.multi_hot if spec.problem_type == "multi_label" else lab.class_ids
-    return Split.of(texts, read(table, spec.label, spec.labels or ()))
+    return Split.of(pairs, read(table, spec.label, spec.labels or ()))

@@ -12,9 +12,9 @@ from typing import Any
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS, ColumnSpec, Kind, check_image_size, class_names
-from lamina.tasks.given import check_spec, rows_of
-from lamina.tasks.labels import given_names
+from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, check_label_all_tokens
+from lamina.tasks.kind import Kind
+from lamina.tasks.labels import check_names, class_names
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
@@ -252,7 +252,7 @@ class Task:
         sources = {part: source for part, source in given if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
-        classes = given_names(labels)
+        classes = check_names(labels)
         spec = ColumnSpec(
             kind_of(str(kind)), text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify
         )
@@ -307,7 +307,7 @@ class Task:
         first = next(iter(parts.values()))
         if labels is None and kind_of(str(kind)).has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
-        classes = given_names(labels)
+        classes = check_names(labels)
         spec = ColumnSpec(
             kind_of(str(kind)), text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify
         )
@@ -374,7 +374,7 @@ def _assemble(
 ) -> Task:
     kind = spec.kind
     check_spec(spec)
-    kind.check_tags(label_all_tokens=label_all_tokens)
+    check_label_all_tokens(label_all_tokens, kind)
     named = bool(spec.labels)
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
@@ -405,3 +405,41 @@ def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> lis
     """The classes that no row is of."""
     seen = set(chain.from_iterable(classes))
     return [name for number, name in enumerate(names) if number not in seen]
+
+
+def rows_of(part: str, given: Any, label: str | int) -> Any:
+    """One part as a data set, or (of dicts) as columns."""
+    import datasets
+
+    is_dataset = isinstance(given, datasets.Dataset)
+    rows: Any = given if is_dataset else [None]
+    if isinstance(given, Iterable) and not isinstance(given, datasets.Dataset | str | bytes | Mapping):
+        rows = list(given)
+    if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts.")
+    if len(rows) == 0:
+        raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
+    if is_dataset:
+        return rows.with_format(None)
+    names = dict.fromkeys(key for row in rows for key in row)
+    return {key: [_plain(row.get(key), whole=key == label) for row in rows] for key in names}
+
+
+def _plain(cell: Any, *, whole: bool) -> Any:
+    """A number of NumPy or torch as one of Python; a `whole` array too, which else is an image or sound."""
+    is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
+    return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell
+
+
+def check_spec(spec: ColumnSpec) -> None:
+    """Raise an error if a kind does not do what is asked of it, as far as that shows without the data."""
+    kind, labels = spec.kind, spec.labels
+    check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
+    if spec.problem_type is not None:
+        check_known("task", [spec.problem_type], kind.problem_types, "problem type")
+    if labels is not None and (not labels or len(set(labels)) < len(labels)):
+        raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
+    if spec.by_row and not kind.sequential:
+        raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
+    if spec.text_pair is not None and not kind.reads_pairs:
+        raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")

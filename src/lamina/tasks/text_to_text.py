@@ -1,4 +1,4 @@
-"""The kinds of task in which texts become others: summarization and translation."""
+"""Generate texts from texts: summarization and translation."""
 
 from __future__ import annotations
 
@@ -6,53 +6,74 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
 from torch import Tensor
 
-from lamina.data.batches import padding_of, tokenizer_of
+from lamina.data.batches import tokenizer_of
 from lamina.data.encode import encode
 from lamina.data.read import Table, read_pair
 from lamina.data.windows import IGNORED, Encoded
 from lamina.errors import DataError
+from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Kind, Results, TaskLike
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Results
 from lamina.tasks.inputs import Windows, check_tokenizer
+from lamina.tasks.kind import Kind, Source
 from lamina.tasks.metrics import score_texts
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
     from jaxtyping import Int
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
+    from transformers import PreTrainedModel
+
+    from lamina.layers.types import Batch, Processor
 
 logger = logging.getLogger(__name__)
+
+
+class TextAnswer(TypedDict):
+    """The text that a model generated for an example."""
+
+    text: str
 
 
 @final
 @dataclass(frozen=True)
 class PairInputs(Windows):
-    """Tokenised sources and, where there are any, targets; an `Inputs`."""
+    """Tokenised source texts, with their target texts where these are known; an `Inputs`.
 
-    targets: Encoded | None = None  # what is to be written, where that is known
+    Attributes:
+        targets: The tokens of the texts to generate. None: they are not known, as in prediction.
+    """
 
-    uncacheable = "the model writes texts"  # its states depend on what it wrote
+    targets: Encoded | None = None
+
+    @property
+    def uncacheable(self) -> str | None:
+        """The reason why a model's states cannot be cached: they depend on the text that was generated so far."""
+        return "the model writes texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Some sources and, padded with -100, their "labels", which the model itself shifts to read them."""
-        read = self.encoded.batch(rows, padding_of(self.processor))
+        """Return the sources with these numbers; "labels" are the targets, padded with -100, which the model shifts."""
+        read = self.encoded.batch(rows, self.padding)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
             batch["labels"] = self.targets.batch(rows, {"input_ids": IGNORED})["input_ids"]
         return batch
 
 
-class _Writer:
-    """A tokenizer that reads every text as a target, with the language and the vocabulary of one."""
+class _TargetTokenizer:
+    """A tokenizer that reads every text as a target: in the target language, with the target's special tokens.
 
-    def __init__(self, processor: Any) -> None:
-        self._tokenizer: Any = tokenizer_of(processor)
-        self._unset = getattr(self._tokenizer, "tgt_lang", "") is None
-        if self._unset:
+    Where the tokenizer has languages and no target language is set, targets are read in the source language, and a
+    warning says so.
+    """
+
+    def __init__(self, processor: Processor) -> None:
+        self._tokenizer = tokenizer_of(processor)
+        self._is_unset = getattr(self._tokenizer, "tgt_lang", "") is None
+        if self._is_unset:
             language = self._tokenizer.src_lang
             logger.warning("generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", language)
 
@@ -60,19 +81,17 @@ class _Writer:
         return getattr(self._tokenizer, name)
 
     def __call__(self, texts: list[str], **options: Any) -> Any:
-        if self._unset:
+        if self._is_unset:
             self._tokenizer.tgt_lang = self._tokenizer.src_lang
         try:
             return self._tokenizer(text_target=texts, **options)
         finally:
-            if self._unset:
+            if self._is_unset:
                 self._tokenizer.tgt_lang = None
 
 
-def texts_of(
-    ids: Int[Tensor, "batch tokens"], processor: PreTrainedTokenizerBase | ProcessorMixin, *, strip: bool = True
-) -> list[str]:
-    """Rows of tokens (-100 counts as padding) as texts, without special tokens, nor (`strip`) blanks around them."""
+def texts_of(ids: Int[Tensor, "batch tokens"], processor: Processor, *, strip: bool = True) -> list[str]:
+    """Decode each row of token ids without special tokens; -100 counts as padding, `strip` removes outer spaces."""
     tokenizer = tokenizer_of(processor)
     rows = [[token for token in row if token != IGNORED] for row in ids.tolist()]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
@@ -80,47 +99,64 @@ def texts_of(
 
 
 def generate(
-    model: PreTrainedModel, batch: Mapping[str, Tensor], options: GenerationOptions, **more: Any
+    model: PreTrainedModel, batch: Batch, options: GenerationOptions, **more: int
 ) -> Int[Tensor, "batch tokens"]:
-    """What a model writes for a batch, without sampling; `more` goes to its `generate`."""
-    beams, writer = options.num_beams, cast("Any", model)
+    """Return the token ids that a model generates for a batch, without sampling; `more` is passed to its `generate`."""
+    beams = options.num_beams
     search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
-    return writer.generate(**batch, do_sample=False, max_new_tokens=options.max_target_length, **search, **more)
+    arguments = {**batch, "do_sample": False, "max_new_tokens": options.max_target_length, **search, **more}
+    return cast("Any", model).generate(**arguments)
 
 
-class TextToTextKind(Kind):
-    """What summarization and translation share; only whole models that write do them."""
+class TextToTextKind(Kind[PairInputs]):
+    """A kind that generates a text from a text; only whole models with an encoder and a decoder can do it."""
 
     auto_class = "AutoModelForSeq2SeqLM"
     inputs = predict_inputs = "text_to_text"
     has_classes = False
     readers = False
     takes_prefix = True
+    generates = True
 
-    def read(self, source: Any, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """A file with two columns, or two plain text files whose lines belong together."""
+    def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """Return the table of a file, or of a pair of text files whose lines belong together; see `Kind.read`."""
         if not isinstance(source, str | Path):
             return read_pair(source, (str(spec.text), str(spec.label)))
         return super().read(source, spec, header)
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Sources (by default in column "text"), with the texts to write (in "target") for labels."""
+        """Return the source texts of every split, with the texts to generate as labels.
+
+        The default columns are "sentence" and "label", or "text" and "target" if there are none of these names.
+
+        Raises:
+            DataError: If a column is missing, a source is blank, or a target is missing and not to be dropped.
+            ConfigError: If the user passed labels.
+        """
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)
         spec = replace(spec, text=text, label=lab.usual_column(spec.label, label, "target", tables))
         spec = lab.without_classes(spec, ("text",), "generation", "texts to write")
         return spec, {name: _split(table, spec) for name, table in lab.labelled(tables, spec, texts=True).items()}
 
-    def encode(self, split: Split, processor: Any, options: EncodeOptions) -> PairInputs:
-        """Tokens of sources, the prefix before each, and of the labels, which are the targets.
+    def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> PairInputs:
+        """Tokenise the sources, each with the prefix in front, and the targets, which are the split's labels.
 
-        A tokenizer that knows languages reads its source language and writes its target language; where that one is
-        not set, the first. It is left as it was.
+        A tokenizer with languages reads sources in its source language and targets in its target language; if no target
+        language is set, targets are in the source language and a warning says so. The tokenizer is left unchanged.
+
+        Raises:
+            ConfigError: If the processor has no tokenizer.
+            DataError: If a label is not a text.
         """
-        check_tokenizer(processor)
-        texts = [options.prefix + text for text in split.texts]
-        how: dict[str, Any] = {"max_length": options.max_length, "add_prefix_space": options.add_prefix_space}
-        sources = encode(texts, processor, offsets=False, **how)
+        processor = check_tokenizer(processor)
+        sources = encode(
+            [options.prefix + text for text in split.texts],
+            processor,
+            max_length=options.max_length,
+            offsets=False,
+            add_prefix_space=options.add_prefix_space,
+        )
         if not split.labelled:
             return PairInputs(sources, processor)
         targets = list(split.labels)
@@ -128,37 +164,37 @@ class TextToTextKind(Kind):
             if not isinstance(label, str):
                 came = f"row {row} has {label} for its target; texts are written"
                 raise DataError(f"generation: {came}. Use a task of kind summarization or translation.", row=row)
-        writer: Any = _Writer(processor)
-        encoded = encode(targets, writer, max_length=options.max_target_length, offsets=False)
+        encoded = encode(
+            targets,
+            cast("Processor", _TargetTokenizer(processor)),
+            max_length=options.max_target_length,
+            offsets=False,
+        )
         return PairInputs(sources, processor, encoded)
 
-    def target_tokens(self, max_target_length: int) -> int:
-        """The longest text that is written."""
-        return max_target_length
-
-    def truncated(self, inputs: Any) -> int:
-        """Sources, or targets if these are more, that lost their end."""
+    def truncated(self, inputs: PairInputs) -> int:
+        """Return how many sources lost their end, or how many targets did if these are more."""
         return max(inputs.encoded.truncated, 0 if inputs.targets is None else inputs.targets.truncated)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """It must have an encoder and a decoder, and write."""
-        writes = model.config.is_encoder_decoder and model.can_generate()
-        return None if writes else "it reads and writes one text in one stack"
+        """Return in words that the model is not an encoder-decoder that generates; None if it is."""
+        generates = model.config.is_encoder_decoder and model.can_generate()
+        return None if generates else "it reads and writes one text in one stack"
 
     def outputs(
-        self, model: PreTrainedModel, batch: Mapping[str, Tensor], processor: Any, options: GenerationOptions
+        self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> list[str]:
-        """The texts that the model writes."""
+        """Return the texts that the model generates for a batch of sources."""
         return texts_of(generate(model, batch, options), processor)
 
-    def results(self, task: TaskLike, split: Split, inputs: Any) -> Results:
-        """The texts that were written; to predict, each under "text"."""
-        return _WrittenTexts(split)
+    def results(self, task: TaskLike, split: Split, inputs: PairInputs) -> Results:
+        """Return an empty collection of generated texts."""
+        return _GeneratedTexts(split)
 
 
 @final
 class SummarizationKind(TextToTextKind):
-    """Long texts become short ones."""
+    """The kind of task that makes short texts of long ones."""
 
     name = "summarization"
     problem_types = {"generation": ("rougeL", "rouge1", "rouge2", "rougeLsum")}
@@ -166,13 +202,15 @@ class SummarizationKind(TextToTextKind):
 
 @final
 class TranslationKind(TextToTextKind):
-    """Texts become texts of another language."""
+    """The kind of task that translates texts into another language."""
 
     name = "translation"
     problem_types = {"generation": ("bleu", "chrf")}
 
 
-class _WrittenTexts(Results):
+class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
+    """Collects generated texts, and scores them against the labels of a split."""
+
     def __init__(self, split: Split) -> None:
         self._split, self._texts = split, [""] * len(split)
 
@@ -183,11 +221,12 @@ class _WrittenTexts(Results):
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         return score_texts(metrics, self._texts, list(self._split.labels))
 
-    def predictions(self) -> list[Any]:
+    def predictions(self) -> list[TextAnswer]:
         return [{"text": text} for text in self._texts]
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:
+    """Return the examples in a table: sources, with their targets as labels; DataError if a source is blank."""
     texts = lab.texts(table, spec.text)
     for row, text in zip(table.rows, texts, strict=True):
         if not text.strip():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lamina.errors import ConfigError
 from lamina.layers.devices import main_device
-from lamina.tasks.interpolation import size_arguments
+from lamina.tasks.position_interpolation import size_arguments
 from lamina.train.learner import BASE
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from lamina.data.state_cache import CachedStates
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Inputs, Kind, KindedTask, Targets
+    from lamina.tasks.base import Inputs, KindedTask, Targets
+    from lamina.tasks.kind import Kind
     from lamina.train.base import Runner
     from lamina.train.options import PassOptions
 

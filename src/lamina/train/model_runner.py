@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
-from lamina.tasks.interpolation import size_problem
+from lamina.tasks.position_interpolation import size_problem
 from lamina.train.base import Runner
 from lamina.train.identity import starting_weights
 from lamina.train.learner import Learner
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
-    from lamina.tasks.base import Kind, KindedTask
+    from lamina.tasks.base import KindedTask
+    from lamina.tasks.kind import Kind
     from lamina.tasks.task import Task
     from lamina.train.groups import Group
     from lamina.train.options import FitOptions, PassOptions

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from tests.support.image_rows import image_column, image_split
 from tests.support.pictures import encoded as encoded_image
 from tests.support.pictures import picture
 
@@ -23,7 +24,7 @@ from lamina.data.batches import padding_of
 from lamina.data.encode import blocks, encode
 from lamina.data.read import read_table
 from lamina.errors import DataError
-from lamina.tasks.images import LazyImage, image_column, image_split
+from lamina.tasks.image_classification import LazyImage
 from lamina.tasks.split import Split
 
 TEXTS = [f"the moon number {row} over Paris " * (1 + row % 5) for row in range(2500)]

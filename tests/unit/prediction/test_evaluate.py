@@ -91,7 +91,7 @@ def test_a_large_vocabulary_is_scored_in_small_batches(monkeypatch: pytest.Monke
     plain = scored(model, task, tokenizer)
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda _m, _a, given: sizes.append(len(given["input_ids"])), with_kwargs=True)
-    monkeypatch.setattr("lamina.tasks.running_text._MOST_SCORES", 2 * 32 * model.config.vocab_size)
+    monkeypatch.setattr("lamina.tasks.language_modeling._MOST_SCORES", 2 * 32 * model.config.vocab_size)
     assert scored(model, task, tokenizer) == pytest.approx(plain)
     assert max(sizes[1:]) == 2
 

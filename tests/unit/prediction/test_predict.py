@@ -329,7 +329,7 @@ def test_few_rows_at_once_where_the_vocabulary_is_large(monkeypatch: pytest.Monk
     bank.model.register_forward_pre_hook(
         lambda _module, _args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
-    monkeypatch.setattr("lamina.tasks.running_text._MOST_SCORES", 16 * len(bank["m"].head.bias) * 2)  # pyright: ignore
+    monkeypatch.setattr("lamina.tasks.language_modeling._MOST_SCORES", 16 * len(bank["m"].head.bias) * 2)  # pyright: ignore
     assert evaluate(bank, {"m": running()}, max_length=16)["m"] == pytest.approx(whole["m"], rel=1e-4)
     assert max(sizes) == 2
 

@@ -18,7 +18,7 @@ from tests.support.sounds import RATE, TONES, sound_bytes, sound_folder, tone
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.tasks import kind_of
-from lamina.tasks.audio import LazyAudio
+from lamina.tasks.audio_classification import LazyAudio
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from transformers import ViTImageProcessor
 from lamina.data.batches import batch_count, length_batches
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
-from lamina.tasks.audio_inputs import AudioInputs, sample_limit
+from lamina.tasks.audio_classification import AudioInputs, sample_limit
 from lamina.tasks.base import Inputs
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import torch
 
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline
-from lamina.tasks.error_examples import error_rows, wrong_spans
-from lamina.tasks.inputs import ClassResults
+from lamina.tasks.class_results import ClassResults, error_rows
 from lamina.tasks.split import Split
+from lamina.tasks.token_classification import wrong_spans
 
 TEXTS = ("one", "two", "three", "four")
 

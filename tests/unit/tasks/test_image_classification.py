@@ -16,15 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
+from tests.support.image_rows import image_column, image_split, read_images
 from tests.support.pictures import CLASSES, encoded, picture, picture_folder, picture_tar, put
 from transformers import BitImageProcessor, CLIPProcessor, ConvNextImageProcessor, ViTImageProcessor
 
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.image_classification import SCALE, ImageInputs, middle_box, random_box
-from lamina.tasks.image_size import Target, target_of
-from lamina.tasks.images import LazyImage, image_column, image_split, read_images
+from lamina.tasks.image_classification import SCALE, ImageInputs, LazyImage, Target, middle_box, random_box, target_of
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 

@@ -15,8 +15,8 @@ from tests.support.pictures import picture_folder
 from lamina.errors import ConfigError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.image_size import resized, set_image_size, target_of
-from lamina.tasks.interpolation import size_arguments, size_problem
+from lamina.tasks.image_classification import resized, set_image_size, target_of
+from lamina.tasks.position_interpolation import size_arguments, size_problem
 from lamina.tasks.task import Task
 
 KIND = kind_of("image_classification")

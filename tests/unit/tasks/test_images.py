@@ -13,10 +13,11 @@ import datasets
 import numpy as np
 import pytest
 from PIL import Image
+from tests.support.image_rows import dataset_images, image_split, read_images
 from tests.support.pictures import encoded, picture, picture_folder, picture_tar, put
 
 from lamina.errors import DataError
-from lamina.tasks.images import LazyImage, dataset_images, image_split, read_images
+from lamina.tasks.image_classification import LazyImage
 
 
 def pixels(image: Image.Image) -> np.ndarray:

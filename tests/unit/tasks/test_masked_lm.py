@@ -17,8 +17,8 @@ from tests.support.files import jsonl, put
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
+from lamina.tasks.language_modeling import best_tokens
 from lamina.tasks.masked_lm import Masking, mask_token
-from lamina.tasks.running_text import best_tokens
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
 

@@ -15,11 +15,11 @@ from sklearn import metrics as reference
 
 from lamina.errors import DataError, UnknownNameError
 from lamina.tasks import KINDS, kind_of
+from lamina.tasks.language_modeling import TokenSums
 from lamina.tasks.metrics import (
     BOUNDS,
     LOWER,
     RANKING,
-    TokenSums,
     better,
     class_table,
     score_classes,

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.monitors.calibration import Calibration
 from lamina.tasks import kind_of
-from lamina.tasks.inputs import ClassResults
+from lamina.tasks.class_results import ClassResults
 from lamina.tasks.metrics import score_ranking
 from lamina.tasks.task import Task
 

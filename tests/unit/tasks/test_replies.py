@@ -14,7 +14,7 @@ from lamina import evaluate, finetune, predict
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.chats import Chat, render
+from lamina.tasks.chat_templates import Chat, render
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
-from lamina.tasks.tags import continued
 from lamina.tasks.task import Task
+from lamina.tasks.token_classification import continued
 from lamina.train.groups import group_tasks
 
 TOKEN = "token_classification"

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lamina.tasks.tags import both_ends, is_iob, marks_spans, to_iob2
+from lamina.tasks.metrics import marks_spans
+from lamina.tasks.token_classification import both_ends, is_iob, to_iob2
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
-from lamina.tasks.token_classification import _spans, join, word_spans
+from lamina.tasks.token_classification import join, spans_of_tags, word_spans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -328,7 +328,7 @@ def test_a_tag_that_ends_a_span_is_joined_with_nothing_after_it(marks: tuple[str
     text, words = "a b c d", [(0, 1), (2, 3), (4, 5), (6, 7)]
 
     def found(*tags: int) -> list[str]:
-        return [span["text"] for span in _spans(tags, [1.0] * 4, labels, text, words)]
+        return [span["text"] for span in spans_of_tags(tags, [1.0] * 4, labels, text, words)]
 
     assert found(1, 3, 2, 3) == ["a b", "c d"]
     assert found(4, 2, 3, 0) == ["a", "b c"]

@@ -21,7 +21,7 @@ from lamina.recipes.estimate import estimate
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import parse_recipe
 from lamina.store import load, save
-from lamina.tasks.image_size import target_of
+from lamina.tasks.image_classification import target_of
 from lamina.tasks.task import Task
 from lamina.train import finetune
 

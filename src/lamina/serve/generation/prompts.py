@@ -12,7 +12,7 @@ from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
 from lamina.serve.workers import TooLongError
-from lamina.tasks.chats import Chat, Message, chat_problem, render
+from lamina.tasks.chat_templates import Chat, Message, chat_problem, render
 
 if TYPE_CHECKING:
     from torch import Tensor

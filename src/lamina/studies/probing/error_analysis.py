@@ -164,7 +164,7 @@ class _ErrorAnalysis:
             for wrong in results.errors(count):
                 metric = "confidence" if "confidence" in wrong else "error"
                 example = {key: _as_text(wrong[key]) for key in ("text", "true", "predicted")}
-                numbers = {"row": wrong["row"], "rows": 1, "score": abs(wrong[metric])}
+                numbers = {"row": wrong["row"], "rows": 1, "score": abs(wrong.get(metric, 0.0))}
                 rows.append({"layer": layer, "measure": "error", "metric": metric, **numbers, **example})
         return rows
 

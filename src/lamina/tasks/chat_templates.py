@@ -1,0 +1,165 @@
+"""Chats: messages with roles, and the text that a tokenizer's chat template makes of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast, final
+
+from lamina.data.arrow import derived
+from lamina.data.batches import tokenizer_of
+from lamina.data.read import Table
+from lamina.errors import ConfigError, convert_errors
+from lamina.tasks import labels as lab
+from lamina.tasks.base import ColumnSpec
+from lamina.tasks.split import Split
+from lamina.utils import JSON
+
+if TYPE_CHECKING:
+    from lamina.layers.types import Processor
+
+Message: TypeAlias = Mapping[str, JSON]  # "role" and "content"
+Span: TypeAlias = tuple[int, int]  # first character, and the one after the last
+Tokenizer: TypeAlias = Any  # transformers' stubs of chat templates are narrower than what they accept and return
+ROLES = ("system", "developer", "user", "assistant", "tool")
+REPLIES = "assistant"  # the role whose messages are replies
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@final
+class Chat(str):
+    """A chat as one text: its messages' contents, one per line. `messages` has the messages with their roles."""
+
+    __slots__ = ("messages",)
+
+    messages: tuple[Message, ...]
+
+    def __new__(cls, messages: Sequence[Message]) -> Chat:
+        """Return the chat of these messages, which `chat_problem` must have checked."""
+        chat = super().__new__(cls, "\n".join(str(message["content"]) for message in messages))
+        chat.messages = tuple(messages)
+        return chat
+
+
+def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
+    """Return whether a cell is a list of mappings."""
+    return isinstance(cell, list | tuple) and all(isinstance(message, Mapping) for message in cell)
+
+
+def chat_problem(cell: object) -> str | None:
+    """Return in words what is wrong with a chat: its type, a role or a content; None if nothing is."""
+    if not is_chat(cell) or not cell:
+        return "is no chat: a list of messages, each with a role and a content"
+    for number, message in enumerate(cell):
+        if message.get("role") not in ROLES:
+            return f"has the role {message.get('role')!r} in message {number}; the roles are: {', '.join(ROLES)}"
+        if not isinstance(message.get("content"), str):
+            return f"has {type(message.get('content')).__name__} for the content of message {number}; it must be a text"
+    return None
+
+
+def chat_split(chats: Iterable[Sequence[Message]]) -> Split:
+    """Return examples without labels, each of whose texts is a `Chat`; messages are stored as JSON."""
+    stored = Split.of(json.dumps([dict(message) for message in chat]) for chat in chats)
+    rows = stored.rows.add_column("row", range(len(stored)))  # pyright: ignore[reportArgumentType]
+    return Split(derived(rows, stored.rows), _to_chat)
+
+
+def _to_chat(text: str, _row: int) -> Chat:
+    """Return the chat that `chat_split` stored as JSON; the number of the row is not used."""
+    return Chat(json.loads(text))
+
+
+def chats_of(table: Table, spec: ColumnSpec) -> Split:
+    """Return the chats in column `spec.text`; one whose replies are missing or blank is a row without a label.
+
+    Raises:
+        DataError: If a cell is not a chat, or a reply is missing and `spec.missing_labels` is "error".
+    """
+    column = spec.text
+    for row, cell in zip(table.rows, table.column(column), strict=True):
+        if problem := chat_problem(cell):
+            raise lab.bad_cell(table, row, column, f"{problem}.")
+    name = f"{column}.{REPLIES}"
+    replies = [
+        "".join(message["content"] for message in chat if message["role"] == REPLIES) for chat in table.column(column)
+    ]
+    table = replace(table, columns={**table.columns, name: replies})
+    return chat_split(lab.labelled({"": table}, replace(spec, label=name), texts=True)[""].column(column))
+
+
+def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = "causal_lm") -> tuple[str, list[Span]]:
+    """Apply the tokenizer's chat template to a chat.
+
+    A template that marks replies with `{% generation %}` says where they are, and whether their end token belongs to
+    them. With any other template, a reply is the difference between two texts: the chat up to and including it, and
+    the chat before it with the prompt for a reply.
+
+    Args:
+        chat: The chat.
+        processor: A tokenizer, or a processor that has one.
+        prompt: Whether to end with the prompt for the next reply, for generation. There are no spans then.
+        op: The operation, with which the message of an error in the template begins.
+
+    Returns:
+        The text, and the character spans of the replies in it.
+
+    Raises:
+        ConfigError: If there is no chat template, the template fails, or it writes earlier messages differently once
+            others follow.
+    """
+    tokenizer: Tokenizer = tokenizer_of(processor)
+    messages = list(chat.messages)
+    if not tokenizer.chat_template:
+        came = f"{type(tokenizer).__name__} has no chat template, which makes a text of a chat"
+        hint = "Set tokenizer.chat_template, or name the columns of prompts and replies: text=..., text_pair=..."
+        raise ConfigError(f"causal_lm: {came}. {hint}")
+    with convert_errors(lambda reason: ConfigError(f"{op}: the chat template fails on {messages[0]} ... ({reason}).")):
+        if prompt:
+            return _text(tokenizer, messages, prompt=True), []
+        template = tokenizer.get_chat_template()
+        return _marked(tokenizer, messages) if _MARKED.search(template) else _differences(tokenizer, messages)
+
+
+def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False) -> str:
+    """Return the text of messages, of which there may be none; `prompt` adds the prompt for a reply at the end."""
+    if not messages:  # `apply_chat_template` does not accept an empty chat
+        return _rendered(tokenizer, messages, add_generation_prompt=True)[0][0] if prompt else ""
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+
+
+def _marked(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
+    """Return the text of messages, and the spans that the template marks as replies."""
+    (text,), (spans,) = _rendered(tokenizer, messages, return_assistant_tokens_mask=True)
+    return text, [(start, stop) for start, stop in spans]
+
+
+def _rendered(
+    tokenizer: Tokenizer, messages: list[Message], **options: bool
+) -> tuple[list[str], list[list[tuple[int, int]]]]:
+    """Return transformers' rendering of one chat: a list with its text, and a list with its spans of replies."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    arguments: dict[str, Any] = {"conversations": [messages], "chat_template": tokenizer.get_chat_template(), **options}
+    return cast("Any", render_jinja_template)(**arguments, **tokenizer.special_tokens_map)
+
+
+def _differences(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
+    """Return the text of messages, and the spans of replies by comparing the texts before and after each of them.
+
+    Raises:
+        ConfigError: If the text up to a message is not how the whole text begins, so that no span can be known.
+    """
+    whole, spans = _text(tokenizer, messages), list[Span]()
+    for number, message in enumerate(messages):
+        if message["role"] == REPLIES:
+            before = _text(tokenizer, messages[:number], prompt=True)
+            after = _text(tokenizer, messages[: number + 1])
+            if not whole.startswith(after) or not after.startswith(before):
+                came = f"the chat template writes message {number} otherwise once others follow, or begins it otherwise"
+                hint = "Mark the replies in the template with {% generation %} and {% endgeneration %}."
+                raise ConfigError(f"causal_lm: {came}, so that it does not tell where the reply is. {hint}")
+            spans.append((len(before), len(after)))
+    return whole, spans

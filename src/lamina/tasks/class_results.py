@@ -1,0 +1,195 @@
+"""Collect the logits of classified examples: scores, tables, wrong answers and predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import nlargest
+from typing import Any, TypedDict, final
+
+import torch
+from torch import Tensor
+
+from lamina.data.arrow import Column
+from lamina.heads.base import TaskLike
+from lamina.layers.nan_checks import first_invalid_row
+from lamina.tasks import metrics as score
+from lamina.tasks.base import ClassRow, Label, Results, WrongAnswer
+from lamina.tasks.inputs import Array, label_array
+from lamina.tasks.split import Split
+from lamina.utils import JSON
+
+
+class ClassAnswer(TypedDict):
+    """The prediction for an example that has exactly one class; "score" is the probability of "label"."""
+
+    label: str
+    score: float
+    probabilities: dict[str, float]
+
+
+class MultiLabelAnswer(TypedDict):
+    """The prediction for an example that has any number of labels: those whose probability is above one half."""
+
+    labels: list[str]
+    probabilities: dict[str, float]
+
+
+class ValueAnswer(TypedDict):
+    """The prediction of a regression."""
+
+    value: float
+
+
+class LogitsAnswer(TypedDict):
+    """The logit of each label, for callers that asked for logits in place of probabilities."""
+
+    logits: dict[str, float]
+
+
+Answer = ClassAnswer | MultiLabelAnswer | ValueAnswer
+
+
+@final
+class ClassResults(Results[Tensor, Answer]):
+    """Collects the logits of classified examples; `Kind.results` makes one.
+
+    Args:
+        task: The facts about the task: problem type and labels.
+        split: The examples, with their labels if they are to be scored.
+        example: For each row of the inputs the number of the example that it has the logits of; -1: of none.
+    """
+
+    def __init__(self, task: TaskLike, split: Split, example: Array) -> None:
+        self._task, self._split, self._example = task, split, example
+        self._logits = torch.zeros(len(split), len(task.labels))
+
+    @property
+    def logits(self) -> Tensor:
+        """The logits of all examples, float32 `[examples, classes]`; 0 for examples that were not added yet."""
+        return self._logits
+
+    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Store the logits `[batch, classes]` of the rows with these numbers."""
+        examples = torch.from_numpy(self._example[[int(row) for row in rows]])
+        has_example = examples >= 0
+        self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
+
+    def first_not_finite(self) -> int | None:
+        """Return the number of the first example whose logits are NaN or infinite; None if all are finite."""
+        return first_invalid_row(self._logits)
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Return metric -> score; see `lamina.tasks.metrics` for the metrics and their errors."""
+        problem, targets = self._task.problem_type, torch.from_numpy(label_array(self._split))
+        if problem == "regression":
+            return score.score_numbers(metrics, self._logits[:, 0].tolist(), targets.tolist())
+        if problem == "multi_label":
+            return score.score_multi_label(metrics, self._logits > 0, targets)
+        plain, ranked = ([name for name in metrics if (name in score.RANKING) is flag] for flag in (False, True))
+        scores = score.score_classes(plain, self._logits.argmax(-1), targets, len(self._task.labels))
+        if ranked:
+            scores |= score.score_ranking(ranked, self._logits[:, 1] - self._logits[:, 0], targets)
+        return {name: scores[name] for name in metrics}
+
+    def per_class(self) -> list[ClassRow]:
+        """Return the rows of `metrics.class_table`: one per class, then the averages; [] for a regression."""
+        problem, labels = self._task.problem_type, self._task.labels
+        if problem == "regression":
+            return []
+        guesses = self._logits > 0 if problem == "multi_label" else self._logits.argmax(-1)
+        return score.class_table(guesses, torch.from_numpy(label_array(self._split)), labels)
+
+    def errors(self, count: int) -> list[WrongAnswer]:
+        """Return at most `count` wrong answers, as `error_rows` does."""
+        wrong = wrong_answers(self._logits, torch.from_numpy(label_array(self._split)), self._task)
+        return error_rows(wrong, self._split.texts, count)
+
+    def guesses(self) -> list[Label]:
+        """Return per example the class id; for a regression the number, for several labels a tuple of 0 and 1."""
+        if self._task.problem_type == "regression":
+            return self._logits[:, 0].tolist()
+        if self._task.problem_type == "multi_label":
+            return [tuple(row) for row in (self._logits > 0).long().tolist()]
+        return self._logits.argmax(-1).tolist()
+
+    def predictions(self) -> list[Answer]:
+        """Return the prediction for each example; the task's problem type decides which of the three forms it has."""
+        return [_to_prediction(logits, self._task) for logits in self._logits]
+
+    def raw_predictions(self) -> list[LogitsAnswer] | list[Answer]:
+        """Return the logit of each label for each example; for a regression its number, as in `predictions`."""
+        if self._task.problem_type == "regression":
+            return self.predictions()
+        return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
+
+
+def _to_prediction(logits: Tensor, task: TaskLike) -> Answer:
+    """Return the prediction for one example, from its logits `[classes]`."""
+    if task.problem_type == "regression":
+        return {"value": float(logits[0])}
+    is_multi_label = task.problem_type == "multi_label"
+    values = logits.sigmoid() if is_multi_label else logits.softmax(-1)
+    probabilities: dict[str, float] = dict(zip(task.labels, values.tolist(), strict=True))
+    if is_multi_label:
+        return {"labels": [name for name, p in probabilities.items() if p > 0.5], "probabilities": probabilities}
+    label = max(probabilities, key=probabilities.__getitem__)
+    return {"label": label, "score": probabilities[label], "probabilities": probabilities}
+
+
+def error_rows(wrong: Iterable[WrongAnswer], texts: Column, count: int) -> list[WrongAnswer]:
+    """Return the `count` most confident wrong answers with their texts; for regressions those with the largest error.
+
+    Answers that are equally confident stay in the order of their examples.
+
+    Args:
+        wrong: The wrong answers, without texts. Only `count` of them are in memory at a time.
+        texts: The texts of all examples.
+        count: Maximum number of rows.
+    """
+    worst = nlargest(count, wrong, key=lambda answer: (_confidence(answer), -answer["row"]))
+    return [_with_text(answer, texts[answer["row"]]) for answer in worst]
+
+
+def _confidence(answer: WrongAnswer) -> float:
+    """Return how confident a wrong answer is; for a regression the size of its error."""
+    return answer.get("confidence", abs(answer.get("error", 0.0)))
+
+
+def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:
+    """Return a wrong answer with its example as "text": a text, a pair as a list, or the name of a file."""
+    text: JSON = list(example) if isinstance(example, tuple) else getattr(example, "name", example)
+    return {**answer, "text": text}
+
+
+def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:
+    """Yield the examples that were answered wrongly, in their order and without their texts.
+
+    With several labels, an example counts as wrong if one of its labels is, and the confidence is that of the most
+    confident wrong decision.
+
+    Args:
+        logits: Logits `[examples, classes]`.
+        targets: The correct answers: class ids or numbers `[examples]`, or 0 and 1 `[examples, classes]`.
+        task: The facts about the task: problem type and labels.
+    """
+    if task.problem_type == "regression":
+        for row, (value, true) in enumerate(zip(logits[:, 0].tolist(), targets.tolist(), strict=True)):
+            if value != true:
+                yield {"row": row, "text": None, "true": true, "predicted": value, "error": value - true}
+    elif task.problem_type == "multi_label":
+        yield from _wrong_label_sets(logits, targets.bool(), task.labels)
+    else:
+        confidences, guesses = logits.softmax(-1).max(-1)
+        for row in (guesses != targets).nonzero().flatten().tolist():
+            true, guess = task.labels[int(targets[row])], task.labels[int(guesses[row])]
+            yield {"row": row, "text": None, "true": true, "predicted": guess, "confidence": float(confidences[row])}
+
+
+def _wrong_label_sets(logits: Tensor, truths: Tensor, labels: Sequence[str]) -> Iterator[WrongAnswer]:
+    """Yield the wrong answers among logits `[examples, classes]`, where an example may have any number of labels."""
+    guesses = logits > 0
+    is_wrong = guesses != truths
+    confidences = logits.abs().sigmoid().masked_fill(~is_wrong, 0).max(1).values
+    for row in is_wrong.any(1).nonzero().flatten().tolist():
+        true, guess = ([labels[i] for i in side.nonzero().flatten().tolist()] for side in (truths[row], guesses[row]))
+        yield {"row": row, "text": None, "true": true, "predicted": guess, "confidence": float(confidences[row])}

@@ -1,0 +1,439 @@
+"""Classify files, such as images or audio clips: find them in folders, tar files or tables, and read them lazily."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tarfile
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from errno import EISDIR
+from functools import partial
+from io import SEEK_END, BytesIO
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, cast
+
+import numpy as np
+import pyarrow as pa
+
+from lamina.data.arrow import Column, dataset_of, derived, encodable
+from lamina.data.read import Table, parquet_rows, read_table
+from lamina.errors import ConfigError, DataError, first_line
+from lamina.heads.base import TaskLike
+from lamina.tasks import labels as lab
+from lamina.tasks.base import ColumnSpec, LabelledTask
+from lamina.tasks.class_results import ClassResults
+from lamina.tasks.inputs import RowTargets, label_array
+from lamina.tasks.kind import ClassKind, InputsT, Source
+from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    import datasets
+
+    from lamina.layers.types import Processor
+
+logger = logging.getLogger(__name__)
+
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+_MOST_BYTES = 1 << 30  # of one file
+_CELL = {
+    "name": pa.string(),
+    "path": pa.string(),
+    "offset": pa.int64(),
+    "size": pa.int64(),
+    "data": pa.binary(),
+    "rate": pa.int64(),
+}  # the fields of a file in Arrow
+_NAMES = ("text", "row")  # the columns from which a `Column` makes files
+_BLOCK = 512  # bytes of a block of a tar file, which ends with blocks of zeros
+_TAR_ERRORS = (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError, RecursionError)  # of damaged headers
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+
+
+@dataclass(frozen=True)
+class LazyFile(ABC):
+    """A file, a part of a tar file, or bytes in memory, which are decoded when they are needed.
+
+    Attributes:
+        name: What messages call it.
+        path: The file, or the tar file that contains it.
+        offset: Where its bytes begin in the file.
+        size: Number of its bytes. None: all from `offset` on.
+        data: Its bytes, if they are in memory.
+        column: Usual name of a column of such files, which is also how messages name a task ("an image task").
+        op: Operation with which error messages begin.
+        one: What messages call one file, with its article ("an image").
+        many: What messages call several files.
+        endings: Endings of the files that are read from folders.
+        feature: Name of the feature class of `datasets` for a column of such files.
+        units: What `decoded_size` counts ("pixels").
+        forms: The forms in which users may pass such files, for messages.
+    """
+
+    name: str
+    path: str | None = None
+    offset: int = 0
+    size: int | None = None
+    data: bytes | None = None
+
+    column: ClassVar[str]
+    op: ClassVar[str]
+    one: ClassVar[str]
+    many: ClassVar[str]
+    endings: ClassVar[frozenset[str]]
+    feature: ClassVar[str]
+    units: ClassVar[str]
+    forms: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def of_object(cls, name: str, entry: object) -> Self | None:
+        """Return a file with the content of an object in memory, such as an array; None if its form is unknown."""
+
+    @classmethod
+    def of(cls, name: str, entry: object) -> Self:
+        """Return a file from a path, from bytes, from a mapping with either (as in `datasets`), or from an object.
+
+        Args:
+            name: What messages call the file, unless `entry` is a path.
+            entry: What a user passed, or the cell of a table. None becomes a file that cannot be read.
+
+        Raises:
+            TypeError: If `entry` has no known form; the text begins with a verb.
+        """
+        if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
+            return cls(name, entry.get("path"), data=entry.get("bytes"))
+        if isinstance(entry, str | Path):
+            return cls(str(entry), str(entry))
+        if entry is None or isinstance(entry, bytes):
+            return cls(name, data=entry)
+        file = cls.of_object(name, entry)
+        if file is None:
+            raise TypeError(f"is {type(entry).__name__}; {cls.one} is {cls.forms}")
+        return file
+
+    @abstractmethod
+    def decoded_size(self) -> int:
+        """Return the number of `units` by the header of the file, without decoding it; DataError if that fails."""
+
+    @classmethod
+    def bad(cls, path: str | Path, problem: str) -> DataError:
+        """Return an error that names a file; `problem` is the text from the verb on."""
+        return DataError(f"{cls.op}: {path} {problem}", path=str(path))
+
+    def source(self) -> Path | BytesIO:
+        """Return the path of a file on disk, after checking that it can be opened; otherwise the bytes in memory.
+
+        Raises:
+            DataError: If it cannot be read.
+        """
+        if self.data is None and self.path is not None and not self.offset and self.size is None:
+            self._read(0)
+            return Path(self.path)
+        return BytesIO(self.read())
+
+    def read(self) -> bytes:
+        """Return all bytes; raise DataError if they cannot be read, are more than 2^30, or a tar file was cut off."""
+        if self.data is not None:
+            return self.data
+        data, size = self._read(_MOST_BYTES)
+        if size > _MOST_BYTES:
+            problem = f"has more than {_MOST_BYTES:,} bytes; every row of an {self.column} task is {self.one}."
+            raise self.bad(self.name, problem)
+        if self.size is not None and len(data) < self.size:
+            problem = f"is cut off after {len(data)} of {self.size} bytes; the tar file has become shorter."
+            raise self.bad(self.name, problem)
+        return data
+
+    def _read(self, most: int) -> tuple[bytes, int]:
+        """Return the bytes in `path`, and how many there are; no bytes if there are more than `most`."""
+        if self.path is None:
+            raise self.bad(self.name, f"is empty; every row of an {self.column} task has {self.one}.")
+        path = Path(self.path)
+        try:
+            if path.exists() and not path.is_file():  # a pipe or device may never end
+                raise IsADirectoryError(EISDIR, "it is no file")
+            with path.open("rb") as file:
+                rest = max(0, file.seek(0, SEEK_END) - self.offset)
+                file.seek(self.offset)
+                size = rest if self.size is None else min(rest, self.size)
+                return file.read(size) if size <= most else b"", size
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            problem = f"cannot be read ({reason}); {self.many} are read again in every epoch."
+            raise self.bad(self.name, problem) from None
+
+
+# The parts of a file's name in a folder or tar file, and the file; None for links and special files.
+Member: TypeAlias = tuple[tuple[str, ...], LazyFile | None]
+
+
+# Columns of files
+
+
+def file_column(files: Sequence[LazyFile], file_class: type[LazyFile]) -> Column:
+    """Return files as a column of a table, without opening them; `file_class` is the class of all of them."""
+    cells = [asdict(file) for file in files]
+    table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
+    return Column(dataset_of([pa.table(table)]), _NAMES, partial(_from_cell, file_class))
+
+
+def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile]) -> Column:
+    """Return the files in a column of a dataset, without decoding them; DataError if the column has no such files."""
+    import datasets
+
+    feature = getattr(datasets, file_class.feature)
+    known = [name for name, kind in rows.features.items() if isinstance(kind, feature) or _has_files(kind)]
+    if column not in known:
+        came = f"has no {file_class.many} in" if column in rows.features else "has no"
+        rule = f"its columns of {file_class.many} are: {', '.join(known) or 'none'}"
+        raise DataError(f"{file_class.op}: the data set {came} column '{column}'; {rule}.", column=column)
+    plain = rows.with_format(None).select_columns([column])
+    if isinstance(rows.features[column], feature):
+        plain = plain.cast_column(column, feature(decode=False))
+    plain = plain if column == "text" else plain.rename_column(column, "text")
+    plain = plain.add_column("row", range(len(rows)))  # pyright: ignore[reportArgumentType]
+    return Column(plain, _NAMES, partial(_from_column, file_class, column))
+
+
+def _has_files(feature: object) -> bool:
+    """Return whether the cells of a feature of `datasets` are mappings with bytes, a path, or an array of samples."""
+    return isinstance(feature, dict) and bool(feature.keys() & {"bytes", "path", "array"})
+
+
+def object_files(
+    name: str, cells: Iterable[object], column: str, file_class: type[LazyFile], folder: Path | None
+) -> Column:
+    """Return the files in a column of Python objects.
+
+    Args:
+        name: What messages call the table.
+        cells: The cells, in any form that `LazyFile.of` accepts.
+        column: Name of the column.
+        file_class: Class of the files.
+        folder: The folder from which relative paths start. None: the working directory.
+
+    Raises:
+        DataError: If a cell has no known form; the message names the row.
+    """
+    files: list[LazyFile] = []
+    for row, cell in enumerate(cells):
+        entry = folder / cell if folder is not None and isinstance(cell, str) else cell
+        try:
+            files.append(file_class.of(f"row {row} of column '{column}'", entry))
+        except TypeError as error:
+            raise file_class.bad(name, f"cannot be read (row {row} {error}).") from error
+    return file_column(files, file_class)
+
+
+def file_split(files: Column, labels: Iterable[int] | None) -> Split:
+    """Return the files of a column as examples; `labels` are their class ids. None: examples without labels."""
+    ids = pa.nulls(len(files)) if labels is None else pa.array(labels, pa.int64())
+    rows = files.rows.add_column("label", ids)  # pyright: ignore[reportArgumentType]
+    return Split(derived(rows, files.rows), files.decode)
+
+
+def _from_cell(file_class: type[LazyFile], cell: Mapping[str, object], _row: int) -> LazyFile:
+    """Return the file whose fields `file_column` stored in a cell."""
+    return file_class(**{name: value for name, value in cell.items() if name in file_class.__dataclass_fields__})  # pyright: ignore[reportArgumentType]
+
+
+def _from_column(file_class: type[LazyFile], column: str, cell: object, row: int) -> LazyFile:
+    """Return the file in the cell of a dataset's column."""
+    return file_class.of(f"row {row} of column '{column}'", cell)
+
+
+# Folders and tar files
+
+
+def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
+    """Return the files of a folder or plain tar file that has a folder per class, without opening them.
+
+    The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by name, whatever order
+    the file system has. Files with other endings, hidden files and links are left out, and counted in the log.
+
+    Args:
+        path: The folder or tar file.
+        file_class: Class of the files; their column has its usual name, and classes are in column "label".
+
+    Raises:
+        DataError: If there are no such files, a file lies outside all class folders, a class has two folders, a name is
+            not UTF-8, or a tar file is damaged or compressed.
+    """
+    path = Path(path)
+    if not (path.is_dir() or path.is_file()):
+        raise file_class.bad(path, f"is not there; {file_class.many} are read from a folder or a tar file.")
+    files: dict[tuple[str, ...], LazyFile] = {}
+    ignored: Counter[str] = Counter()
+    for parts, file in _in_folder(path, file_class) if path.is_dir() else _in_tar(path, file_class):
+        if encodable(name := "/".join(parts)) != name:
+            raise file_class.bad(path, f"has the file {name!r}, whose name is not UTF-8; rename it.")
+        if file is None:
+            ignored["links and special files, which are not followed"] += 1
+        elif _is_hidden(parts) or PurePosixPath(parts[-1]).suffix.lower() not in file_class.endings:
+            ignored["other files"] += 1
+        else:
+            ignored["files that come again later"] += parts in files
+            files[parts] = file
+    names = sorted(files)
+    counts = ", ".join(f"{count} {what}" for what, count in sorted((+ignored).items())) or "nothing"
+    if not names:
+        came = f"has no {file_class.many} (ignored: {counts}); they end in {', '.join(sorted(file_class.endings))}"
+        raise file_class.bad(path, f"{came}. Put the {file_class.many} of each class into a folder named after it.")
+    _check_classes(path, names, file_class)
+    labels = [parts[-2] for parts in names]
+    level = logging.WARNING if +ignored else logging.INFO
+    message = "%s: %s has %d %s of %d classes; ignored: %s"
+    logger.log(level, message, file_class.op, path, len(names), file_class.many, len(set(labels)), counts)
+    columns = {file_class.column: file_column([files[parts] for parts in names], file_class), "label": labels}
+    return Table(str(path), columns, range(1, len(names) + 1))
+
+
+def _is_hidden(parts: Sequence[str]) -> bool:
+    """Return whether a file or one of its folders has a name that begins with a dot."""
+    return any(part.startswith(".") for part in parts)
+
+
+def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
+    """Yield the names and files below a folder; raise DataError if a folder cannot be listed."""
+
+    def unreadable(error: OSError) -> None:
+        raise file_class.bad(error.filename, f"cannot be listed ({error.strerror}); all class folders are read.")
+
+    for folder, folders, files in os.walk(root, onerror=unreadable):
+        links = [name for name in folders if Path(folder, name).is_symlink()]
+        for file in (Path(folder, name) for name in (*files, *links)):
+            plain = file.is_file() and not file.is_symlink()
+            yield file.relative_to(root).parts, file_class(str(file), str(file)) if plain else None
+
+
+def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
+    """Yield the names and files in a plain tar file; raise DataError if it is compressed, damaged or cut off."""
+    try:
+        with tarfile.open(path, mode="r:") as archive:
+            for member in archive:
+                if not member.isdir():
+                    parts = tuple(part for part in PurePosixPath(member.name).parts if part != "/")
+                    plain = member.isreg() and not member.issparse()  # the bytes of sparse files are not in one piece
+                    file = file_class(f"{path}/{'/'.join(parts)}", str(path), member.offset_data, member.size)
+                    yield parts or (".",), file if plain else None
+            end = archive.offset
+    except _TAR_ERRORS as error:
+        raise _not_a_tar(path, error, file_class) from None
+    with path.open("rb") as file:
+        file.seek(end)
+        if file.read(_BLOCK) != bytes(_BLOCK):  # tarfile takes a damaged header for the end of the file
+            raise file_class.bad(
+                path, f"is cut off or damaged after {end} bytes; a tar file ends with a block of zeros."
+            )
+
+
+def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> DataError:
+    """Return the error for a file that tarfile cannot read: that it is compressed, or tarfile's own reason."""
+    with path.open("rb") as file:
+        start = file.read(8)
+    packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
+    if packed is not None:
+        return file_class.bad(
+            path, f"is compressed with {packed}; {file_class.many} are read in place. Unpack it first."
+        )
+    rule = f"{file_class.many} are read from a folder or a plain tar file"
+    return file_class.bad(path, f"is not a whole tar file ({first_line(error)}); {rule}.")
+
+
+def _check_classes(source: Path, names: Sequence[tuple[str, ...]], file_class: type[LazyFile]) -> None:
+    """Raise DataError if a file lies in no class folder, or a class has two folders; `names` are parts of paths."""
+    places: dict[str, str] = {}
+    for *folders, name in names:
+        if not folders:
+            rule = f"the class of {file_class.one} is the name of its folder. Put each class into a folder"
+            raise file_class.bad(source, f"has {name} outside all class folders; {rule}.")
+        label, folder = folders[-1], "/".join(folders)
+        first = places.setdefault(label, folder)
+        if first != folder:
+            problem = f"has the class folder '{label}' twice, as {first} and {folder}; a class has one folder."
+            raise file_class.bad(source, f"{problem} Give the folder, or a tar file, of one part.")
+
+
+# The kind
+
+
+class FileKind(ClassKind[InputsT]):
+    """A kind that predicts a class for every file; a subclass sets `file`, and implements `encode`."""
+
+    problem_types = {"classification": ("accuracy", "f1")}
+    file: ClassVar[type[LazyFile]]  # pyright: ignore[reportIncompatibleVariableOverride]  never None here
+
+    def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """Return the table of a split.
+
+        Args:
+            source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSONL file
+                with a column of paths, relative to the folder of that file.
+            spec: Which columns to read.
+            header: Column names of a CSV or TSV file that has none.
+
+        Raises:
+            DataError: If it cannot be read, or has no such files.
+            ConfigError: If `source` is a pair of files.
+        """
+        if not isinstance(source, str | Path):
+            return super().read(source, spec, header)
+        if Path(source).suffix == ".parquet":
+            rows = parquet_rows(source, self.column(spec), self.file.feature)
+            return self.from_rows(str(source), rows, spec)
+        if Path(source).suffix in _TABLES and Path(source).is_file():
+            table, column = read_table(source, header=header), self.column(spec)
+            files = object_files(str(source), table.column(column), column, self.file, Path(source).parent)
+            return replace(table, columns={**table.columns, column: files})
+        return read_class_files(source, self.file)
+
+    def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
+        """Return a table of rows in memory with their files, none of which is opened; see `Kind.from_rows`."""
+        column = self.column(spec)
+        if isinstance(rows, Mapping):
+            table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
+            files = object_files(name, table.cells(column), column, self.file, None)
+            return replace(table, columns={**table.columns, column: files})
+        columns: dict[str, Sequence[object]] = {column: dataset_files(rows, column, self.file)}
+        columns |= {label: lab.cells_of(rows, label, spec) for label in rows.column_names if label == spec.label}
+        return Table(name, columns, range(1, len(rows) + 1))
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Return the files of every split with their class ids, without opening a file; see `Kind.build`."""
+        tables = lab.labelled(tables, spec)
+        labels, column = spec.labels or lab.class_labels(tables, spec.label), self.column(spec)
+        splits: dict[str, Split] = {}
+        for name, table in tables.items():
+            # `Table.column` would open every file to see whether one is missing
+            files = table.columns.get(column) or table.column(column)
+            splits[name] = file_split(cast("Column", files), lab.class_ids(table, spec.label, labels))
+        return replace(spec, text=column, problem_type="classification", labels=labels), splits
+
+    def column(self, spec: ColumnSpec) -> str:
+        """Return the column of the files: the usual name, unless the user has named another column."""
+        return self.file.column if spec.text == "sentence" else str(spec.text)
+
+    def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> RowTargets:
+        """Return the class id of every file."""
+        return RowTargets(label_array(split))
+
+    def results(self, task: TaskLike, split: Split, inputs: InputsT) -> ClassResults:
+        """Return an empty collection of the logits of every file."""
+        return ClassResults(task, split, np.arange(len(split)))
+
+    def examples(self, raw: Sequence[object], processor: Processor) -> Split:
+        """Return files without labels, from paths, bytes or objects in memory that a user passed to `predict`.
+
+        Raises:
+            ConfigError: If an example has no known form; the message names it.
+        """
+        files: list[LazyFile] = []
+        for row, entry in enumerate(raw):
+            try:
+                files.append(self.file.of(f"entry {row}", entry))
+            except TypeError as error:
+                raise ConfigError(f"predict: entry {row} {error}.") from error
+        return file_split(file_column(files, self.file), None)

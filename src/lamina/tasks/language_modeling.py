@@ -1,0 +1,187 @@
+"""What masked and causal language modelling share: blocks or rows of text, scores of tokens, most probable tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypedDict, final
+
+import torch
+from torch import Tensor
+
+from lamina.data.batches import tokenizer_of
+from lamina.data.encode import blocks, encode
+from lamina.data.read import Table
+from lamina.data.windows import IGNORED, Encoded
+from lamina.errors import ConfigError, DataError
+from lamina.heads.base import TaskLike
+from lamina.layers.nan_checks import first_invalid_row
+from lamina.tasks import labels as lab
+from lamina.tasks.base import ColumnSpec, EncodeOptions, Results
+from lamina.tasks.inputs import Windows
+from lamina.tasks.kind import Kind
+from lamina.tasks.metrics import named_scores
+from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from transformers import PreTrainedConfig
+
+    from lamina.layers.types import Processor
+
+CANDIDATES = 5  # tokens that a prediction lists
+_MOST_SCORES = 1 << 27  # scores of a whole vocabulary in one batch: 512 MB
+_MOST_EXPONENT = 700.0  # the largest exponent whose exponential is a finite number
+
+
+class Candidate(TypedDict):
+    """A token that may stand at some position, as text, and its probability."""
+
+    token: str
+    score: float
+
+
+class LanguageModelingKind(Kind[Windows]):
+    """A kind whose labels are the texts' own tokens."""
+
+    problem_types = {"classification": ("perplexity", "accuracy")}
+    has_classes = False
+    sequential = True
+    other_files = "lines"
+
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Return the texts of every split without labels and without line ends; blank texts are left out.
+
+        The default column is "sentence", or "text" if there is none.
+
+        Raises:
+            DataError: If a column is missing, or a cell is not a text.
+            ConfigError: If the user passed labels.
+        """
+        spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
+        spec = lab.without_classes(spec, ("token",), "classification", "the texts' own tokens")
+        return spec, {
+            name: Split.of(text.rstrip("\r\n") for text in lab.texts(table, spec.text) if text.strip())
+            for name, table in tables.items()
+        }
+
+    def truncated(self, inputs: Windows) -> int:
+        """Return how many texts were cut off at their end; 0 for blocks, which contain all tokens."""
+        return inputs.encoded.truncated
+
+    def model_rows(
+        self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
+    ) -> tuple[int, int]:
+        """Estimate the number of blocks of the joined texts and their tokens; with `by_row` the rows themselves."""
+        if by_row:
+            return super().model_rows(rows, tokens, max_length, config)
+        total = math.ceil(rows * tokens)
+        return math.ceil(total / max_length), min(max_length, total)
+
+    def batch_size(self, asked: int, inputs: Windows, outputs: int) -> int:
+        """Return how many rows to score at a time, so that the scores of the whole vocabulary fit in 512 MB."""
+        return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
+
+    def results(self, task: TaskLike, split: Split, inputs: Windows) -> Results:
+        """Return an empty sum over the tokens that have a label."""
+        return TokenSums()
+
+
+def encode_running(split: Split, processor: Processor, options: EncodeOptions) -> Encoded:
+    """Tokenise the texts of a split: joined and cut into blocks, or with `options.by_row` each text or pair alone."""
+    if options.by_row:
+        return encode(
+            split.texts,
+            processor,
+            max_length=options.max_length,
+            offsets=False,
+            add_prefix_space=options.add_prefix_space,
+        )
+    return blocks(
+        split.texts,
+        processor,
+        max_length=options.max_length,
+        add_prefix_space=options.add_prefix_space,
+    )
+
+
+def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
+    """Return the id and the probability of the five most probable tokens, the most probable first.
+
+    A vocabulary of fewer than five tokens is returned whole.
+    """
+    probabilities, ids = logits.float().softmax(-1).topk(min(CANDIDATES, logits.shape[-1]))
+    return torch.stack([ids.to(probabilities.dtype), probabilities], dim=-1)
+
+
+def has_nan(best: Sequence[Sequence[float]]) -> bool:
+    """Return whether one of the probabilities is NaN, in a list that was made of the result of `best_tokens`."""
+    return any(math.isnan(score) for _, score in best)
+
+
+def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: bool = True) -> list[Candidate]:
+    """Return the tokens of `best_tokens` as texts with their probabilities.
+
+    Args:
+        best: Pairs of id and probability.
+        processor: The tokenizer, or a processor that has one.
+        strip: Whether to remove the space that many tokens begin with.
+    """
+    tokenizer = tokenizer_of(processor)
+    texts: list[str] = [tokenizer.decode([int(number)]) for number, _ in best]
+    return [
+        {"token": text.strip() if strip else text, "score": score} for text, (_, score) in zip(texts, best, strict=True)
+    ]
+
+
+@final
+class TokenSums(Results[Tensor, None]):
+    """Sums up loss and correct tokens batch by batch, so that no logits are stored: for perplexity and accuracy."""
+
+    def __init__(self) -> None:
+        self._loss, self._correct, self._count = 0.0, 0, 0
+        self._invalid_row: int | None = None
+
+    def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Add the tokens that have a label.
+
+        Args:
+            rows: Numbers of the rows in the batch.
+            outputs: Logits of all tokens `[batch, tokens, vocabulary]`, or of those with a label
+                `[labelled tokens, vocabulary]`.
+            labels: Token ids `[batch, tokens]`; -100 where a token has no label.
+
+        Raises:
+            ConfigError: If there are no labels.
+        """
+        if labels is None:
+            raise ConfigError(f"metrics: no labels for {len(rows)} rows; tokens are scored by them.")
+        labels = labels.to(outputs.device)
+        has_label = labels != IGNORED
+        logits, labels = outputs if outputs.ndim == 2 else outputs[has_label], labels[has_label]
+        loss = float(torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum"))
+        if self._invalid_row is None and not math.isfinite(loss) and (token := first_invalid_row(logits)) is not None:
+            self._invalid_row = int(rows[int(has_label.nonzero()[token, 0])])
+        self._loss += loss
+        self._correct += int((logits.argmax(-1) == labels).sum())
+        self._count += len(labels)
+
+    def first_not_finite(self) -> int | None:
+        """Return the number of the first row with NaN or infinite logits; None if there is none."""
+        return self._invalid_row
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Return "perplexity", which is exp(mean loss per token) and at most exp(700), and "accuracy".
+
+        Raises:
+            DataError: If no token has a label.
+            UnknownNameError: If `metrics` has another name.
+        """
+        if not self._count:
+            raise DataError("metrics: no token has a label; a score needs at least one.")
+        mean = self._loss / self._count
+        perplexity = math.exp(mean if mean < _MOST_EXPONENT else _MOST_EXPONENT)  # NaN becomes the largest number too
+        return named_scores(
+            metrics, {"perplexity": lambda: perplexity, "accuracy": lambda: self._correct / self._count}
+        )
