@@ -1,4 +1,4 @@
-"""Studies: what each layer does, as a tidy table with its settings and figures; each is one function."""
+"""Studies: functions that measure something at each layer of a model, and return a tidy table with charts."""
 
 from lamina.errors import require_packages
 

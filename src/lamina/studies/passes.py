@@ -1,9 +1,9 @@
-"""Runs of a model that a study reads: texts as batches, and each layer's state handed on as it is computed."""
+"""Run a model for a study: texts become batches, and each layer's state is received as it is computed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, TypeAlias, cast, final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from lamina.layers.hooks import StopForward, token_mask
 from lamina.layers.preserve import evaluating
 from lamina.layers.roles import family_of
 from lamina.layers.towers import run_stacks, tower_inputs
+from lamina.layers.types import Batch, Processor
 from lamina.layers.wrappers import uncompiled, unwrapped
 from lamina.studies.sources import own_processor
 from lamina.tasks.inputs import TextInputs, check_tokenizer
@@ -28,14 +29,29 @@ if TYPE_CHECKING:
     from lamina.layers.selectors import Selector
     from lamina.tasks.base import Inputs
 
-Batch = Mapping[str, Any]  # what a model is called with
-Group = Iterable[tuple[list[int], Batch]]  # batches, each with the numbers of its rows
-OnLayer = Callable[[int, Tensor, Tensor], None]
+# A text, or a pair of texts.
+Text: TypeAlias = str | Sequence[str]
+# Batches, each with the numbers of its rows; read together because they form one minibatch of a measure.
+Group: TypeAlias = Iterable[tuple[list[int], Batch]]
+# Called with a layer, its state `[batch, tokens, width]` and the mask of its real tokens `[batch, tokens]`.
+OnState: TypeAlias = Callable[[int, Tensor, Tensor], None]
 
 
 @final
 class LayerReader:
-    """Chosen layers of one stack of a model."""
+    """Reads the states of chosen layers of one stack of a model, batch by batch.
+
+    Args:
+        model: The model; reading does not change it.
+        layers: Layers to read.
+        stack: Name of the stack. None: the only one, or the encoder.
+        op: Name of the study, for error messages.
+
+    Attributes:
+        model: The model, without wrappers such as `torch.compile`.
+        stack: The stack that is read.
+        layers: Numbers of the layers, ascending.
+    """
 
     def __init__(
         self, model: PreTrainedModel, layers: Selector = "all", stack: str | None = None, *, op: str = "study"
@@ -45,50 +61,57 @@ class LayerReader:
         self.layers = select(layers, self.stack.layers, op=op)
 
     @torch.no_grad()
-    def read(self, batch: Batch, on_state: OnLayer) -> None:
-        """Run the model, in eval mode, up to the last chosen layer.
+    def read(self, batch: Batch, on_state: OnState) -> None:
+        """Run the model in eval mode on one batch, as far as the highest chosen layer.
 
         Args:
-            batch: What the model is called with.
-            on_state: Called with each chosen layer, its state `[batch, tokens, width]` and the mask of its real tokens
-                `[batch, tokens]`, layers ascending.
+            batch: Keyword arguments of the model; tensors are moved to the model's device.
+            on_state: Called once per chosen layer, layers ascending, with the layer's number, its state
+                `[batch, tokens, width]` and the mask of its real tokens `[batch, tokens]`.
 
         Raises:
-            UnsupportedModelError: If the pass did not come to every chosen layer.
+            UnsupportedModelError: If the pass did not compute every chosen layer.
         """
         stop, device = StopForward(), self.model.device
+        # some models also accept arguments that are no tensors, such as `encoder_outputs`
         batch = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}
-        given: list[Tensor | None] = []
-        taken: list[int] = []
+        masks: list[Tensor | None] = []
+        computed: list[int] = []
 
         def start(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            given[:] = [token_mask(self.stack, tower_inputs(self.stack, batch), args, kwargs)]
+            masks[:] = [token_mask(self.stack, tower_inputs(self.stack, batch), args, kwargs)]
 
-        def pass_on(layer: int, state: Tensor) -> None:
-            taken.append(layer)
-            on_state(layer, state, real_tokens(given[0], state, self.model))
-            if taken == self.layers:
+        def receive(layer: int, state: Tensor) -> None:
+            computed.append(layer)
+            on_state(layer, state, real_tokens(masks[0], state, self.model))
+            if computed == self.layers:
                 raise stop
 
-        with uncompiled(), evaluating(self.model), watch(self.stack, self.layers, pass_on, start):
+        with uncompiled(), evaluating(self.model), watch(self.stack, self.layers, receive, start):
             run_stacks(self.model, [self.stack], batch, stop)
-        if taken != self.layers:
-            reason = f"a pass came to the layers {taken} of its stack '{self.stack.name}', not to {self.layers}"
-            hint = "Give batches that run the whole model."
+        if computed != self.layers:
+            reason = f"a pass computed the layers {computed} of its stack '{self.stack.name}' instead of {self.layers}"
+            hint = "Pass batches that run the whole model."
             raise UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
 
 def text_inputs(
-    model: PreTrainedModel, texts: Iterable[Any], processor: Any, max_length: int | None, *, op: str
+    model: PreTrainedModel, texts: Iterable[Text], processor: Processor | None, max_length: int | None, *, op: str
 ) -> TextInputs:
-    """Tokenise texts, or pairs of texts; a longer one loses its end.
+    """Tokenise texts, or pairs of texts; texts that are too long are truncated at their end.
 
-    Without a processor it is the one that belongs to `model.name_or_path`.
+    Args:
+        model: The model that will read the texts.
+        texts: All texts, or all pairs of texts (tuples or lists of two strings).
+        processor: The tokenizer. None: the one saved with `model.name_or_path`.
+        max_length: Maximum tokens per text. None: what the model allows.
+        op: Name of the study, for error messages.
 
     Raises:
-        ConfigError: If something else came than texts, there is none, or no tokenizer.
+        ConfigError: If there is no text, an entry is neither a text nor a pair, texts and pairs are mixed, there is no
+            tokenizer, or `max_length` is not possible.
     """
-    hint = "Give a list of texts, or of pairs of texts."
+    hint = "Pass a list of texts, or of pairs of texts."
     if isinstance(texts, str | bytes | Mapping) or not isinstance(texts, Iterable):
         raise ConfigError(f"{op}: texts is one {type(texts).__name__}. {hint}")
     listed = texts if isinstance(texts, Sequence) else list(texts)
@@ -99,20 +122,29 @@ def text_inputs(
         parts = text if size and isinstance(text, tuple | list) else [text]
         if len(parts) != (size or 1) or not all(isinstance(part, str) for part in parts):
             raise ConfigError(f"{op}: entry {row} of texts is {type(text).__name__} unlike the first. {hint}")
-    own = own_processor(model, processor)
-    check_tokenizer(own)
-    limit = length_limit(model, own, max_length)
-    return TextInputs(encode(listed, own, max_length=limit, offsets=False), own)
+    tokenizer = own_processor(model, processor)
+    check_tokenizer(tokenizer)
+    tokenizer = cast("Processor", tokenizer)
+    encoded = encode(
+        cast("Sequence[str | tuple[str, str]]", listed),
+        tokenizer,
+        max_length=length_limit(model, tokenizer, max_length),
+        offsets=False,
+    )
+    return TextInputs(encoded, tokenizer)
 
 
 def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
-    """Row numbers in random groups of `size` to twice as many less one, or one smaller group of all."""
+    """Split the row numbers below `count` at random into groups of at least `size` and fewer than `2 * size` rows.
+
+    If there are fewer rows than `size`, all of them form one group.
+    """
     order = np.random.default_rng(seed).permutation(count)
     return [part.tolist() for part in np.array_split(order, max(1, count // size))]
 
 
-def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Group:
-    """Some rows of inputs as batches of like length, each with the numbers of its rows."""
+def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
+    """Yield some rows of encoded inputs as batches of rows of similar length, each with the numbers of its rows."""
     equal = bool(getattr(inputs, "equal_lengths", False))
     for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
         numbers = [rows[place] for place in places]
@@ -120,8 +152,14 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Group
 
 
 def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
-    """Batches in the order they come, in groups of at least `size` rows; a smaller rest joins the last group."""
-    held: list[tuple[list[int], Batch]] = []
+    """Join batches, in their order, into groups of at least `size` rows; a smaller rest joins the last group.
+
+    Rows are numbered from 0 across all batches.
+
+    Raises:
+        ConfigError: If there is no batch.
+    """
+    previous: list[tuple[list[int], Batch]] = []  # yielded only when the next group is complete, since a rest may join
     group: list[tuple[list[int], Batch]] = []
     rows = total = 0
     for batch in batches:
@@ -129,9 +167,9 @@ def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
         group.append((list(range(total, total + count)), batch))
         rows, total = rows + count, total + count
         if rows >= size:
-            if held:
-                yield held
-            held, group, rows = group, [], 0
+            if previous:
+                yield previous
+            previous, group, rows = group, [], 0
     if not total:
         raise ConfigError("study: there is no batch; at least one is needed.")
-    yield [*held, *group]
+    yield [*previous, *group]

@@ -1,4 +1,4 @@
-"""Run one study of a recipe: load what it reads, call its function, and save what it found."""
+"""Run one study of a recipe: load the model, tasks and texts, call the study's function, and save the result."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from enum import Enum
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, PositiveInt, ValidationError, create_model, model_validator
 
@@ -24,13 +25,44 @@ from lamina.store import load, load_bank
 from lamina.store.files import claimed
 from lamina.store.models import saved_class
 from lamina.studies.study import FILES
-from lamina.utils import is_dir
+from lamina.utils import JSON, is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from transformers import PreTrainedModel
 
+    from lamina.bank import ReaderBank
+    from lamina.studies.passes import Text
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
+
+SHARED = ("model", "base", "tasks", "texts")  # parameters that the recipe sets for every study that has them
+CONTROLS = ("output", "resume", "progress", "ray")  # parameters that the command sets
+_IN_MEMORY = ("processor", "other_processor", "batches")  # parameters that hold objects, which no recipe can name
+
+
+class Loads(Enum):
+    """What is loaded from the name or folder that a recipe gives for a parameter of a study."""
+
+    MODEL = "model"  # loaded here
+    BANK = "bank"  # loaded here
+    CHECKPOINT = "checkpoint"  # loaded by the study itself; a folder in the data folder is found here
+
+
+# In recipes, models, banks and studies are written as names or folders. An entry of `Loads` marks a name that is
+# replaced by what it names before the study's function is called.
+_NAMESPACE: dict[str, object] = {
+    "PreTrainedModel": Annotated[str, Loads.MODEL],
+    "ReaderBank": Annotated[str, Loads.BANK],
+    "Checkpoint": Annotated[str, Loads.CHECKPOINT],
+    "Study": str,
+    "Path": str,
+    "Selector": Annotated[Any, checked(check_selector)],
+    "Any": Any,
+    "Iterable": Iterable,
+    "Literal": Literal,
+    "Mapping": Mapping,
+    "Sequence": Sequence,
+}
 
 
 def run_study(
@@ -43,74 +75,95 @@ def run_study(
     progress: bool = True,
     ray: str | None = None,
 ) -> Study:
-    """Run a study of a recipe.
+    """Run one study of a recipe, and save it if `output` is given.
 
     Args:
-        name: Of the study, such as "similarity".
-        recipe: From `load_study_recipe`.
-        data: Folder with one subfolder per preset, that files and models may be relative to; None: presets come from
-            the hub.
-        output: Folder for the study, and for the cells of one that has cells; None: nothing is written.
-        resume: Run no cell of that folder again that has ended.
+        name: Name of the study, such as "similarity".
+        recipe: The recipe, as `load_study_recipe` returns it.
+        data: Folder with one subfolder per preset; files and models of the recipe may be relative to it. None: presets
+            are downloaded from the hub.
+        output: Folder for the study, and for its finished cells if it has cells. None: nothing is written.
+        resume: Do not run cells again that are already finished in `output`.
         progress: Show a progress bar.
-        ray: Where a study of cells runs them; see `lamina.studies.runner.run_cells`.
+        ray: Where a study of cells runs them as Ray tasks; see `lamina.studies.runner.run_cells`.
 
     Returns:
-        The study; its settings have the recipe, and cells that failed under "failures".
+        The study. Its settings have the recipe under "recipe", and cells that failed under "failures".
 
     Raises:
-        UnknownNameError: If there is no such study.
-        ConfigError: If the recipe lacks what the study needs, or `resume` or `ray` is given to one without cells.
-        StoreError: If the folder cannot be written, or holds such files that are no study's, before anything runs.
+        UnknownNameError: If the study does not exist.
+        ConfigError: If the recipe lacks something that the study needs, or `resume` or `ray` is given to a study that
+            has no cells.
+        StoreError: If the folder cannot be written, or holds files of these names that do not belong to a study. This
+            is checked before anything runs.
     """
     options = recipe.options(name)
     parameters = parameters_of(name)
-    given = {"output": output, "resume": resume, "progress": progress, "ray": ray}
+    controls = {"output": output, "resume": resume, "progress": progress, "ray": ray}
     for key in ("resume", "ray"):
-        if given[key] and key not in parameters:
-            raise ConfigError(f"study {name}: {key} is given; the study is one pass and has no cells. Leave it out.")
-    controls = {key: value for key, value in given.items() if key in parameters}
+        if controls[key] and key not in parameters:
+            raise ConfigError(f"study {name}: {key} is given, but the study is one pass without cells. Leave it out.")
+    controls = {key: value for key, value in controls.items() if key in parameters}
     used = recipe.model_copy(update={"studies": {name: options}}).model_dump(exclude_unset=True)
     with nullcontext() if output is None else claimed(Path(output), FILES):
-        study = STUDIES.get(name)(**{**_inputs(name, recipe, data), **_opened(name, options, data), **controls})
+        arguments = {**_inputs(name, recipe, data), **_load_options(name, options, data), **controls}
+        study: Study = STUDIES.get(name)(**arguments)
         study = replace(study, settings={**study.settings, "recipe": used})
         if output is not None:
             study.save(output)
     return study
 
 
-def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, Any]:
-    """The model, tasks and texts of a recipe, as far as the study takes them."""
-    parameters, inputs = parameters_of(name), dict[str, Any]()
+def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, object]:
+    """Return the model, processor, tasks and texts of a recipe that are parameters of a study, by parameter name.
+
+    A study whose parameter `model` accepts a name gets the name, because its cells load the model themselves.
+
+    Raises:
+        ConfigError: If such a study is used with the recipe's `head`.
+    """
+    parameters, inputs = parameters_of(name), dict[str, object]()
     tasks = load_tasks(recipe, data)
     if "texts" in parameters and recipe.texts:
         inputs["texts"] = load_texts(recipe, tasks, data)
     if "tasks" in parameters and tasks:
         inputs["tasks"] = tasks
-    where = source_of(recipe.model, data)
+    source = source_of(recipe.model, data)
     if "base" in parameters:
-        inputs["base"] = where
-    if "model" in parameters and "str" in str(parameters["model"].annotation):
+        inputs["base"] = source
+    if "model" in parameters and str in get_args(_types_of(name, ("model",))["model"]):
         if recipe.head is not None:
             rule = "the study loads the model itself, with the head it was saved with or one for each task"
             raise ConfigError(f"study {name}: head is '{recipe.head}'; {rule}. Leave it out.")
-        inputs["model"] = where  # cell by cell
+        inputs["model"] = source
     elif "model" in parameters:
-        inputs["model"], processor = load(where, recipe.head or saved_class(where))
+        inputs["model"], processor = load(source, recipe.head or saved_class(source))
         inputs |= {"processor": processor} if "processor" in parameters else {}
     return inputs
 
 
 def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
-    """The tasks of a recipe with their data."""
+    """Return the tasks of a recipe by name, with their rows; of a subsample with repeats, only the first repeat.
+
+    Args:
+        recipe: The recipe.
+        data: Folder that files and presets are relative to. None: files are relative to the current folder, and
+            presets come from the hub.
+    """
     return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
 
 
-def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path | None) -> list[Any]:
-    """The texts of a recipe, or pairs of texts."""
+def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path | None) -> list[Text]:
+    """Return the texts, or pairs of texts, that a recipe names; [] if it names none.
+
+    Args:
+        recipe: The recipe. Its texts are a list, a split of one of its tasks, or a column of a file.
+        tasks: The recipe's tasks with their rows, as `load_tasks` returns them.
+        data: Folder that the file of texts is relative to. None: the current folder.
+    """
     texts = recipe.texts
     if texts is None or texts.lines is not None:
-        return [] if texts is None else list(texts.lines or ())[: texts.limit]
+        return [] if texts is None else [*islice(texts.lines or (), texts.limit)]
     if texts.task is not None:
         return list(islice(tasks[texts.task].split(texts.part).texts, texts.limit))
     chunks = read_chunks(Path(data or ".") / str(texts.file), columns=[texts.column])
@@ -118,55 +171,75 @@ def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path 
 
 
 def source_of(name: str, data: str | Path | None) -> str:
-    """Where a model is: a folder in the data folder, one here, in full so that workers find it too, or a hub id."""
+    """Return where a model is loaded from: the absolute path of a folder, or else `name` itself as a hub id.
+
+    Args:
+        name: Name that the recipe gives.
+        data: Data folder, in which a folder of that name is looked for first; then in the current folder.
+    """
+    # absolute, so that workers with another current folder find it too
     places = [Path(name)] if data is None else [Path(data) / name, Path(name)]
     return next((str(place.absolute()) for place in places if is_dir(place)), name)
 
 
-def _opened(name: str, options: dict[str, Any], data: str | Path | None) -> dict[str, Any]:
-    """Options that name a model or a bank, with that in place of the name."""
-    opened = dict(options)
+def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | None) -> dict[str, object]:
+    """Return the options of a study with the names of models, banks and checkpoints replaced by what they name.
+
+    Args:
+        name: Name of the study.
+        options: Options as the recipe gives them. A value may be a name, or a list or mapping of names.
+        data: Data folder, in which folders are looked for first.
+    """
+    loaded: dict[str, object] = dict(options)
+    types = _types_of(name, tuple(options))
     for key, value in options.items():
-        annotation = str(parameters_of(name)[key].annotation)
-        if value is None or not any(kind in annotation for kind in ("PreTrainedModel", "ReaderBank", "Checkpoint")):
+        what = _loads(types[key])
+        if value is None or what is None:
             continue
-
         with error_context(f"studies.{name}.{key}"):
-            if isinstance(value, dict):
-                opened[key] = {own: _open(where, annotation, data) for own, where in value.items()}
-            elif isinstance(value, list):
-                opened[key] = [_open(where, annotation, data) for where in value]
+            if isinstance(value, Mapping):
+                loaded[key] = {own_name: _load(source, what, data) for own_name, source in value.items()}
+            elif isinstance(value, str):
+                loaded[key] = _load(value, what, data)
             else:
-                opened[key] = _open(value, annotation, data)
-    return opened
+                loaded[key] = [_load(source, what, data) for source in cast("Sequence[str]", value)]
+    return loaded
 
 
-def _open(name: str, annotation: str, data: str | Path | None) -> Any:
-    where = source_of(name, data)
-    if "ReaderBank" in annotation:
-        return load_bank(where)
-    return load(where, saved_class(where))[0] if "PreTrainedModel" in annotation else where
+def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | ReaderBank | str:
+    """Return the model or bank that a recipe names; or for a checkpoint its folder, which the study loads itself."""
+    source = source_of(name, data)
+    if what is Loads.BANK:
+        return load_bank(source)
+    return load(source, saved_class(source))[0] if what is Loads.MODEL else source
 
 
-SHARED = ("model", "base", "tasks", "texts")  # parameters that the recipe gives to every study that has them
-CONTROLS = ("output", "resume", "progress", "ray")  # those that the command gives
-_IN_MEMORY = ("processor", "other_processor", "batches")  # those that no recipe can give
-_AS_NAMES: dict[str, Any] = {  # what a recipe says by a name or folder
-    **dict.fromkeys(("PreTrainedModel", "ReaderBank", "Checkpoint", "Study"), str),
-    "Selector": Annotated[Any, checked(check_selector)],
-}
-_TYPES: dict[str, Any] = {"Any": Any, "Iterable": Iterable, "Literal": Literal, "Mapping": Mapping, "Path": str}
+def _loads(annotation: object) -> Loads | None:
+    """Return the entry of `Loads` that marks a name anywhere in a type; None if there is no mark."""
+    if isinstance(annotation, Loads):
+        return annotation
+    metadata = getattr(annotation, "__metadata__", ())
+    return next(filter(None, map(_loads, (*metadata, *get_args(annotation)))), None)
 
 
 class TextsRecipe(Strict):
-    """Texts as they are, of a file, or those of one of the recipe's tasks."""
+    """The texts of a study recipe: a list, a column of a file, or the texts of a task.
 
-    lines: list[str] | None = None  # `texts: [...]` for short
-    file: str | None = None  # .txt (a text per line), .tsv, .csv, .jsonl, .parquet; relative to the data folder
-    column: str = "text"  # of the file
+    Attributes:
+        lines: The texts themselves. In YAML, `texts: [...]` is short for it.
+        file: A .txt file with one text per line, or a .tsv, .csv, .jsonl or .parquet file; relative to the data folder.
+        column: Column of the file.
+        task: Name of one of the recipe's tasks.
+        part: Split of the task.
+        limit: Maximum number of texts. None: all of them.
+    """
+
+    lines: list[str] | None = None
+    file: str | None = None
+    column: str = "text"
     task: str | None = None
-    part: str = "validation"  # of the task
-    limit: PositiveInt | None = None  # texts at most
+    part: str = "validation"
+    limit: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> TextsRecipe:
@@ -175,82 +248,110 @@ class TextsRecipe(Strict):
         return self
 
 
-def _listed(given: Any) -> Any:
-    return {"lines": given} if isinstance(given, list) else given
+def _lines(texts: object) -> object:
+    """Return a plain list of texts as the key "lines" of a `TextsRecipe`; anything else unchanged."""
+    return {"lines": texts} if isinstance(texts, list) else texts
 
 
 class StudyTask(TaskRecipe):
-    """A task; studies make their own readers."""
+    """A task of a study recipe; unlike in a recipe for training it has no readers, since studies make their own."""
 
     @model_validator(mode="after")
     def _no_readers(self) -> StudyTask:
-        if given := sorted(self.model_fields_set & {"readers", "epochs", "learning_rate"}):
-            with error_at(*given[:1]):
+        if names := sorted(self.model_fields_set & {"readers", "epochs", "learning_rate"}):
+            with error_at(names[0]):
                 raise ConfigError(
-                    f"'{given[0]}' is for lamina train; studies have options of their own under 'studies'"
+                    f"'{names[0]}' is for lamina train; studies have options of their own under 'studies'"
                 )
         return self
 
 
 class StudyRecipe(Strict):
-    """What to study, and how."""
+    """A recipe for studies: a model, tasks and texts, and the options of each study.
 
-    model: str  # hub id, local folder (one in the data folder too), or "minilm" for the packaged model
-    head: str | None = None  # a kind of task or an auto class; by default the class that was saved
+    Attributes:
+        model: Hub id, local folder (also one in the data folder), or "minilm" for the packaged model.
+        head: Kind of task or auto class to load the model with. None: the class that was saved.
+        tasks: Task name -> task.
+        texts: Texts to read. None: no texts.
+        studies: Study name -> its options. None as options: the defaults.
+    """
+
+    model: str
+    head: str | None = None
     tasks: dict[str, StudyTask] = Field(default_factory=dict)
-    texts: Annotated[TextsRecipe | None, BeforeValidator(_listed)] = None
-    studies: dict[str, dict[str, Any] | None] = Field(default_factory=dict)  # name -> options; null: as they are
+    texts: Annotated[TextsRecipe | None, BeforeValidator(_lines)] = None
+    studies: dict[str, dict[str, Any] | None] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _check(self) -> StudyRecipe:
         if self.texts is not None and self.texts.task is not None:
             with error_at("texts", "task"):
                 check_known("texts", [self.texts.task], self.tasks, "task")
-        for name, given in self.studies.items():
+        for name, options in self.studies.items():
             with error_at("studies", name):
                 check_known("recipe", [name], STUDIES.names(), "study")
-                options_of(name).model_validate(given or {})
+                options_of(name).model_validate(options or {})
         return self
 
-    def options(self, name: str) -> dict[str, Any]:
-        """The options that the recipe gives a study.
+    def options(self, name: str) -> dict[str, JSON]:
+        """Return the options that the recipe gives to a study; {} if it gives none.
 
         Raises:
-            UnknownNameError: If there is no such study.
-            ConfigError: If it needs something that the recipe does not have.
+            UnknownNameError: If the study does not exist.
+            ConfigError: If the recipe lacks something that the study requires.
         """
-        given = self.studies.get(name) or {}
+        options = self.studies.get(name) or {}
         for key, parameter in parameters_of(name).items():
             shared = key in SHARED and (key in ("model", "base") or bool(getattr(self, key)))
-            if parameter.default is parameter.empty and key not in given and not shared:
+            if parameter.default is parameter.empty and key not in options and not shared:
                 place = f"'{key}'" if key in SHARED else f"'{key}' under studies.{name}"
                 raise ConfigError(f"study {name}: the recipe has no {place}; it is required.")
-        return dict(given)
+        return dict(options)
 
 
 def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a study's function."""
-    function: Callable[..., Any] = STUDIES.get(name)
-    return inspect.signature(function).parameters
+    """Return the parameters of a study's function by name.
+
+    Raises:
+        UnknownNameError: If the study does not exist.
+    """
+    return inspect.signature(STUDIES.get(name)).parameters
 
 
 @cache
 def options_of(name: str) -> type[BaseModel]:
-    """The options of a study as a pydantic model, none of them required."""
+    """Return a pydantic model of the options that a recipe can give to a study; all of them are optional."""
+    excluded = {*SHARED, *CONTROLS, *_IN_MEMORY} - {"base"}
+    return _model_of(name, tuple(key for key in parameters_of(name) if key not in excluded))
+
+
+def _types_of(name: str, keys: tuple[str, ...]) -> dict[str, object]:
+    """Return the types of some parameters of a study, each a union with None; names in them are marked by `Loads`."""
+    return {key: field.annotation for key, field in _model_of(name, keys).model_fields.items()}
+
+
+def _model_of(name: str, keys: tuple[str, ...]) -> type[BaseModel]:
+    """Return a pydantic model with some parameters of a study as fields, with None as their default.
+
+    The annotations of the study's function are strings, and some of their names are imported for type checkers only.
+    Pydantic evaluates them with `_NAMESPACE`, in which models, banks and folders are strings.
+    """
     function: Any = STUDIES.get(name)
-    kept = {
-        key: parameter
-        for key, parameter in parameters_of(name).items()
-        if key not in (*(key for key in SHARED if key != "base"), *CONTROLS, *_IN_MEMORY)
-    }
-    fields: Any = {key: (f"{parameter.annotation} | None", None) for key, parameter in kept.items()}
-    options = create_model(name, __base__=Strict, **fields)
-    options.model_rebuild(_types_namespace={**function.__globals__, **_TYPES, "Sequence": Sequence, **_AS_NAMES})
-    return options
+    annotations = {key: parameters_of(name)[key].annotation for key in keys}
+    types = {key: "Any" if given is inspect.Parameter.empty else given for key, given in annotations.items()}
+    fields: Any = {key: (f"{annotation} | None", None) for key, annotation in types.items()}
+    model = create_model(name, __base__=Strict, **fields)
+    model.model_rebuild(_types_namespace={**function.__globals__, **_NAMESPACE})
+    return model
 
 
 def load_study_recipe(path: str | Path) -> StudyRecipe:
-    """Read a recipe; what is wrong with it is raised as one of Lamina's errors, with the line."""
+    """Read a study recipe from a YAML file.
+
+    Raises:
+        LaminaError: If the file cannot be read or is not a valid recipe; the message names the line.
+    """
     file = read_yaml(Path(path))
     try:
         return StudyRecipe.model_validate(file.fields)

@@ -1,4 +1,4 @@
-"""A study as a list of independent cells, whose rows are joined into one table."""
+"""Run a study as independent cells, and join the rows that they return into one table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 import pandas as pd
 
@@ -16,61 +16,81 @@ from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures
 from lamina.errors import ConfigError
 from lamina.store.files import claimed
 from lamina.studies.study import library_versions
+from lamina.utils import JSON, Row
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 __all__ = ["Cell", "Failure", "run_cells"]
 
-CELLS = "cells"
+CELLS = "cells"  # the folder with the files of finished cells, inside a study's output folder
+
+
+class CellResult(TypedDict):
+    """The content of a finished cell's file.
+
+    Attributes:
+        key: The cell's key.
+        rows: The table rows that the cell measured, with the entries of the key as their first columns.
+    """
+
+    key: Row
+    rows: list[Row]
 
 
 def run_cells(
     cells: Iterable[Cell],
     *,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, JSON] | None = None,
     output: Path | None = None,
     resume: bool = False,
     progress: bool = True,
     ray: str | None = None,
 ) -> tuple[DataFrame, list[Failure]]:
-    """Run all cells as `lamina.cells.run_cells.run_cells` does, and join their rows into a table in the cells' order.
+    """Run the cells of a study, and return their rows as one table.
+
+    A cell that raises an error is recorded as a failure, and the other cells continue.
 
     Args:
-        cells: Each with a key of its own; their work gives rows: columns, "score" among them, of texts, numbers and
-            None. The entries of the key become columns too.
-        settings: What the rows depend on besides the keys, JSON-ready; a study resumes under the same ones only.
-        output: Folder that holds each ended cell as a file in "cells", written whole, and "failures.json"; None: the
-            rows are kept in memory alone.
-        resume: Take the rows of cells that ended in that folder before; those that failed run again.
-        progress: Show how many cells ended and the time left.
-        ray: Run the cells as tasks of Ray: on a cluster of this machine alone ("local"), on the one that runs here
-            ("auto"), or at an address; a cell whose worker died is tried again. None: in this process, one by one.
+        cells: The cells, each with a different key. `cell.work()` returns a list of rows: mappings from column to a
+            string, a number or None, with a column "score". The entries of the key are added as columns.
+        settings: Everything besides the keys that the rows depend on, JSON-ready. Cells are only resumed if the
+            settings and the versions of the libraries are the same as before.
+        output: Folder to write to. Each finished cell becomes one file in its subfolder "cells", and `failures.json`
+            lists the failures. None: nothing is written.
+        resume: Read the rows of cells that are already finished in `output` instead of running them again. Cells that
+            failed before are run again.
+        progress: Show a bar with the number of finished cells and the remaining time.
+        ray: Run the cells as tasks of Ray: "local" starts a cluster on this machine, "auto" uses the cluster that runs
+            on this machine, and "HOST:PORT" another cluster. A cell whose worker died is tried again. None: run the
+            cells one after the other in this process.
 
     Returns:
-        The table: the columns of the keys, then those of the rows; and the cells that failed, in their order.
+        The table, whose columns are those of the keys and then those of the rows, in the order of the cells; and the
+        cells that failed, in the same order.
 
     Raises:
-        ConfigError: If two cells have the same key, the folder's cells are of other settings, `resume` has no output,
-            or no cluster answers.
-        StoreError: If the folder cannot be written, is written by another run, or holds a damaged cell.
+        ConfigError: If two cells have the same key, the finished cells in `output` depend on other settings, `resume`
+            is set without `output`, or no Ray cluster answers.
+        StoreError: If the folder cannot be written, another run is writing to it, or a finished cell is damaged.
         MissingExtraError: If `ray` is given and Ray is not installed.
     """
-    listed = [replace(cell, work=partial(_keyed, cell)) for cell in cells]
+    keyed_cells = [replace(cell, work=partial(_run_cell, cell)) for cell in cells]
     if resume and output is None:
-        raise ConfigError("study: resume is True, but there is no output to resume from. Give its folder.")
+        raise ConfigError("study: resume is True, but there is no output to resume from. Pass the output folder.")
     run = {"settings": {"": {"versions": library_versions(), **(settings or {})}}}
     shelf = None if output is None else Shelf(output / CELLS, lambda _: run, op="study", what="study")
-    how: dict[str, Any] = {"op": "study", "progress": progress, "ray": ray}
     with nullcontext() if output is None else claimed(output):
-        done = shelf.read(listed) if resume and shelf else {}
-        keep = shelf.write if shelf else lambda _cell, _state: None
-        states, failures = runner.run_cells(listed, done=done, on_end=keep, **how)
+        done = shelf.read(keyed_cells) if resume and shelf else {}
+        on_end = shelf.write if shelf else lambda _cell, _state: None
+        states, failures = runner.run_cells(
+            keyed_cells, done=done, on_end=on_end, op="study", progress=progress, ray=ray
+        )
         if output is not None:
             note_failures(output, failures)
     return pd.DataFrame([row for state in states for row in state["rows"]]), failures
 
 
-def _keyed(cell: Cell) -> dict[str, Any]:
-    """The rows of a cell, with its key."""
+def _run_cell(cell: Cell) -> CellResult:
+    """Run the work of a cell, and return its rows with the entries of the cell's key as additional columns."""
     return {"key": dict(cell.key), "rows": [{**cell.key, **row} for row in cell.work()]}

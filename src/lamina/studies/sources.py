@@ -1,4 +1,4 @@
-"""Models as studies of cells take them, by name or as objects; their tasks by name, and the plainest readers."""
+"""What studies start from and end with: models, processors and tasks in several forms, linear readers, the `Study`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from lamina.editing.editable import select_blocks
 from lamina.errors import ConfigError
@@ -17,6 +17,7 @@ from lamina.store.models import load_processor, saved_class
 from lamina.studies.study import Study, library_versions, model_facts
 from lamina.tasks.task import Task
 from lamina.train.identity import data_digests
+from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,52 +25,86 @@ if TYPE_CHECKING:
 
     from lamina.bank import Reader
     from lamina.layers import LayerStack
+    from lamina.layers.types import Processor
     from lamina.studies.runner import Failure
     from lamina.studies.study import Figure
 
-_LINEAR = {"pooling": "mean", "encoder_layers": 0}  # of a head: nothing but a linear map
+_LINEAR = {"pooling": "mean", "encoder_layers": 0}  # settings that leave a head nothing but one linear map
 
 
-def opened(
+class Training(TypedDict):
+    """The training options that studies share; the keys are parameters of `lamina.fit` and `lamina.finetune`.
+
+    Attributes:
+        epochs: Number of passes over the training rows.
+        batch_size: Rows per step.
+        learning_rate: Peak learning rate; it falls to 0 linearly.
+        max_length: Maximum tokens per text. None: what the model allows.
+    """
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    max_length: int | None
+
+
+def fresh_model(
     model: PreTrainedModel | str | Path,
-    processor: Any = None,
+    processor: Processor | None = None,
     *,
     head: str | None = None,
     labels: Sequence[str] | None = None,
-) -> tuple[PreTrainedModel, Any]:
-    """A model of one's own to change: loaded by its name (with `head`, or the class it was saved as), or a copy."""
+) -> tuple[PreTrainedModel, Processor | None]:
+    """Return a model that the caller may change, and its processor.
+
+    Args:
+        model: A name or folder, which is loaded; or a model, which is copied with all its weights.
+        processor: The processor to return. None: the one that was saved with the model.
+        head: Kind of task or class whose head a loaded model gets. None: the class that the model was saved as.
+        labels: Class names of the head of a loaded model.
+
+    Returns:
+        The model, and its processor; None if no processor was given and the model has no name to load one by.
+    """
     if isinstance(model, str | Path):
-        loaded, own = load(model, head or saved_class(model), labels)
-        return loaded, own if processor is None else processor
+        loaded, saved_processor = load(model, head or saved_class(model), labels)
+        return loaded, saved_processor if processor is None else processor
     return copy.deepcopy(model), own_processor(model, processor)
 
 
-def own_processor(model: PreTrainedModel, given: Any) -> Any:
-    """The processor that was given, or else the one that belongs to the model's name, if it has a name."""
-    return load_processor(model.name_or_path, model) if given is None and model.name_or_path else given
+def own_processor(model: PreTrainedModel, processor: Processor | None) -> Processor | None:
+    """Return `processor`, or if it is None the processor that was saved with `model.name_or_path`.
+
+    Returns None if there is neither; whatever then needs a processor raises an error that says so.
+    """
+    return load_processor(model.name_or_path, model) if processor is None and model.name_or_path else processor
 
 
-def source_facts(model: PreTrainedModel | str | Path) -> dict[str, Any]:
-    """What decides what a model gives, JSON-ready."""
+def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
+    """Return the `model_facts` of a model, which is loaded first if it is a name or folder."""
     return model_facts(load(model, saved_class(model))[0] if isinstance(model, str | Path) else model)
 
 
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
-    """Tasks by name, each with a train and a validation part: an UnknownNameError if one has none."""
+    """Return tasks by name, whether they came as a mapping, as a single task or as None.
+
+    Raises:
+        UnknownNameError: If a task has no "train" or no "validation" split.
+    """
     named = {tasks.name: tasks} if isinstance(tasks, Task) else dict(tasks or {})
     for task in named.values():
-        for part in ("train", "validation"):
-            task.split(part)
+        for split in ("train", "validation"):
+            task.split(split)
     return named
 
 
-def task_facts(tasks: Mapping[str, Task]) -> dict[str, Any]:
-    """What decides what tasks give, JSON-ready."""
+def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
+    """Return each task's kind, metric, and the number of rows and a digest of each split, JSON-ready."""
     return {
         name: {
             "kind": task.kind.name,
             "metric": task.metric,
-            **{part: {"rows": len(split), **data_digests(split)} for part, split in task.splits.items()},
+            **{split: {"rows": len(rows), **data_digests(rows)} for split, rows in task.splits.items()},
         }
         for name, task in tasks.items()
     }
@@ -79,43 +114,79 @@ def cell_settings(
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task],
     stack: LayerStack,
-    training: Mapping[str, Any],
-    **own: Any,
-) -> dict[str, Any]:
-    """What the cells of a study depend on besides their keys, JSON-ready."""
-    facts = {"models": {"model": source_facts(model)}, "tasks": task_facts(tasks)}
-    return {**facts, **own, **training, "stack": stack.name}
+    training: Training,
+    **study_options: JSON,
+) -> dict[str, JSON]:
+    """Return everything besides their keys that the cells of a study depend on, JSON-ready.
+
+    Args:
+        model: The model that the cells start from.
+        tasks: The tasks by name.
+        stack: The stack that the study reads or edits; its name is recorded.
+        training: The training options.
+        **study_options: Options of this study alone, such as `seeds`.
+    """
+    facts: dict[str, JSON] = {"models": {"model": source_facts(model)}, "tasks": task_facts(tasks)}
+    return {**facts, **study_options, **cast("dict[str, JSON]", training), "stack": stack.name}
 
 
-def edited_stack(model: PreTrainedModel | str | Path, processor: Any, stack: str | None, op: str) -> LayerStack:
-    """The stack of a model that is to be edited, or a copy's; an error if there is none, or its blocks cannot be."""
-    return select_blocks(opened(model, processor)[0], "all", stack, op)[0]
+def edited_stack(
+    model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
+) -> LayerStack:
+    """Return a stack of a model whose blocks will be edited.
+
+    Args:
+        model: A model, or the name or folder to load it from. It is not changed.
+        processor: The processor of the model.
+        stack: Name of the stack. None: the only one, or the encoder.
+        op: Name of the study, for error messages.
+
+    Raises:
+        LaminaError: If the stack does not exist, or its blocks cannot be edited.
+    """
+    return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 
 
 def linear_reader(task: Task, *, fusion: str = "last_layer", stack: str | None = None, seed: int = 0) -> Reader:
-    """A reader with a linear head, of the kind of a task."""
+    """Return the settings of a reader whose head is one linear map over the mean of the tokens, for a task.
+
+    Args:
+        task: The task; its kind decides the head, and its labels become the classes.
+        fusion: Name of the fusion.
+        stack: Name of the stack to read.
+        seed: Seed of the initial weights.
+    """
     known = {field.name for field in fields(HEADS.get(task.kind.name))}
     head = {key: value for key, value in _LINEAR.items() if key in known}
     return replace(ReaderRecipe(fusion={"name": fusion}, head=head, stack=stack).template(task), seed=seed)
 
 
-def finished(
+def study_of_cells(
     name: str,
     table: DataFrame,
     failures: Sequence[Failure],
-    settings: Mapping[str, Any],
+    settings: Mapping[str, JSON],
     figures: Mapping[str, Figure],
     conclusions: Sequence[str] = (),
 ) -> Study:
-    """The study of cells that ended; its settings name those that failed.
+    """Return the study that a run of cells measured; its settings list the versions and the cells that failed.
+
+    Args:
+        name: Name of the study.
+        table: Rows of all cells that finished.
+        failures: Cells that failed.
+        settings: Settings of the study.
+        figures: Chart name -> chart.
+        conclusions: Sentences that say what may be concluded.
 
     Raises:
         ConfigError: If every cell failed, or none had anything to measure.
     """
     if not len(table) and not failures:
-        raise ConfigError(f"{name}: nothing could be measured. Load the model with a head over words, or give tasks.")
+        hint = "Load the model with a language modelling head, or pass tasks."
+        raise ConfigError(f"{name}: there was nothing to measure. {hint}")
     if failures and not len(table):
-        what = f"{name}: all {len(failures)} cells failed; the first, {dict(failures[0].key)}: {failures[0].error}"
-        raise ConfigError(what)
+        first = failures[0]
+        raise ConfigError(f"{name}: all {len(failures)} cells failed; the first, {dict(first.key)}: {first.error}")
     facts = {**settings, "versions": library_versions(), "failures": [asdict(failure) for failure in failures]}
     return Study(name, table, facts, figures, tuple(conclusions))

@@ -144,7 +144,7 @@ class Study:
         if self.pivot is None:
             return self.table
         index, columns, value = list(self.pivot.index), list(self.pivot.columns), self.pivot.value
-        rows = _matching(self.table, self.pivot.where).dropna(subset=index)
+        rows = rows_where(self.table, self.pivot.where).dropna(subset=index)
         wide = rows.pivot_table(value, index, columns, aggfunc="mean", sort=False)
         if len(columns) > 1:
             wide.columns = [" ".join(map(str, names)) for names in wide.columns]
@@ -164,7 +164,7 @@ class Study:
         columns = (chart.x, chart.y, chart.value, chart.colour, chart.facet, chart.label, chart.x_label, *chart.where)
         needed = [column for column in columns if column is not None]
         check_known(f"study {self.name}: figure '{figure}'", needed, list(self.table.columns), "column")
-        return _matching(self.table, chart.where)
+        return rows_where(self.table, chart.where)
 
     def save(self, folder: str | Path) -> None:
         """Write the table as Parquet and CSV, and everything else as JSON: either all files are written or none.
@@ -206,15 +206,20 @@ class Study:
             return read_steady(folder, STUDY, partial(_load, folder))
 
 
-def _matching(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
-    """Return the rows of a table that have the given value in each column of `where`."""
+def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
+    """Return the rows of a table whose cells equal the values of `where` (column -> value); all rows if it is empty."""
     for column, value in where.items():
         table = table.loc[table[column] == value]
     return table
 
 
 def _load(folder: Path) -> Study:
-    """Read a study from a folder; raise StoreError if a file is missing, damaged or belongs to another study."""
+    """Read a study from a folder.
+
+    Raises:
+        StoreError: If a file is missing or damaged, or the table does not belong to the study's JSON file.
+        UnknownNameError: If the JSON file has an unknown key.
+    """
     import pandas as pd
 
     if not (folder / STUDY).exists():
@@ -239,7 +244,10 @@ def library_versions() -> dict[str, str]:
 
 
 def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
-    """Return a model's name, class, family, dtype and the fingerprint of each stack's weights, JSON-ready."""
+    """Return what a study records about a model, JSON-ready: name, class, family, dtype, fingerprint of each stack.
+
+    A fingerprint is a hash of the stack's weights, so that two studies show whether they read the same model.
+    """
     return {
         "name": model.name_or_path or None,
         "class": type(model).__name__,
@@ -250,6 +258,7 @@ def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
 
 
 def _version(name: str) -> str:
+    """Return the version of an installed package; "unknown" if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

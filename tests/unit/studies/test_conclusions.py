@@ -42,7 +42,7 @@ def test_similarity_names_the_block_that_moves_tokens_least(model: Any):
     rows = study.table.query("measure == 'block_influence'")
     least = rows.loc[rows["score"].idxmin()]
     (said,) = study.conclusions
-    assert said.startswith(f"Of the model's blocks the first to try without is {least['layer']} (block influence")
+    assert said.startswith(f"Block {least['layer']} changes the states of tokens least (block influence")
     assert explained(study)
     assert similarity(model, TEXTS, processor=tiny_tokenizer(), measures=["cka"]).conclusions == ()
 

@@ -115,7 +115,7 @@ def test_other_shapes_say_what_differs(model):
 
 
 def test_what_cannot_be(model):
-    with pytest.raises(ConfigError, match="layer 0, the embeddings, is named"):
+    with pytest.raises(ConfigError, match="layer 0, the embeddings, is selected"):
         drift(model, model, layers="all")
     with pytest.raises(LayerIndexError, match="drift: layer 7"):
         drift(model, model, layers=7)

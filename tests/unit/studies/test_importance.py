@@ -76,7 +76,7 @@ def test_what_may_be_said_of_readers_of_several_seeds():
 
 def test_readers_that_weigh_anew_need_texts():
     bank = bank_of(gated=Gated(8))
-    with pytest.raises(ConfigError, match=r"reader 'gated' weighs layers anew for each token, .* Give texts"):
+    with pytest.raises(ConfigError, match=r"reader 'gated' weighs layers anew for each token, .* Pass texts"):
         importance(bank)
     found = importance(bank, TEXTS).table["score"].tolist()
     assert found == pytest.approx(bank["gated"].fusion.importance().tolist())

@@ -39,7 +39,7 @@ def by_layer(study, measure: str) -> list[float]:
 
 
 @torch.no_grad()
-def test_a_causal_model_foretells_next_tokens(llama, words):
+def test_a_causal_model_predicts_next_tokens(llama, words):
     study = lens(llama, TEXTS, processor=words, batch_size=3)
     losses, ranks = [[] for _ in range(4)], [[] for _ in range(4)]
     for text in TEXTS:
@@ -68,7 +68,7 @@ def test_padding_by_a_token_that_is_not_special_is_not_foretold(llama, words):
 
 
 @torch.no_grad()
-def test_a_masked_model_foretells_hidden_tokens(bert, words):
+def test_a_masked_model_predicts_hidden_tokens(bert, words):
     study = lens(bert, TEXTS, processor=words, mask_share=1.0)
     losses = [[] for _ in range(3)]
     for text in TEXTS:
@@ -119,7 +119,7 @@ def test_what_cannot_be(llama, bert, words):
         lens(llama.model, TEXTS, processor=words)
     with pytest.raises(UnsupportedModelError, match="it is no single stack with a module per block"):
         lens(model_of("bart-Seq2SeqLM"), TEXTS, processor=words)
-    with pytest.raises(DataError, match="no text has a token to foretell"):
+    with pytest.raises(DataError, match="no text has a token to predict"):
         lens(llama, [""], processor=words)
     with pytest.raises(LayerIndexError, match="lens: layer 8"):
         lens(llama, TEXTS, processor=words, layers=8)

@@ -80,5 +80,5 @@ def test_a_layer_that_does_not_vary_has_no_cka(x: torch.Tensor):
 def test_too_little():
     with pytest.raises(ConfigError, match="a minibatch has 3 rows; the unbiased estimate needs at least 4"):
         MinibatchCKA().add([torch.randn(3, 2)])
-    with pytest.raises(ConfigError, match="no minibatch came"):
+    with pytest.raises(ConfigError, match="no minibatch was added"):
         MinibatchCKA().cka()

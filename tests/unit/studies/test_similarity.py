@@ -175,7 +175,7 @@ def test_what_cannot_be(model, tokenizer):
         call(texts=None)
     with pytest.raises(ConfigError, match="texts and batches are both given"):
         call(batches=[{}])
-    with pytest.raises(ConfigError, match=r"texts is one str\. Give a list of texts"):
+    with pytest.raises(ConfigError, match=r"texts is one str\. Pass a list of texts"):
         call(texts="the film")
     with pytest.raises(ConfigError, match="there is no text; at least one is needed"):
         call(texts=[])
@@ -202,14 +202,14 @@ def test_what_cannot_be(model, tokenizer):
 def test_a_pass_that_does_not_come_to_a_layer():
     model = model_of("bart")
     inputs = FAMILIES["bart"].inputs(model, batch=4) | {"encoder_outputs": (torch.zeros(4, 9, 32),)}
-    with pytest.raises(UnsupportedModelError, match=r"a pass came to the layers \[\] of its stack 'encoder'"):
+    with pytest.raises(UnsupportedModelError, match=r"a pass computed the layers \[\] of its stack 'encoder'"):
         LayerReader(model, op="similarity").read(inputs, lambda *_: None)
 
 
 def test_models_of_other_tokens_have_no_tokens_in_common():
     batch = FAMILIES["vit"].inputs(model_of("vit"), batch=8)
     other = FAMILIES["deit"].build()
-    with pytest.raises(ConfigError, match="other numbers of tokens for the same rows; use per='text'"):
+    with pytest.raises(ConfigError, match="different numbers of tokens for the same rows; use per='text'"):
         similarity(model_of("vit"), batches=[batch], other=other, per="token", minibatch=4)
 
 

@@ -106,7 +106,7 @@ def test_what_a_study_needs_and_the_recipe_lacks_is_told(tmp_path, name, text, t
 
 @pytest.mark.parametrize("option", [{"resume": True}, {"ray": "local"}])
 def test_a_study_of_one_pass_has_no_cells_to_resume_or_spread(data, option):
-    with pytest.raises(ConfigError, match=r"study variability: \w+ is given; the study is one pass"):
+    with pytest.raises(ConfigError, match=r"study variability: \w+ is given, but the study is one pass"):
         run_study("variability", load(data, HEAD), data=data, **option)
 
 

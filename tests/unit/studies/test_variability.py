@@ -16,7 +16,8 @@ from lamina import Task
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies import Study, variability
 from lamina.studies.states.variability import ClassScatter
-from lamina.studies.states.variability import _compared as compared
+from lamina.studies.states.variability import _comparison_sentence as comparison_sentence
+from lamina.studies.statistics import RankCorrelation
 
 RNG = np.random.default_rng(0)
 WORDS = ["the", "a", "film", "is", "good", "bad", "very", "paris", "anna", "to", "and", "slow", "fun", "zebra"]
@@ -114,7 +115,7 @@ def test_beside_the_scores_of_probes(model, tokenizer, tmp_path):
 )
 def test_what_a_clear_correlation_says(score: float, said: str):
     facts = f"rank correlation {score:.2f}, p = 0.01, n = 7 layers"
-    assert compared({"task": "mood", "score": score, "p": 0.01, "n": 7}) == f"mood: {said} ({facts})."
+    assert comparison_sentence("mood", RankCorrelation(7, 0.01, score)) == f"mood: {said} ({facts})."
 
 
 def test_too_little_to_compare(model, tokenizer):
@@ -125,7 +126,7 @@ def test_too_little_to_compare(model, tokenizer):
 
 
 def test_studies_that_are_not_of_these_probes_are_refused(model, tokenizer):
-    with pytest.raises(ConfigError, match="'drift'; it is one that `probe` made"):
+    with pytest.raises(ConfigError, match="'drift'; pass one that `probe` returned"):
         variability(model, {"mood": task()}, probed=probed({1: 0.5}, name="drift"), processor=tokenizer)
     with pytest.raises(UnknownNameError, match="mood"):
         variability(model, {"other": task()}, probed=probed({1: 0.5}), processor=tokenizer)

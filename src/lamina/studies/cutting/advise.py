@@ -24,7 +24,7 @@ from lamina.recipes.schema import slug
 from lamina.store.bank_folder import save_bank
 from lamina.store.save_model import save
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import cell_settings, edited_stack, finished, linear_reader, named_tasks, opened
+from lamina.studies.sources import cell_settings, edited_stack, fresh_model, linear_reader, named_tasks, study_of_cells
 from lamina.studies.states.lens import perplexity
 from lamina.studies.study import Figure
 from lamina.tasks.base import EncodeOptions
@@ -175,7 +175,7 @@ def _study(
         )
         for metric in dict.fromkeys(metrics.values())
     }
-    return finished(_OP, table, failures, settings, figures, sentences)
+    return study_of_cells(_OP, table, failures, settings, figures, sentences)
 
 
 def _layers(
@@ -185,7 +185,7 @@ def _layers(
 
     Beside them stands one of all layers, "whole", which is scored on the validation rows.
     """
-    own, reader = opened(model, processor)
+    own, reader = fresh_model(model, processor)
     held = task.held_out(seed)
     bank, used = ReaderBank(own, reader), select_blocks(own, "all", stack, _OP)[0]
     names = {f"layer{layer}": layer for layer in range(used.layers)}
@@ -214,7 +214,7 @@ def _cut(
     folders: tuple[Path, Path] | None,
 ) -> list[Row]:
     """A reader of a mix of layers of the cut model, scored on the validation rows; both are written to `folders`."""
-    own, reader = opened(model, processor)
+    own, reader = fresh_model(model, processor)
     truncate_(own, plan.keep, plan.stack)
     bank = ReaderBank(own, reader)
     bank.add("task", _reader(task, plan.read, plan.stack, seed))
@@ -229,8 +229,8 @@ def _costs(
     model: Any, processor: Any, task: Task, plan: Proposal, texts: list[Any], max_length: int | None
 ) -> list[Row]:
     """Parameters, time and perplexity of the whole model and the cut one."""
-    whole, reader = opened(model, processor)
-    cut, _ = opened(model, processor)
+    whole, reader = fresh_model(model, processor)
+    cut, _ = fresh_model(model, processor)
     depth = select_blocks(whole, "all", plan.stack, _OP)[0].depth
     truncate_(cut, plan.keep, plan.stack)
     sides = {"whole": (whole, depth), "cut": (cut, plan.keep)}

@@ -10,7 +10,7 @@ import torch
 from lamina.errors import ConfigError
 from lamina.prediction.evaluate import evaluate
 from lamina.recipes.edits import apply_edits
-from lamina.studies.sources import opened
+from lamina.studies.sources import fresh_model
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
 from lamina.utils import check_range, derive_seed, seed_torch
@@ -40,7 +40,7 @@ def finetuned(
     with torch.random.fork_rng():
         seed_torch(derive_seed(seed, "head"))
         labels = task.labels if kind.has_classes else None
-        own, reader = opened(model, processor, head=kind.auto_class, labels=labels)
+        own, reader = fresh_model(model, processor, head=kind.auto_class, labels=labels)
     apply_edits(own, edits, seed=seed, where="study")
     stages: dict[str, Mapping[str, float]] = {}
     if start:

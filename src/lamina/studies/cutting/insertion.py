@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamina.errors import check_known
 from lamina.studies.cutting.finetuned import block_counts, compared, finetuned, trained_scores
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import cell_settings, edited_stack, finished, named_tasks
+from lamina.studies.sources import cell_settings, edited_stack, named_tasks, study_of_cells
 from lamina.studies.study import Figure
 from lamina.utils import pluralize
 
@@ -99,7 +99,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     settings = cell_settings(model, named, edited, training, **own)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
     tried = [(name, task.metric, way) for name, task in named.items() for way in _most(ways)] if len(table) else []
-    return finished(_OP, table, failures, settings, _figures(named), [_sentence(table, *what) for what in tried])
+    return study_of_cells(_OP, table, failures, settings, _figures(named), [_sentence(table, *what) for what in tried])
 
 
 def _edits(stack: LayerStack, end: str, start: str, count: int, position: str) -> list[tuple[str, Row]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lamina.studies.cutting.finetuned import block_counts, compared, finetuned, trained_scores
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import cell_settings, edited_stack, finished, named_tasks
+from lamina.studies.sources import cell_settings, edited_stack, named_tasks, study_of_cells
 from lamina.studies.study import Figure
 from lamina.utils import check_range, pluralize
 
@@ -112,7 +112,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         for metric in dict.fromkeys(task.metric for task in named.values())
     }
     said = [_sentence(table, *what) for what in tried] if len(table) else []
-    return finished(_OP, table, failures, settings, figures, said)
+    return study_of_cells(_OP, table, failures, settings, figures, said)
 
 
 def _edits(count: int, depth: int, scope: str, stack: str) -> list[tuple[str, dict[str, Any]]]:

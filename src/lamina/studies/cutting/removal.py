@@ -27,12 +27,12 @@ from lamina.layers.roles import family_of
 from lamina.prediction.evaluate import evaluate
 from lamina.studies.passes import row_groups, text_inputs
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import cell_settings, edited_stack, finished, linear_reader, named_tasks, opened
+from lamina.studies.sources import cell_settings, edited_stack, fresh_model, linear_reader, named_tasks, study_of_cells
 from lamina.studies.states.lens import perplexity
 from lamina.studies.states.output_head import OutputHead
 from lamina.studies.states.similarity import similarity
 from lamina.studies.states.variability import variability
-from lamina.studies.states.vectors import own_tokens
+from lamina.studies.states.vectors import is_text_token
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure
 from lamina.tasks.base import EncodeOptions
@@ -153,7 +153,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     conclusions: list[str] = []
     if len(table):
         table, conclusions = with_predictions(table)
-    return finished(_OP, table, failures, settings, _figures(), conclusions)
+    return study_of_cells(_OP, table, failures, settings, _figures(), conclusions)
 
 
 class _Cell:
@@ -162,7 +162,7 @@ class _Cell:
     def __init__(
         self, model: Any, processor: Any, stack: str | None, spans: list[tuple[int, int]], max_length: int | None
     ) -> None:
-        self.model, self.processor = opened(model, processor)
+        self.model, self.processor = fresh_model(model, processor)
         self.stack = select_blocks(self.model, "all", stack, _OP)[0]
         self.spans, self.max_length = spans, max_length
 
@@ -431,7 +431,7 @@ def prompt_ids(
     prompts: list[Tensor] = []
     for row in range(len(inputs.lengths)):
         ids = inputs.batch([row])["input_ids"]
-        places = own_tokens(ids, processor)[0].nonzero().flatten().tolist()
+        places = is_text_token(ids, processor)[0].nonzero().flatten().tolist()
         if places:
             prompts.append(ids[0, : places[-1] + 1])
     if not prompts:

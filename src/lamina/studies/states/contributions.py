@@ -3,62 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from lamina.bank.layer_amounts import layer_amounts
 from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError
-from lamina.studies.passes import text_inputs
+from lamina.studies.passes import Text, text_inputs
 from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.utils import JSON, Row
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
 
 
-def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None = None) -> Study:
+def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | None = None) -> Study:
     """Measure what each layer adds to a reader's features at each token of one text.
 
-    Where a fusion weighs layers anew for each token (Gated, DWAtt), it is the size of the weight; of Routing that of
-    the token's credit; where it adds up the states (ScalarMix, Elementwise, Mean, Concat), the length of a layer's
-    term; where it pools each layer's tokens (PooledLayers), the layer's share times what its queries take of the token.
+    What is measured depends on the fusion. Gated and DWAtt compute a weight of each layer for each token: the
+    contribution is the absolute weight. Routing: the credit of the layer at the token. ScalarMix, Elementwise, Mean and
+    Concat add up one term per layer: the norm of the term. PooledLayers pools the tokens of each layer: the share of
+    the layer times the share of the token in that pooling.
 
     Args:
-        bank: Trained readers, with their processor; left as they are.
+        bank: Trained readers, with their processor; it is not changed.
         text: A text, or a pair of texts.
-        readers: Which readers; None: all that can say.
+        readers: Names of the readers. None: all whose fusion supports this.
 
     Returns:
-        A study whose table has "reader", "position" (in the model's input), "token", "layer", "measure"
-        ("contribution") and "score", a share: those of a token sum to 1.
+        A study with the columns "reader", "position" (in the model's input), "token", "layer", "measure"
+        ("contribution") and "score": a share, so that the shares of a token sum to 1 over layers. Readers that were
+        left out are listed in `settings["left_out"]`.
 
     Raises:
-        ConfigError: If a reader that was asked for, or every one, has a fusion that cannot say.
-        UnknownNameError: If there is no such reader.
+        ConfigError: If a reader that `readers` names, or every reader, has a fusion that does not support this.
+        UnknownNameError: If a reader does not exist.
     """
     inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")
     batch = {name: value.to(bank.device) for name, value in inputs.batch([0]).items()}
     tokens = tokenizer_of(inputs.processor).convert_ids_to_tokens(batch["input_ids"][0].tolist())
-    rows: list[dict[str, Any]] = []
-    silent: list[str] = []
-    for name, amounts in layer_amounts(bank, [*bank] if readers is None else readers, batch).items():
+    rows: list[Row] = []
+    unsupported: list[str] = []
+    amounts_by_reader = layer_amounts(bank, [*bank] if readers is None else readers, batch)
+    for name, amounts in amounts_by_reader.items():
         if amounts is None:
-            silent.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
+            unsupported.append(f"'{name}' ({type(bank[name].config.fusion).__name__})")
             continue
         for layer, shares in zip(bank[name].layers, amounts / amounts.sum(0), strict=True):
             for position, (token, share) in enumerate(zip(tokens, shares.tolist(), strict=True)):
                 place = {"reader": name, "position": position, "token": token, "layer": layer}
                 rows.append({**place, "measure": "contribution", "score": share})
-    if silent and (readers is not None or not rows):
+    if unsupported and (readers is not None or not rows):
         rule = (
             "fusions that weigh states can: Gated, DWAtt, Routing, ScalarMix, Elementwise, Mean, Concat, PooledLayers"
         )
-        raise ConfigError(f"contributions: {', '.join(silent)} cannot say what a layer adds at a token; {rule}.")
-    settings = {
+        raise ConfigError(f"contributions: {', '.join(unsupported)} cannot say what a layer adds at a token; {rule}.")
+    settings: dict[str, JSON] = {
         "models": {"model": model_facts(bank.model)},
         "text": text,
-        "left_out": silent,
+        "left_out": unsupported,
         "versions": library_versions(),
     }
     figures = {
@@ -73,6 +77,7 @@ def contributions(bank: ReaderBank, text: Any, *, readers: Sequence[str] | None 
             value_title="share of the layer",
             note="Shares of a token sum to 1. A bright cell is a layer that this token is read from.",
         )
-        for name in dict.fromkeys(row["reader"] for row in rows)
+        for name, amounts in amounts_by_reader.items()
+        if amounts is not None
     }
     return Study("contributions", pd.DataFrame(rows), settings, figures)

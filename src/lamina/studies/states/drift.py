@@ -1,11 +1,11 @@
-"""How far weights lie apart: block by block and role by role, between a checkpoint and others."""
+"""How far the weights of checkpoints lie apart: block by block and role by role, between a base and other models."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, cast
 
 import pandas as pd
 import torch
@@ -18,24 +18,45 @@ from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_a
 from lamina.layers.wrappers import unwrapped
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lamina.layers import LayerStack
     from lamina.layers.selectors import Selector
 
     Checkpoint = PreTrainedModel | str | Path
-    from lamina.layers import LayerStack
 
 _OP = "drift"
-_LARGEST_SVD = 1024  # the shorter side of a matrix up to which all singular values are computed
-_STEPS, _SETTLED = 200, 1e-7  # of the power iteration: at most, and the relative change at which it ends
-_SHOWN = {  # measure -> its unit, and what to see in its figure
+_LARGEST_SVD = 1024  # up to this length of the shorter side, all singular values of a matrix are computed
+_STEPS = 200  # of the power iteration, at most
+_CONVERGED = 1e-7  # relative change of the value at which the power iteration stops
+_SHOWN = {  # measure -> its unit, and what to look for in its chart
     "l2": ("norm of the difference", "A high point is a role that training changed; larger matrices lie higher."),
     "relative": ("norm of the difference / norm of the base", "Comparable between roles: 0 is unchanged, 0.1 a tenth."),
     "spectral": ("largest singular value of the difference", "High where the change has one strong direction."),
 }
-_MEASURES = tuple(_SHOWN)
+LINEAR = "linear"  # the role of all linear maps of a block, in families without a row in the table of roles
+
+
+class _DriftRow(TypedDict):
+    """A row of the study's table."""
+
+    run: str
+    stack: str
+    layer: int
+    role: str
+    measure: str
+    score: float
+
+
+class _Distances(NamedTuple):
+    """The measures of one role in one block."""
+
+    l2: float
+    relative: float
+    spectral: float
 
 
 def drift(
@@ -46,51 +67,48 @@ def drift(
     roles: str | Sequence[str] = "all",
     stack: str | None = None,
 ) -> Study:
-    """Measure how far the linear weights of each block lie from those of another checkpoint, or of several runs.
+    """Measure how far the linear weights of each block lie from those of another checkpoint, or of several.
 
-    Roles are "query", "key", "value", "attention_output", "ffn_in" and "ffn_out", with "cross_" before those of an
-    attention over an encoder; roles that one projection serves are joined ("query+key+value"). A family without a row
-    of roles has one, "linear": all linear maps of a block. "ffn_out" alone is the output sub-layer.
+    Roles are "query", "key", "value", "attention_output", "ffn_in" and "ffn_out"; those of cross-attention begin with
+    "cross_". If one projection serves several roles, their names are joined ("query+key+value"). Families that are not
+    in the table of roles have a single role, "linear": all linear maps of a block.
 
-    Measures, over all weights of a role: "l2", the norm of the difference; "relative", that over the norm of the base's
-    weights; "spectral", the largest singular value of the difference (the largest of any of its matrices).
+    Measures are over all weights of a role: "l2", the norm of the difference; "relative", that norm divided by the norm
+    of the base's weights; and "spectral", the largest singular value of the difference, in any of the role's matrices.
 
     Args:
-        base: A model, or a folder or name for `lamina.load`.
-        others: One or more of the same; a mapping gives them names, else they are numbered from 1. Folders are loaded
-            one at a time.
-        layers: Which blocks, from 1.
+        base: A model, or a folder or name to load it from with `lamina.load`.
+        others: One or more models, folders or names to compare with. A mapping gives them names; otherwise their names
+            are their numbers from 1. Folders are loaded one at a time.
+        layers: Blocks to compare, from 1.
         roles: Names of roles, or "all".
-        stack: Which stack; None: the only one, or the encoder.
+        stack: Name of the stack. None: the only one, or the encoder.
 
     Returns:
-        A study whose table has "run", "stack", "layer", "role", "measure" and "score". `settings["spectral_by"]` names
-        the method: "svd", or "power iteration" where a matrix is larger than 1,024 both ways.
+        A study with the columns "run" (name of the other checkpoint), "stack", "layer", "role", "measure" and "score".
+        `settings["spectral_by"]` names the method: "svd", or "power iteration" if both sides of a matrix are longer
+        than 1,024.
 
     Raises:
-        ConfigError: If checkpoints differ in family, depth or the shape of a weight, layer 0 is named, there is nothing
-            to compare, or a model carries adapters.
-        UnknownNameError: If there is no such role or stack.
-        LayerIndexError: If there is no such layer.
+        ConfigError: If checkpoints differ in family, depth or the shape of a weight; if layer 0 is selected, there is
+            nothing to compare with, or a model carries adapters.
+        UnknownNameError: If a role or the stack does not exist.
+        LayerIndexError: If a layer does not exist.
         UnsupportedModelError: If blocks, or linear maps in them, cannot be found.
 
     Source:
-        Tamkin et al. 2020, arXiv:2004.14975: L2 distance per block, of the output sub-layer; the other roles and
-        measures are ours.
+        Tamkin et al. 2020, arXiv:2004.14975: L2 distance per block, of the output sub-layer, which is "ffn_out" here;
+        the other roles and measures are ours.
     """
-    start = _Blocks(_loaded(base), layers, stack, [roles] if isinstance(roles, str) and roles != "all" else roles)
-    rows: list[dict[str, Any]] = []
-    models = {"base": model_facts(start.model)}
-    for name, given in _named(others).items():
-        other = _Blocks(_loaded(given), start.layers, start.stack.name, start.roles)
+    start = _BlockWeights(_loaded(base), layers, stack, [roles] if isinstance(roles, str) and roles != "all" else roles)
+    rows: list[_DriftRow] = []
+    models: dict[str, JSON] = {"base": model_facts(start.model)}
+    for name, checkpoint in _named(others).items():
+        other = _BlockWeights(_loaded(checkpoint), start.layers, start.stack.name, start.roles)
         models[name] = model_facts(other.model)
-        _check_alike(start, other, name)
-        for layer in start.layers:
-            for role, weights in start.maps[layer].items():
-                for measure, score in zip(_MEASURES, _distances(weights, other.maps[layer][role]), strict=True):
-                    place = {"run": name, "stack": start.stack.name, "layer": layer, "role": role}
-                    rows.append({**place, "measure": measure, "score": score})
-    settings = {
+        _check_comparable(start, other, name)
+        rows += _rows(start, other, name)
+    settings: dict[str, JSON] = {
         "models": models,
         "layers": start.layers,
         "roles": list(start.roles),
@@ -114,69 +132,114 @@ def drift(
     return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows)))
 
 
-def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Which block moved most and which least, by the mean over roles of the relative distance."""
+def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_DriftRow]:
+    """Yield the table's rows that compare the base with one other checkpoint, `name`."""
+    for layer in base.layers:
+        for role, weights in base.maps[layer].items():
+            for measure, score in _distances(weights, other.maps[layer][role])._asdict().items():
+                yield {
+                    "run": name,
+                    "stack": base.stack.name,
+                    "layer": layer,
+                    "role": role,
+                    "measure": measure,
+                    "score": score,
+                }
+
+
+def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
+    """Yield a sentence per run that names the blocks that moved most and least, by the mean relative distance."""
     relative = [row for row in rows if row["measure"] == "relative"]
     for run in dict.fromkeys(row["run"] for row in relative):
-        own = [row for row in relative if row["run"] == run]
-        layers = dict.fromkeys(row["layer"] for row in own)
-        means = {layer: fmean(row["score"] for row in own if row["layer"] == layer) for layer in layers}
+        run_rows = [row for row in relative if row["run"] == run]
+        layers = dict.fromkeys(row["layer"] for row in run_rows)
+        means = {layer: fmean(row["score"] for row in run_rows if row["layer"] == layer) for layer in layers}
         most, least = max(means, key=lambda layer: means[layer]), min(means, key=lambda layer: means[layer])
         if not means[most] > 0:
             yield f"{run}: no weight that was compared changed."
         elif len(means) > 1:
-            said = f"{run}: block {most} moved most ({means[most]:.2g} of the base's weights, mean over roles)"
-            yield f"{said}, block {least} least ({means[least]:.2g})."
+            first = f"{run}: block {most} moved most ({means[most]:.2g} of the base's weights, mean over roles)"
+            yield f"{first}, block {least} least ({means[least]:.2g})."
 
 
-class _Blocks:
-    """The linear weights of some blocks of a model, by layer and role."""
+class _BlockWeights:
+    """The linear weights of selected blocks of a model.
+
+    Args:
+        model: The model.
+        layers: Blocks to select, from 1.
+        stack: Name of the stack. None: the only one, or the encoder.
+        roles: Names of roles, or "all".
+
+    Attributes:
+        layers: Numbers of the selected blocks.
+        maps: Layer -> role -> name of a weight -> the weight.
+        roles: Names of the selected roles.
+        largest: Length of the shorter side of the largest matrix.
+
+    Raises:
+        ConfigError: If layer 0 is selected, or the model carries adapters.
+        UnknownNameError: If a role or the stack does not exist.
+        LayerIndexError: If a layer does not exist.
+        UnsupportedModelError: If the model has no module per block, or its blocks have no linear maps.
+    """
 
     def __init__(self, model: PreTrainedModel, layers: Selector, stack: str | None, roles: str | Sequence[str]) -> None:
         check_no_adapters(model, _OP)
         self.model, self.stack = model, default_stack(model, stack, op=_OP)
         self.layers = select(layers, self.stack.layers, op=_OP)
         if self.layers[0] == 0:
-            raise ConfigError(f"{_OP}: layer 0, the embeddings, is named; blocks are counted from 1.")
+            raise ConfigError(f"{_OP}: layer 0, the embeddings, is selected; blocks are counted from 1.")
         if not self.stack.blocks:
             raise _unsupported(model, "it has no module per block")
-        self.maps = {layer: dict(weight_maps(model, self.stack, layer, op=_OP)) for layer in self.layers}
-        known = tuple(dict.fromkeys(role for maps in self.maps.values() for role in maps))
+        maps = {layer: dict(weights_by_role(model, self.stack, layer, op=_OP)) for layer in self.layers}
+        known = tuple(dict.fromkeys(role for by_role in maps.values() for role in by_role))
         if not known:
             raise _unsupported(model, "its blocks have no linear maps with weights")
         self.roles = known if roles == "all" else tuple(roles)
         check_known(_OP, self.roles, known, "role")
         self.maps = {
-            layer: {role: maps[role] for role in self.roles if role in maps} for layer, maps in self.maps.items()
+            layer: {role: by_role[role] for role in self.roles if role in by_role} for layer, by_role in maps.items()
         }
-        weights = [weight for maps in self.maps.values() for named in maps.values() for weight in named.values()]
+        weights = [weight for by_role in self.maps.values() for named in by_role.values() for weight in named.values()]
         self.largest = max((min(weight.shape[-2:]) for weight in weights), default=0)
 
 
 def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
+    """Return the error for a model whose weights cannot be compared, for the given reason."""
     hint = "Compare models whose weights are plain linear maps."
     return UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
 
 
-def _loaded(given: Checkpoint) -> PreTrainedModel:
-    return load(given)[0] if isinstance(given, str | Path) else unwrapped(given)
+def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
+    """Return a checkpoint as a model: loaded if it is a name or folder, and without wrappers if it is a model."""
+    return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else unwrapped(checkpoint)
 
 
-def _named(others: Any) -> dict[str, Checkpoint]:
+def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
+    """Return the other checkpoints by name; without names they are numbered from 1.
+
+    Raises:
+        ConfigError: If there is no other checkpoint, or one has the name "base".
+    """
     if isinstance(others, Mapping):
-        named = {str(name): given for name, given in others.items()}
+        named = {str(name): checkpoint for name, checkpoint in others.items()}
     else:
-        listed = others if isinstance(others, list | tuple) else [others]
-        named = {str(number): given for number, given in enumerate(listed, start=1)}
+        listed = others if isinstance(others, list | tuple) else [cast("Checkpoint", others)]
+        named = {str(number): checkpoint for number, checkpoint in enumerate(listed, start=1)}
     if not named or "base" in named:
-        came = "one of the others is named 'base'" if named else "there is no other checkpoint"
-        raise ConfigError(f"{_OP}: {came}; each needs a name of its own.")
+        problem = "one of the others is named 'base'" if named else "there is no other checkpoint"
+        raise ConfigError(f"{_OP}: {problem}. Pass at least one, under another name.")
     return named
 
 
-def _check_alike(base: _Blocks, other: _Blocks, name: str) -> None:
-    """Raise ConfigError that says what differs between the two models, if anything that is compared does."""
-    what = {
+def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> None:
+    """Check that two models have the same family, depth, width and weights of the same shapes.
+
+    Raises:
+        ConfigError: If they do not; the message lists up to three differences, and calls the other model `name`.
+    """
+    facts: dict[str, tuple[object, object]] = {
         "family": (family_of(base.model), family_of(other.model)),
         "depth": (base.stack.depth, other.stack.depth),
         "width": (base.stack.width, other.stack.width),
@@ -184,21 +247,29 @@ def _check_alike(base: _Blocks, other: _Blocks, name: str) -> None:
     shapes = [
         {
             f"layer {layer} {role} {key}".rstrip(): tuple(weight.shape)
-            for layer, maps in side.maps.items()
-            for role, weights in maps.items()
+            for layer, by_role in side.maps.items()
+            for role, weights in by_role.items()
             for key, weight in weights.items()
         }
         for side in (base, other)
     ]
-    what |= {key: (shapes[0].get(key), shapes[1].get(key)) for key in dict.fromkeys([*shapes[0], *shapes[1]])}
-    differs = [f"{key} is {was} in the base and {now} in '{name}'" for key, (was, now) in what.items() if was != now]
+    facts |= {key: (shapes[0].get(key), shapes[1].get(key)) for key in dict.fromkeys([*shapes[0], *shapes[1]])}
+    differs = [
+        f"{key} is {before} in the base and {after} in '{name}'"
+        for key, (before, after) in facts.items()
+        if before != after
+    ]
     if differs:
         more = f" (and {len(differs) - 3} more)" if len(differs) > 3 else ""
         rule = "only models of one shape can be compared"
         raise ConfigError(f"{_OP}: {'; '.join(differs[:3])}{more}; {rule}.")
 
 
-def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[float, float, float]:
+def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> _Distances:
+    """Return the distances between the weights of one role; both mappings have the same names and shapes.
+
+    The sums are in float64. The relative distance is infinite if all weights of the base are 0 and others are not.
+    """
     squares = norm = spectral = 0.0
     for key, weight in base.items():
         start = weight.double().cpu()
@@ -208,11 +279,16 @@ def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple
         matrices = difference.reshape(-1, *difference.shape[-2:]).unbind(0)
         spectral = max(spectral, *map(spectral_norm, matrices))
     relative = (squares / norm) ** 0.5 if norm else float("inf") if squares else 0.0
-    return squares**0.5, relative, spectral
+    return _Distances(squares**0.5, relative, spectral)
 
 
 def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
-    """The largest singular value of a matrix: from all of them, or of a large one by power iteration."""
+    """Return the largest singular value of a matrix.
+
+    Args:
+        matrix: The matrix.
+        largest_svd: If both sides are longer, the value is found by power iteration instead of a decomposition.
+    """
     if min(matrix.shape) <= largest_svd:
         return float(torch.linalg.matrix_norm(matrix, ord=2))
     vector = torch.randn(matrix.shape[1], dtype=matrix.dtype, generator=torch.Generator().manual_seed(0))
@@ -220,19 +296,23 @@ def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
     for _ in range(_STEPS):
         image = matrix @ (vector / vector.norm())
         before, value = value, float(image.norm())
-        if value == 0 or abs(value - before) <= _SETTLED * value:
+        if value == 0 or abs(value - before) <= _CONVERGED * value:
             break
         vector = matrix.T @ image
     return value
 
 
-ANY = "linear"  # the role of all linear maps of a block, where no row says what each is for
-
-
-def weight_maps(
+def weights_by_role(
     model: PreTrainedModel, stack: LayerStack, layer: int, *, op: str
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Role -> the linear maps of a block that serve it."""
+    """Yield each role of a block with its linear weights, by their names within the block.
+
+    Args:
+        model: The model.
+        stack: The stack that the block belongs to.
+        layer: Number of the block, from 1.
+        op: Name of the operation, for error messages.
+    """
     block, family = stack.blocks[layer - 1], family_of(model)
     paths = _role_paths(block, family) if family in ROLES else {}
     for role, role_paths in paths.items():
@@ -243,10 +323,14 @@ def weight_maps(
         if weights:
             yield role, weights
     if not paths and (weights := _weights(block, "")):
-        yield ANY, weights
+        yield LINEAR, weights
 
 
 def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
+    """Return role -> paths within a block, from the family's row in the table of roles.
+
+    Attentions that the block does not have are left out.
+    """
     row = ROLES[family]
     paths: dict[str, tuple[str, ...]] = {}
     for prefix, attention in (("", row.attention), ("cross_", row.cross)):
@@ -258,7 +342,10 @@ def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
 
 
 def _weights(module: nn.Module, name: str) -> dict[str, Tensor]:
-    """The linear maps in a module, itself included; experts keep several in one tensor of three axes."""
+    """Return the weights of all linear maps in a module, itself included, by path; paths begin with `name`.
+
+    These are two-dimensional weights outside embeddings, and three-dimensional ones, which hold the maps of experts.
+    """
     return {
         ".".join(filter(None, (name, path, key))): value.detach()
         for path, part in module.named_modules()

@@ -1,10 +1,11 @@
-"""Which layers trained readers use: their learned weights."""
+"""Which layers trained readers use, by the weights that their fusions learned."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -15,18 +16,53 @@ from lamina.fusion.base import InputWeighted
 from lamina.studies.passes import group_batches, text_inputs
 from lamina.studies.statistics import mean_and_interval
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import progress_bar
+from lamina.utils import JSON, progress_bar
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderModule
+    from lamina.studies.passes import Text
 
 _OP = "importance"
-_STANDS_OUT = 1.25  # times the share that each layer would have if all were alike
+_STANDS_OUT = 1.25  # a layer stands out if its share is this many times the mean share
+
+
+@dataclass(frozen=True)
+class _ReaderShares:
+    """The shares that one reader gives to its layers.
+
+    Attributes:
+        run: Name of the reader's bank.
+        reader: Name of the reader.
+        series: Name that the reader has in common with its copies of other seeds.
+        fusion: Class of the fusion's config.
+        seed: Seed of the reader.
+        shares: Layer -> its share; shares sum to 1.
+    """
+
+    run: str
+    reader: str
+    series: str
+    fusion: str
+    seed: int
+    shares: Mapping[int, float]
+
+    def rows(self) -> Iterator[dict[str, JSON]]:
+        """Yield the table's rows of this reader, one per layer."""
+        for layer, share in self.shares.items():
+            yield {
+                "run": self.run,
+                "reader": self.reader,
+                "fusion": self.fusion,
+                "seed": self.seed,
+                "layer": layer,
+                "measure": _OP,
+                "score": share,
+            }
 
 
 def importance(
     banks: ReaderBank | Mapping[str, ReaderBank],
-    texts: Iterable[Any] | None = None,
+    texts: Iterable[Text] | None = None,
     *,
     batch_size: int = 32,
     max_length: int | None = None,
@@ -34,73 +70,89 @@ def importance(
 ) -> Study:
     """List the share that each reader gives to each layer, over the banks of several tasks or seeds.
 
+    What a share is depends on the fusion; `importance` of each fusion class says it. Readers of a single layer, and
+    readers whose fusion has no weights per layer, are left out of the table.
+
     Args:
-        banks: A bank of trained readers, or name -> bank, as of several seeds. Readers that read one layer, or do not
-            weigh their layers, have no rows.
-        texts: Texts to read first, with each bank's own processor: fusions such as Gated and DWAtt weigh layers anew
-            for each token, so that they have shares of what they read alone.
+        banks: A bank of trained readers, or name -> bank.
+        texts: Texts that the readers read first, with each bank's own processor. Fusions such as Gated and DWAtt
+            compute new weights for each token, so that they only have shares for the texts that they read. None: no
+            texts; readers with such fusions are refused.
         batch_size: Texts per pass.
-        max_length: Tokens of a text; None: what the model reads.
+        max_length: Maximum tokens per text. None: what the model allows.
         progress: Show a progress bar.
 
     Returns:
-        A study whose table has "run" (the bank's name), "reader", "fusion", "seed", "layer", "measure" ("importance")
-        and "score", a share: those of a reader sum to 1. What they are is said by `importance` of each fusion.
+        A study with the columns "run" (name of the bank), "reader", "fusion", "seed", "layer", "measure" ("importance")
+        and "score": a share, so that the shares of a reader sum to 1.
 
     Raises:
-        ConfigError: If no reader weighs layers, or one weighs them anew for each token and no texts are given.
+        ConfigError: If no reader has weights per layer, or a reader's weights depend on the token and there are no
+            texts.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     listed = None if texts is None else list(texts)
-    rows: list[dict[str, Any]] = []
+    readers: list[_ReaderShares] = []
     for run, bank in named.items():
         if listed is not None:
             _read(bank, listed, batch_size, max_length, progress=progress)
-        for name in bank:
-            rows += [{"run": run, **row} for row in _shares(bank[name], name, was_read=listed is not None)]
-    if not rows:
-        raise ConfigError(f"{_OP}: no reader weighs layers; train one with ScalarMix, AdaLayers or another that does.")
-    settings = {
+        readers += [_reader_shares(bank[name], name, run, was_read=listed is not None) for name in bank]
+    readers = [reader for reader in readers if reader.shares]
+    if not readers:
+        hint = "Train one with ScalarMix, AdaLayers or another fusion that does."
+        raise ConfigError(f"{_OP}: no reader weighs layers. {hint}")
+    settings: dict[str, JSON] = {
         "models": {run: model_facts(bank.model) for run, bank in named.items()},
         "texts": None if listed is None else len(listed),
         "max_length": max_length,
         "versions": library_versions(),
     }
-    title = "Which layers each reader uses"
     figures = {
         run: Figure(
             "heat",
             x="layer",
             y="reader",
             where={"run": run},
-            title=f"{title}: {run}",
+            title=f"Which layers each reader uses: {run}",
             value_title="share of the layer",
             note="Shares of a reader sum to 1; one colour along a row says that no layer stands out.",
         )
-        for run in dict.fromkeys(row["run"] for row in rows)
+        for run in dict.fromkeys(reader.run for reader in readers)
     }
-    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(pd.DataFrame(rows))))
+    table = pd.DataFrame([row for reader in readers for row in reader.rows()])
+    return Study(_OP, table, settings, figures, tuple(_conclusions(readers)))
 
 
-def _conclusions(table: Any) -> Iterator[str]:
-    """Per reader of a bank, whatever its seed, the layer with the largest mean share; or that none stands out."""
-    several = table["run"].nunique() > 1  # which may be of other tasks, so that nothing is averaged over them
-    names = [
-        f"{run}, " * several + re.sub(rf"[-_]{seed}$", "", name)
-        for run, name, seed in zip(table["run"], table["reader"], table["seed"], strict=True)
-    ]
-    for name, own in table.groupby(names, sort=False):
-        means = own.groupby("layer")["score"].mean()
-        if means.max() < _STANDS_OUT * means.mean():
-            yield f"{name}: no layer stands out; shares are from {means.min():.3f} to {means.max():.3f}."
+def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
+    """Yield a sentence per series of readers: the layer with the largest mean share, or that no layer stands out.
+
+    Readers that differ only in their seed are averaged. Readers of different banks are not, since banks may have been
+    trained on different tasks.
+    """
+    several_runs = len({reader.run for reader in readers}) > 1
+    series: dict[str, list[_ReaderShares]] = {}
+    for reader in readers:
+        series.setdefault(f"{reader.run}, {reader.series}" if several_runs else reader.series, []).append(reader)
+    for name, members in series.items():
+        shares: dict[int, list[float]] = {}
+        for reader in members:
+            for layer, share in reader.shares.items():
+                shares.setdefault(layer, []).append(share)
+        means = {layer: fmean(shares[layer]) for layer in sorted(shares)}
+        largest = max(means, key=lambda layer: means[layer])
+        if means[largest] < _STANDS_OUT * fmean(means.values()):
+            low, high = min(means.values()), means[largest]
+            yield f"{name}: no layer stands out; shares are from {low:.3f} to {high:.3f}."
             continue
-        shares = own.loc[own["layer"] == means.idxmax(), "score"].tolist()
-        over = f" (95 % over {len(shares)} readers)" if len(shares) > 1 else ""
-        yield f"{name}: layer {means.idxmax()} has the largest share, {mean_and_interval(shares)}{over}."
+        over = f" (95 % over {len(shares[largest])} readers)" if len(shares[largest]) > 1 else ""
+        yield f"{name}: layer {largest} has the largest share, {mean_and_interval(shares[largest])}{over}."
 
 
-def _read(bank: ReaderBank, texts: list[Any], batch_size: int, max_length: int | None, *, progress: bool) -> None:
-    """Have the readers that weigh layers anew for each token read some texts, and these alone."""
+def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int | None, *, progress: bool) -> None:
+    """Run some texts through a bank, so that fusions with weights per token have shares for these texts alone.
+
+    The shares that such fusions had before are reset, and the bank is in eval mode afterwards.
+    """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
     bank.eval()
@@ -112,11 +164,23 @@ def _read(bank: ReaderBank, texts: list[Any], batch_size: int, max_length: int |
             bank(**{name: value.to(bank.device) for name, value in batch.items()})
 
 
-def _shares(reader: ReaderModule, name: str, *, was_read: bool) -> Iterator[dict[str, Any]]:
+def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool) -> _ReaderShares:
+    """Return the shares of one reader; they are empty if its fusion has no weights per layer.
+
+    Args:
+        reader: The reader.
+        name: Its name in the bank.
+        run: Name of the bank.
+        was_read: Whether the bank has just read texts.
+
+    Raises:
+        ConfigError: If the fusion's weights depend on the token, and no texts were read.
+    """
     if isinstance(reader.fusion, InputWeighted) and not was_read:
-        what = f"reader '{name}' weighs layers anew for each token, so its shares depend on what it reads"
-        raise ConfigError(f"{_OP}: {what}. Give texts.")
-    fusion, seed = type(reader.config.fusion).__name__, reader.config.seed
-    for layer, share in reader.importance().items():
-        said = {"measure": _OP, "score": share}
-        yield {"reader": name, "fusion": fusion, "seed": seed, "layer": layer, **said}
+        reason = f"reader '{name}' weighs layers anew for each token, so its shares depend on what it reads"
+        raise ConfigError(f"{_OP}: {reason}. Pass texts.")
+    seed = reader.config.seed
+    # the only place where a bank says which readers are copies: `lamina train` names them "<task>-<method>-<seed>"
+    endings = (ending for ending in (f"-{seed}", f"_{seed}") if name.endswith(ending))
+    series = name.removesuffix(next(endings, ""))
+    return _ReaderShares(run, name, series, type(reader.config.fusion).__name__, seed, reader.importance())

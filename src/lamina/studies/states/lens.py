@@ -1,10 +1,10 @@
-"""The logit lens: what each layer would say through the model's own output head."""
+"""The logit lens: what each layer predicts through the model's own output head."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,33 +15,34 @@ from lamina.data.batches import tokenizer_of
 from lamina.errors import ConfigError, DataError
 from lamina.layers.preserve import evaluating
 from lamina.studies.passes import LayerReader, group_batches, text_inputs
-from lamina.studies.states.output_head import OutputHead, asked_states, in_parts, logits_in_parts
-from lamina.studies.states.vectors import own_tokens
+from lamina.studies.states.output_head import OutputHead, in_parts, logits_in_parts, states_at
+from lamina.studies.states.vectors import is_text_token
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import check_range, derive_seed, pluralize, progress_bar
+from lamina.utils import JSON, check_range, derive_seed, pluralize, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
-    from lamina.studies.passes import Batch
+    from lamina.layers.types import Batch, Processor
+    from lamina.studies.passes import Text
 
 _OP = "lens"
-_SHOWN = {  # measure -> its unit, and what to see in its figure
+_SHOWN = {  # measure -> its unit, and what to look for in its chart
     "probability": ("mean probability of the true token", "Higher is better."),
-    "loss": ("cross-entropy (nats)", "Lower is better; where the line is flat, blocks add little to the answer."),
+    "loss": ("cross-entropy (nats)", "Lower is better; where the line is flat, blocks add little to the prediction."),
     "rank": ("mean rank (1 is the best)", "Lower is better; a few rare tokens can raise it much."),
-    "accuracy": ("share of tokens of rank 1", "Where the line nears its end, the answer is there."),
+    "accuracy": ("share of tokens of rank 1", "Where the line approaches its end, the prediction is already made."),
 }
 _MEASURES = tuple(_SHOWN)
-_MOST = 0.9  # of the model's own right answers
+_MOST = 0.9  # share of the model's own accuracy that a conclusion asks for
 
 
 def lens(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
-    texts: Iterable[Any],
+    texts: Iterable[Text],
     *,
-    processor: Any = None,
+    processor: Processor | None = None,
     layers: Selector = "all",
     mask_share: float = 0.15,
     batch_size: int = 32,
@@ -49,34 +50,36 @@ def lens(  # noqa: PLR0913 the options of a public entry point
     seed: int = 0,
     progress: bool = False,
 ) -> Study:
-    """Measure how well each layer foretells tokens, if its states went straight to the model's own output head.
+    """Measure how well each layer predicts tokens if its states go straight to the model's own output head.
 
-    Each layer's states take the place of what the last block gives, so that the model itself applies its final norm and
-    head to them. A causal model (which is found by trying) foretells every next token; of another, a masked one, some
-    tokens of each text are hidden behind the mask token.
+    The states of each layer replace the output of the last block, so that the model itself applies its final norm and
+    its head to them. A causal model predicts every next token. A masked model predicts some tokens of each text, which
+    are hidden behind the mask token. Which of both a model is, is tested on a small input.
 
-    Measures, means over all tokens that are to be foretold, special ones left out: "probability" of the true token,
-    "loss" (nats), "rank" (1 is the best), "accuracy" (share of rank 1).
+    Measures are means over all predicted tokens, without special tokens: "probability" of the true token, "loss"
+    (nats), "rank" (1 is the best) and "accuracy" (share of rank 1).
 
     Args:
-        model: A causal or masked language model with its head; it is left as it is.
+        model: A causal or masked language model with its head; it is not changed.
         texts: Texts, or pairs of texts.
-        processor: The tokenizer; None: the one that belongs to `model.name_or_path`.
-        layers: Which layers; the last gives the model's own answers.
-        mask_share: Share of each text's tokens that are hidden, at least one, from a masked model.
-        batch_size: Texts per pass; it changes nothing but speed.
-        max_length: Tokens of a text; None: what the model reads.
-        seed: Of the tokens that are hidden.
+        processor: The tokenizer. None: the one saved with `model.name_or_path`.
+        layers: Layers to read; the last one gives the model's own predictions.
+        mask_share: For masked models, the share of each text's tokens that is hidden, from 0 to 1; at least one token.
+        batch_size: Texts per pass; it affects only the speed.
+        max_length: Maximum tokens per text. None: what the model allows.
+        seed: Seed of the tokens that are hidden.
         progress: Show a progress bar.
 
     Returns:
-        A study whose table has "layer", "measure", "tokens" (how many were foretold) and "score".
+        A study with the columns "layer", "measure", "tokens" (number of predicted tokens) and "score".
 
     Raises:
-        ConfigError: If the model has no language model head, or an option is out of range.
-        UnsupportedModelError: If the model has two stacks, no module per block, or does more than a norm and a head.
-        DataError: If no text has a token to foretell.
-        LayerIndexError: If there is no such layer.
+        ConfigError: If the model has no language model head, a masked model's tokenizer has no mask token, or an option
+            is out of range.
+        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
+            block.
+        DataError: If no text has a token to predict.
+        LayerIndexError: If a layer does not exist.
 
     Source:
         nostalgebraist 2020, "interpreting GPT: the logit lens"; for masked models the same with hidden tokens.
@@ -91,21 +94,22 @@ def lens(  # noqa: PLR0913 the options of a public entry point
     with evaluating(reader.model), torch.no_grad():
         for numbers, batch in progress_bar(batches, show=progress, desc=_OP):
             seeds = [derive_seed(seed, number) for number in numbers]
-            asked, places, truth = _asked(batch, inputs.processor, mask_token, mask_share, seeds)
-            if not len(truth):
+            asked = _predictions_to_make(batch, inputs.processor, mask_token, mask_share, seeds)
+            if not len(asked.truth):
                 continue
-            count += len(truth)
-            for index, states in enumerate(asked_states(reader, head, asked, places)):
-                for logits, true in zip(logits_in_parts(head, states), in_parts(truth, head), strict=True):
+            count += len(asked.truth)
+            for index, states in enumerate(states_at(reader, head, asked.batch, asked.places)):
+                for logits, true in zip(logits_in_parts(head, states), in_parts(asked.truth, head), strict=True):
                     sums[index] += _scores(logits, true.to(logits.device))
     if not count:
-        raise DataError(f"{_OP}: no text has a token to foretell; texts of two tokens or more are needed.")
+        raise DataError(f"{_OP}: no text has a token to predict; texts of two tokens or more are needed.")
+    scores: dict[str, list[float]] = dict(zip(_MEASURES, (sums / count).T.tolist(), strict=True))
     rows = [
-        {"layer": layer, "measure": measure, "tokens": count, "score": float(score)}
-        for layer, scores in zip(reader.layers, sums / count, strict=True)
-        for measure, score in zip(_MEASURES, scores, strict=True)
+        {"layer": layer, "measure": measure, "tokens": count, "score": scores[measure][index]}
+        for index, layer in enumerate(reader.layers)
+        for measure in _MEASURES
     ]
-    settings = {
+    settings: dict[str, JSON] = {
         "models": {"model": model_facts(reader.model)},
         "layers": reader.layers,
         "causal": head.causal,
@@ -126,91 +130,137 @@ def lens(  # noqa: PLR0913 the options of a public entry point
         )
         for name, (value, note) in _SHOWN.items()
     }
-    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(rows, reader.stack.depth)))
+    accuracy = dict(zip(reader.layers, scores["accuracy"], strict=True))
+    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(_conclusions(accuracy, count, reader.stack.depth)))
 
 
 def perplexity(
-    model: PreTrainedModel, texts: Iterable[Any], processor: Any, layer: int, max_length: int | None = None
+    model: PreTrainedModel,
+    texts: Iterable[Text],
+    processor: Processor | None,
+    layer: int,
+    max_length: int | None = None,
 ) -> float:
-    """The exponential of the loss, in nats, with which a layer foretells tokens; see `lens`."""
+    """Return the perplexity of one layer on some texts: the exponential of its mean loss in nats.
+
+    The loss is the one that `lens` measures, on next tokens or on hidden tokens. `layer` is the number of the layer;
+    the highest one gives the model's own perplexity.
+    """
     table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
-    return math.exp(min(700.0, table.loc["loss", "score"]))
+    return math.exp(min(700.0, table.loc["loss", "score"]))  # exp(710) overflows
 
 
-def _conclusions(rows: Sequence[Mapping[str, Any]], depth: int) -> Iterator[str]:
-    """Which layer is nearly as often right as the model itself, if that was asked."""
-    right = {row["layer"]: row["score"] for row in rows if row["measure"] == "accuracy"}
-    if max(right) < depth:
+def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
+    """Yield a sentence that names the first layer with 90 % of the model's own accuracy.
+
+    Args:
+        accuracy: Layer -> its accuracy, layers ascending. Nothing is yielded if the last layer is not among them.
+        tokens: Number of predicted tokens.
+        depth: Number of the model's last layer.
+    """
+    if depth not in accuracy:
         return
-    top = right[depth]
-    early = next(layer for layer in sorted(right) if right[layer] >= _MOST * top)
-    if top > 0 and early == max(right):
-        yield f"No layer below the last reaches {_MOST:.0%} of the model's own accuracy ({top:.1%})."
-    elif top > 0:
+    own = accuracy[depth]
+    early = next(layer for layer in accuracy if accuracy[layer] >= _MOST * own)
+    if own > 0 and early == depth:
+        yield f"No layer below the last reaches {_MOST:.0%} of the model's own accuracy ({own:.1%})."
+    elif own > 0:
         yield (
-            f"Layer {early} is the first whose accuracy is {_MOST:.0%} of the model's own or more "
-            f"({right[early]:.1%} of {pluralize(rows[0]['tokens'], 'token')}; the model {top:.1%})."
+            f"Layer {early} is the first whose accuracy is at least {_MOST:.0%} of the model's own "
+            f"({accuracy[early]:.1%} of {pluralize(tokens, 'token')}; the model: {own:.1%})."
         )
 
 
-def _mask_token(processor: Any) -> int:
+def _mask_token(processor: Processor) -> int:
+    """Return the id of a tokenizer's mask token.
+
+    Raises:
+        ConfigError: If the tokenizer has no mask token.
+    """
     token = tokenizer_of(processor).mask_token_id
     if token is None:
         raise ConfigError(f"{_OP}: the model is not causal, and its tokenizer has no mask token to hide tokens behind.")
     return token
 
 
-def _asked(
-    batch: Batch, processor: Any, mask_token: int | None, share: float, seeds: Sequence[int]
-) -> tuple[Batch, tuple[Tensor, Tensor], Tensor]:
-    """What the model is called with, the rows and positions at which it is asked, and the true tokens."""
-    ids, own = batch["input_ids"], own_tokens(batch["input_ids"], processor)
-    own &= batch.get("attention_mask", torch.ones_like(ids)).bool()
+class _Asked(NamedTuple):
+    """The predictions that a model is asked to make in one batch.
+
+    Attributes:
+        batch: Keyword arguments of the model, with hidden tokens replaced by the mask token.
+        places: Row and position at which each prediction is made, as two index tensors.
+        truth: Id of the true token of each prediction.
+    """
+
+    batch: Batch
+    places: tuple[Tensor, Tensor]
+    truth: Tensor
+
+
+def _predictions_to_make(
+    batch: Batch, processor: Processor, mask_token: int | None, share: float, seeds: Sequence[int]
+) -> _Asked:
+    """Choose the tokens of a batch that are predicted.
+
+    Args:
+        batch: Keyword arguments of the model.
+        processor: The tokenizer; special tokens are not predicted.
+        mask_token: Id of the mask token, to hide the tokens behind. None: the model is causal and predicts every next
+            token.
+        share: Share of each text's tokens to hide, at least one token.
+        seeds: Seed of the draw of each text.
+    """
+    ids, in_text = batch["input_ids"], is_text_token(batch["input_ids"], processor)
+    in_text &= batch.get("attention_mask", torch.ones_like(ids)).bool()
     if mask_token is None:
-        rows, positions = own[:, 1:].nonzero(as_tuple=True)
-        return batch, (rows, positions), ids[rows, positions + 1]
-    hidden = torch.zeros_like(own)
+        rows, positions = in_text[:, 1:].nonzero(as_tuple=True)
+        return _Asked(batch, (rows, positions), ids[rows, positions + 1])
+    hidden = torch.zeros_like(in_text)
     for row, seed in enumerate(seeds):
-        tokens = own[row].nonzero().flatten().numpy()
+        tokens = in_text[row].nonzero().flatten().numpy()
         many = max(1, round(share * len(tokens))) if len(tokens) else 0
         hidden[row, np.random.default_rng(seed).permutation(tokens)[:many]] = True
-    places = hidden.nonzero(as_tuple=True)
-    return {**batch, "input_ids": ids.masked_fill(hidden, mask_token)}, (places[0], places[1]), ids[places]
+    rows, positions = hidden.nonzero(as_tuple=True)
+    masked = {**batch, "input_ids": ids.masked_fill(hidden, mask_token)}
+    return _Asked(masked, (rows, positions), ids[rows, positions])
 
 
 def _scores(logits: Tensor, true: Tensor) -> Tensor:
-    """Sums of the measures over rows."""
+    """Return the sum of each measure, in the order of `_MEASURES`, over logits `[rows, classes]` and true token ids."""
     chances = logits.float().log_softmax(-1)
-    said = chances.gather(1, true.unsqueeze(1))
-    rank = 1 + (chances > said).sum(1)
-    return torch.stack([said.exp().sum(), -said.sum(), rank.sum().float(), (rank == 1).sum().float()]).double().cpu()
+    true_chance = chances.gather(1, true.unsqueeze(1))
+    rank = 1 + (chances > true_chance).sum(1)
+    sums = true_chance.exp().sum(), -true_chance.sum(), rank.sum().float(), (rank == 1).sum().float()
+    return torch.stack(sums).double().cpu()
 
 
 def lens_tokens(
-    model: PreTrainedModel, text: str, *, processor: Any = None, layers: Selector = "all", top: int = 5
+    model: PreTrainedModel, text: str, *, processor: Processor | None = None, layers: Selector = "all", top: int = 5
 ) -> Study:
-    """List what each layer would say at each token of one text: its likeliest tokens, through the model's own head.
+    """List the most likely tokens that each layer predicts at each token of one text, through the model's own head.
 
-    A causal model says the next token. A masked one says the token itself, at the mask tokens in the text if there are
-    any, else at all of its tokens.
+    A causal model predicts the next token. A masked model predicts the token at its own position: at the mask tokens
+    of the text if it has any, else at all of its tokens.
 
     Args:
-        model: A causal or masked language model with its head; it is left as it is.
+        model: A causal or masked language model with its head; it is not changed.
         text: One text.
-        processor: The tokenizer; None: the one that belongs to `model.name_or_path`.
-        layers: Which layers.
-        top: How many tokens, at least 1.
+        processor: The tokenizer. None: the one saved with `model.name_or_path`.
+        layers: Layers to read.
+        top: Number of tokens to list, at least 1.
 
     Returns:
-        A study whose table has "layer", "position" (in the model's input), "token" (the one there), "place" (1 is the
-        likeliest), "predicted" and "score" (its probability).
+        A study with the columns "layer", "position" (in the model's input), "token" (the token at that position),
+        "place" (1 is the most likely), "predicted" and "score" (its probability).
 
     Raises:
         ConfigError: If the model has no language model head, or `top` is out of range.
-        UnsupportedModelError: As `lens`.
+        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
+            block.
+        LayerIndexError: If a layer does not exist.
 
     Source:
-        As `lens`.
+        nostalgebraist 2020, "interpreting GPT: the logit lens".
     """
     reader = LayerReader(model, layers, op="lens_tokens")
     head = OutputHead(reader.model, op="lens_tokens")
@@ -221,19 +271,23 @@ def lens_tokens(
     shown = ids == tokenizer.mask_token_id if tokenizer.mask_token_id is not None else torch.zeros_like(ids).bool()
     if head.causal or not shown.any():
         shown = torch.ones_like(shown)
-    places = shown.nonzero(as_tuple=True)
-    rows: list[dict[str, Any]] = []
+    row_numbers, positions = shown.nonzero(as_tuple=True)
+    rows: list[dict[str, JSON]] = []
     with evaluating(reader.model), torch.no_grad():
-        for layer, states in zip(reader.layers, asked_states(reader, head, batch, places), strict=True):
-            likeliest = torch.cat([logits.float().softmax(-1).topk(top)[0] for logits in logits_in_parts(head, states)])
-            names = torch.cat([logits.topk(top)[1] for logits in logits_in_parts(head, states)])
-            for position, scores, predicted in zip(places[1].tolist(), likeliest.tolist(), names.tolist(), strict=True):
+        for layer, states in zip(reader.layers, states_at(reader, head, batch, (row_numbers, positions)), strict=True):
+            likeliest: list[Tensor] = []
+            chances: list[Tensor] = []
+            for logits in logits_in_parts(head, states):
+                likeliest.append(logits.topk(top).indices)
+                chances.append(logits.float().softmax(-1).gather(1, likeliest[-1]))
+            scores, numbers = torch.cat(chances).tolist(), torch.cat(likeliest).tolist()
+            for index, position in enumerate(positions.tolist()):
                 token = tokenizer.convert_ids_to_tokens(int(ids[0, position]))
-                for place, (score, number) in enumerate(zip(scores, predicted, strict=True), start=1):
-                    guess = tokenizer.convert_ids_to_tokens(number)
-                    said = {"place": place, "predicted": guess, "score": score}
-                    rows.append({"layer": layer, "position": position, "token": token, **said})
-    settings = {
+                here = {"layer": layer, "position": position, "token": token}
+                for place, (score, number) in enumerate(zip(scores[index], numbers[index], strict=True), start=1):
+                    predicted = tokenizer.convert_ids_to_tokens(number)
+                    rows.append({**here, "place": place, "predicted": predicted, "score": score})
+    settings: dict[str, JSON] = {
         "models": {"model": model_facts(reader.model)},
         "layers": reader.layers,
         "text": text,
@@ -241,8 +295,8 @@ def lens_tokens(
         "causal": head.causal,
         "versions": library_versions(),
     }
-    title = "The likeliest token of each layer"
-    note = "Read up a column: from where a token stays the same, higher layers change nothing of the answer."
+    title = "The most likely token of each layer"
+    note = "Read a column upwards: from where a token stays the same, higher layers do not change the prediction."
     figure = Figure(
         "heat",
         x="position",
@@ -252,7 +306,7 @@ def lens_tokens(
         where={"place": 1},
         title=title,
         x_title="token of the text",
-        value_title="probability of the likeliest token",
+        value_title="probability of the most likely token",
         note=note,
     )
     return Study("lens_tokens", pd.DataFrame(rows), settings, {"likeliest": figure})

@@ -1,4 +1,4 @@
-"""How the states of each layer lie: angles along the blocks, entropy and curvature, streamed."""
+"""Measures of hidden states, accumulated batch by batch: block distance, entropy, curvature, CKA and dimension."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ from lamina.errors import ConfigError
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-Scores = dict[str, list[float]]  # measure -> a number per layer
+Scores = dict[str, list[float]]  # measure -> one number per layer
 
 
 class LayerMeasure(ABC):
-    """Numbers of each layer, summed up pass by pass; `layers` counts those that are read."""
+    """Base class of measures that give one number per layer: a mean over tokens or texts, accumulated over batches.
+
+    Args:
+        layers: Number of layers that are read.
+
+    Attributes:
+        names: Names of the measures that an instance computes together.
+    """
 
     names: ClassVar[tuple[str, ...]]
 
@@ -31,7 +38,13 @@ class LayerMeasure(ABC):
     def on_state(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> None:
-        """Take in a state; `index` counts the layers that are read from 0, ascending within a pass."""
+        """Add the values of one layer's state in one batch to the sums.
+
+        Args:
+            index: Index of the layer among those that are read, from 0; ascending within a batch.
+            state: The layer's state.
+            real: True at real tokens, False at padding.
+        """
         values = self.values(index, state.float(), real)
         self._sums[:, index] += values.double().sum(1).cpu()
         self._counts[index] += values.shape[1]
@@ -40,77 +53,82 @@ class LayerMeasure(ABC):
     def values(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "names count"]:
-        """The numbers of one batch that the mean is taken over."""
+        """Return the values of one batch that enter the mean: a row per measure, a column per token or text.
+
+        The parameters are those of `on_state`, with `state` in float32.
+        """
 
     def scores(self) -> Scores:
-        """Per layer the mean of each measure; NaN where nothing could be measured."""
+        """Return the mean of each measure per layer, by measure; NaN for layers without any value."""
         return dict(zip(self.names, (self._sums / self._counts).tolist(), strict=True))
 
 
 @final
 class BlockDistance(LayerMeasure):
-    """How far a token's state moves from one layer that is read to the next; the lowest has none.
+    """How far a token's state moves from one layer that is read to the next one; the lowest layer has no value.
 
     "angular_distance" is arccos(cosine) / pi, from 0 to 1; "block_influence" is 1 - cosine, from 0 to 2.
 
     Source:
         Gromov et al. 2024, "The Unreasonable Ineffectiveness of the Deeper Layers", arXiv:2403.17887, eq. 7, and Men et
-        al. 2024, "ShortGPT", arXiv:2403.03853, eq. 1. Both are means over all real tokens here; Gromov et al. take the
+        al. 2024, "ShortGPT", arXiv:2403.03853, eq. 1. Both are means over all real tokens here; Gromov et al. use the
         last token of each text.
     """
 
     names = ("angular_distance", "block_influence")
-    _before: Tensor | None = None
+    _previous: Tensor | None = None
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Of every real token."""
+        """Return both distances of every real token, `[2, tokens]`; `[2, 0]` for the lowest layer that is read."""
         unit = F.normalize(state[real], dim=-1)
-        before, self._before = self._before, unit
-        if index == 0 or before is None:
+        previous, self._previous = self._previous, unit
+        if index == 0 or previous is None:
             return unit.new_zeros(2, 0)
-        difference = (unit - before).norm(dim=-1)
+        difference = (unit - previous).norm(dim=-1)
         # 2 atan2(|a - b|, |a + b|) is the angle between unit vectors, exact for small ones too, unlike arccos
-        angle = 2 * torch.atan2(difference, (unit + before).norm(dim=-1))
+        angle = 2 * torch.atan2(difference, (unit + previous).norm(dim=-1))
         return torch.stack([angle / math.pi, difference**2 / 2])
 
 
 @final
 class Entropy(LayerMeasure):
-    """How evenly a text's tokens spread over directions: the matrix entropy of order 2, in nats.
+    """How evenly the tokens of a text spread over directions: the matrix entropy of order 2, in nats; mean over texts.
 
-    `-log sum_k (lambda_k / sum lambda)^2` over the eigenvalues of the tokens' inner products, so 0 where all states
-    point one way, and at most log(tokens). Mean over texts.
+    It is `-log sum_k (lambda_k / sum lambda)^2` over the eigenvalues of the matrix of inner products between the
+    tokens' states: 0 if all states point in one direction, and at most log(tokens).
 
     Source:
-        Skean et al. 2025, "Layer by Layer", arXiv:2502.02013, eq. 1 (prompt entropy), with alpha = 2, where the sum
+        Skean et al. 2025, "Layer by Layer", arXiv:2502.02013, eq. 1 (prompt entropy), with alpha = 2, for which the sum
         needs no eigenvalues; they report alpha near 1.
     """
 
     names = ("entropy",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Of every text."""
+        """Return the entropy of every text, `[1, texts]`."""
         del index
         states = state * real.unsqueeze(-1)
         states = states / states.flatten(1).norm(dim=1).clamp(min=torch.finfo(states.dtype).tiny)[:, None, None]
-        few = states if states.shape[1] <= states.shape[2] else states.mT
-        return -(few @ few.mT).square().sum((1, 2)).log().unsqueeze(0)
+        # the sum of squared eigenvalues is the squared norm of the matrix; both Gram matrices have the same eigenvalues
+        smaller = states if states.shape[1] <= states.shape[2] else states.mT
+        return -(smaller @ smaller.mT).square().sum((1, 2)).log().unsqueeze(0)
 
 
 @final
 class Curvature(LayerMeasure):
-    """How much a text's path through the states bends: the mean angle between steps that follow each other, in radians.
+    """How much the path from token to token bends: the mean angle between consecutive steps, in radians.
 
-    A step leads from a real token's state to the next one's; texts of fewer than three have no angle. Mean over texts.
+    A step is the difference between the states of two neighbouring real tokens. The number is a mean over texts; texts
+    with fewer than three tokens have no angle and do not count.
 
     Source:
-        Hosseini and Fedorenko 2023, arXiv:2311.04930, eq. 1 and 2, who give degrees.
+        Hosseini and Fedorenko 2023, arXiv:2311.04930, eq. 1 and 2, who report degrees.
     """
 
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Of every text that has an angle."""
+        """Return the mean angle of every text that has at least three neighbouring real tokens, `[1, texts]`."""
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)
         first, second = steps[:, :-1], steps[:, 1:]
@@ -121,7 +139,7 @@ class Curvature(LayerMeasure):
 
 
 MEASURES: dict[str, type[LayerMeasure]] = {
-    name: kind for kind in (BlockDistance, Entropy, Curvature) for name in kind.names
+    name: measure for measure in (BlockDistance, Entropy, Curvature) for name in measure.names
 }
 
 
@@ -130,10 +148,14 @@ FEWEST = 4  # rows that the unbiased estimator needs
 
 @final
 class MinibatchCKA:
-    """Sums of the unbiased HSIC between all pairs of layers, minibatch by minibatch.
+    """Debiased linear CKA between all pairs of layers, accumulated minibatch by minibatch.
 
     `CKA(i, j) = H(i, j) / sqrt(H(i, i) H(j, j))`, where H sums over minibatches the unbiased estimate
     `HSIC_1 = <K, L> / (n (n - 3))` of the U-centred matrices of inner products K and L of n rows.
+
+    Attributes:
+        rows: Number of rows that were added.
+        minibatches: Number of minibatches that were added.
 
     Source:
         Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, eq. 2 and 3; the estimator is that of Song et al. 2012,
@@ -146,7 +168,10 @@ class MinibatchCKA:
         self._total: Tensor | None = None
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Take in one minibatch: per layer its rows' vectors `[rows, width]`, of any width but of the same rows.
+        """Add one minibatch.
+
+        Args:
+            features: One vector per row for each layer, `[rows, width]`; widths may differ between layers.
 
         Raises:
             ConfigError: If there are fewer than 4 rows.
@@ -162,21 +187,25 @@ class MinibatchCKA:
         self.rows, self.minibatches = self.rows + rows, self.minibatches + 1
 
     def cka(self) -> Float[Tensor, "layers layers"]:
-        """Debiased CKA of each pair, 1 on the diagonal; NaN beside a layer whose states do not differ between rows.
+        """Return the CKA of every pair of layers: 1 on the diagonal, about 0 for independent states.
 
-        It is about 0 for independent states, and may be a little below; ConfigError if no minibatch came.
+        It may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same in all rows are NaN.
+
+        Raises:
+            ConfigError: If no minibatch was added.
         """
         if self._total is None:
-            raise ConfigError("similarity: no minibatch came; at least one is needed.")
+            raise ConfigError("similarity: no minibatch was added; at least one is needed.")
         own = self._total.diagonal()
         scale = torch.where(own > 0, own, torch.nan).sqrt()
         return self._total / torch.outer(scale, scale)
 
 
 def u_centred_kernel(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows rows"]:
-    """The inner products of rows, U-centred: off the diagonal `k_ij - r_i - r_j + m`, 0 on it; in float64.
+    """Return the U-centred inner products of rows in float64: 0 on the diagonal, `k_ij - r_i - r_j + m` elsewhere.
 
-    `r_i` is the sum of row i over n - 2, `m` the sum of all over (n - 1)(n - 2), both without the diagonal.
+    `r_i` is the sum of row i divided by n - 2, and `m` the sum of all entries divided by (n - 1)(n - 2); both leave out
+    the diagonal. On devices without float64 (MPS) the result is in float32.
     """
     rows = len(vectors)
     exact = vectors.to(torch.float32 if vectors.device.type == "mps" else torch.float64)
@@ -187,45 +216,54 @@ def u_centred_kernel(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "row
     return kernel.fill_diagonal_(0)
 
 
-_SAME = 1e-6  # of the typical length of a vector: rows that are no further apart are duplicates
+_SAME = 1e-6  # rows closer together than this share of a vector's typical length are duplicates
 
 
 @final
 class NeighbourSample:
-    """Keeps the vectors of at most `most` rows per layer, for the intrinsic dimension, which needs neighbours."""
+    """The first rows' vectors of each layer, stored to compute the intrinsic dimension, which needs neighbours.
+
+    Args:
+        most: Maximum number of rows to store.
+
+    Attributes:
+        rows: Number of rows that are stored.
+    """
 
     def __init__(self, most: int) -> None:
         self.most, self.rows = most, 0
-        self._kept: list[list[Tensor]] = []
+        self._parts: list[list[Tensor]] = []
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Take in rows' vectors per layer, until there are enough."""
+        """Store vectors `[rows, width]` of each layer, in float32 on the CPU; rows beyond the maximum are ignored."""
         count = min(len(features[0]), self.most - self.rows)
         if count > 0:
-            self._kept.append([vectors[:count].float().cpu() for vectors in features])
+            self._parts.append([vectors[:count].float().cpu() for vectors in features])
             self.rows += count
 
     def dimensions(self) -> list[float]:
-        """The intrinsic dimension per layer."""
-        return [two_nn(torch.cat(layer)) for layer in zip(*self._kept, strict=True)]
+        """Return the intrinsic dimension of the stored vectors of each layer, as `two_nn` estimates it."""
+        return [two_nn(torch.cat(layer)) for layer in zip(*self._parts, strict=True)]
 
 
 def two_nn(vectors: Float[Tensor, "rows width"]) -> float:
-    """The intrinsic dimension of a cloud of points: `(N - 1) / sum_i log(r2_i / r1_i)`.
+    """Return the intrinsic dimension of a set of points: `(N - 1) / sum_i log(r2_i / r1_i)`.
 
-    r1 and r2 are the distances to the nearest and the second nearest point; of points that lie on each other all but
-    one are left out. NaN where fewer than three are left.
+    r1 and r2 are the distances to the nearest and the second nearest point. Of points that coincide only one is used.
+
+    Returns:
+        The dimension: NaN if there are fewer than three different points, infinity if r1 and r2 are equal everywhere.
 
     Source:
         Facco et al. 2017, "Estimating the intrinsic dimension of datasets by a minimal neighborhood information",
-        doi:10.1038/s41598-017-11873-y (TwoNN), by its maximum likelihood estimate without bias in place of a fitted
-        line (Denti et al. 2022, doi:10.1038/s41598-022-20991-1).
+        doi:10.1038/s41598-017-11873-y (TwoNN), by its unbiased maximum likelihood estimate instead of a fitted line
+        (Denti et al. 2022, doi:10.1038/s41598-022-20991-1).
     """
     centred = vectors.double() - vectors.double().mean(0)
     distances = torch.cdist(centred, centred).fill_diagonal_(torch.inf)
     near = distances <= _SAME * centred.norm(dim=1).mean()
-    kept = ~near.tril().any(1)
-    distances = distances[kept][:, kept]
+    is_first = ~near.tril().any(1)  # no earlier point is a duplicate
+    distances = distances[is_first][:, is_first]
     if len(distances) < 3:
         return math.nan
     nearest, second = distances.topk(2, largest=False).values.unbind(1)

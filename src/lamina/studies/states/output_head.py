@@ -1,11 +1,11 @@
-"""What a language model computes after its last block, final norm and output head, run on any layer's states."""
+"""A language model's final norm and output head, applied to the states of any layer."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, TypeAlias, cast, final
 
 from torch import Tensor, nn
 
@@ -21,28 +21,34 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.studies.passes import Batch, LayerReader
+    from lamina.layers.types import Batch
+    from lamina.studies.passes import LayerReader
 
-_CLOSE = 1e-3  # relative to the largest logit; a norm that is left out or done twice is off by far more
-_LOGITS = 2**23  # that are made at a time
-_SAME = 1e-6  # the same for tokens that a later one cannot reach
+# What a block returns: its state, or a tuple that begins with its state.
+BlockOutput: TypeAlias = Tensor | tuple[Tensor, ...]
+
+_CLOSE = 1e-3  # relative to the largest logit; a norm that is left out or applied twice is off by far more
+_LOGITS = 2**23  # number of logits that are computed at a time
+_SAME = 1e-6  # the tolerance for tokens that a later token cannot influence
 
 
 @final
 class OutputHead:
-    """A model's own way from the output of its last block to logits.
+    """Computes logits from states as a model itself does after its last block, for states of any layer.
 
-    Nothing is known of norms and heads: one token runs through the model (or, where the model minds, as many as there
-    are states), and what its last block gives is replaced by the states that are asked about. That this gives the
-    model's own logits is tried once, on a small input.
+    Nothing needs to be known about norms and heads: the model runs on one token (or, for models that need it, on as
+    many tokens as there are states), and the output of its last block is replaced by the states. Creating an instance
+    checks on a small input that this reproduces the model's own logits. The model must be in eval mode when logits are
+    computed.
 
     Attributes:
-        causal: Whether a token's logits are the same whatever comes after it.
+        causal: Whether the logits of a token do not depend on the tokens after it.
         classes: Size of the vocabulary.
 
     Raises:
         ConfigError: If the model has no output over a vocabulary.
-        UnsupportedModelError: If it has two stacks, no module per block, or does more after its last block.
+        UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
+            block.
     """
 
     def __init__(self, model: PreTrainedModel, *, op: str) -> None:
@@ -51,10 +57,12 @@ class OutputHead:
         if self.stack.name != "main" or not self.stack.blocks:
             raise self._unsupported("it is no single stack with a module per block")
         if model.get_output_embeddings() is None:
-            what = f"{type(model).__name__} has no output over a vocabulary"
-            raise ConfigError(f"{op}: {what}. Load it with that of a language model: head='causal_lm', or 'masked_lm'.")
+            problem = f"{type(model).__name__} has no output over a vocabulary"
+            hint = "Load it with a language modelling head: head='causal_lm' or 'masked_lm'."
+            raise ConfigError(f"{op}: {problem}. {hint}")
         self._block, self._wide = self.stack.blocks[-1], False
-        self._call = self.stack.blocks.count(self._block) - 1  # where blocks share weights, the last call is the last
+        # where blocks share weights, the same module is called several times in a pass; the last call is the last block
+        self._call = self.stack.blocks.count(self._block) - 1
         points = [point for point in self.stack.points[1:] if isinstance(point.module, type(self._block))]
         self._swap = points[-1].swap if points else None
         self._carrier = {name: value[:1] for name, value in probe_input(model, 1, seed=0).inputs.items()}
@@ -71,20 +79,25 @@ class OutputHead:
         self.causal = alike(other[:1, :-1], own[:1, :-1], _SAME)
 
     def _unsupported(self, reason: str) -> UnsupportedModelError:
+        """Return the error for a model to which the output head cannot be applied, for the given reason."""
         hint = "Use a causal or a masked language model."
         return UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
     def _try(self, states: Tensor) -> Tensor:
+        """Return the logits of states, and find out whether the model must run on as many tokens as there are states.
+
+        GPT reshapes the output of its last block to the shape of its input, and raises RuntimeError on one token.
+        """
         try:
             return self.logits(states)
-        except RuntimeError:  # it brings what its last block gives to the shape of its input (GPT)
+        except RuntimeError:
             self._wide = True
             return self.logits(states)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Logits `[rows, classes]` of states `[rows, width]` as the last block gives them; in eval mode only."""
+        """Return the logits `[rows, classes]` of states `[rows, width]`, in place of the last block's own output."""
 
-        def replace(output: Any) -> Any:
+        def replace(output: BlockOutput) -> BlockOutput:
             state = swapped(states.unsqueeze(1), self._swap)
             return state if isinstance(output, Tensor) else (state, *output[1:])
 
@@ -94,31 +107,40 @@ class OutputHead:
 
     @contextmanager
     def last_states(self) -> Generator[list[Tensor]]:
-        """What the last block gives in each pass, `[batch, tokens, width]`, before any final norm."""
+        """Record the output of the last block, before any final norm, in all passes of this thread.
+
+        Yields:
+            A list to which every pass adds the state, `[batch, tokens, width]`.
+        """
         last: list[Tensor] = []
 
-        def note(output: Any) -> None:
+        def record(output: BlockOutput) -> None:
             last.append(swapped(output if isinstance(output, Tensor) else output[0], self._swap))
 
-        with self._after_last_block(note):
+        with self._after_last_block(record):
             yield last
 
-    def _run(self, inputs: dict[str, Tensor]) -> Tensor:
-        out: Any = self.model(**inputs)
+    def _run(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Run the model, and return its logits `[batch, tokens, classes]`."""
+        out = self.model(**inputs)  # pyright: ignore[reportCallIssue]
         logits = getattr(out, "logits", None)
         return out.prediction_logits if logits is None else logits
 
     @contextmanager
-    def _after_last_block(self, act: Callable[[Any], Any]) -> Generator[None]:
-        """Call back with what the last block gives in this thread; what is returned takes its place."""
+    def _after_last_block(self, act: Callable[[BlockOutput], BlockOutput | None]) -> Generator[None]:
+        """Call `act` with the output of the last block, in the passes of this thread inside the `with` block.
+
+        What `act` returns replaces the output, unless it is None.
+        """
         thread, calls = get_ident(), 0
 
-        def hook(_module: nn.Module, _args: object, output: Any) -> Any:
+        def hook(_module: nn.Module, _args: object, output: object) -> BlockOutput | None:
             nonlocal calls
             if get_ident() != thread:
                 return None
             calls += 1
-            return act(output) if (calls - 1) % (self._call + 1) == self._call else None
+            is_last = (calls - 1) % (self._call + 1) == self._call
+            return act(cast("BlockOutput", output)) if is_last else None
 
         handle = self._block.register_forward_hook(hook)
         try:
@@ -127,8 +149,19 @@ class OutputHead:
             handle.remove()
 
 
-def asked_states(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple[Tensor, ...]) -> Iterator[Tensor]:
-    """Per layer the states `[asked, width]`, those of the highest as the last block gives them."""
+def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple[Tensor, Tensor]) -> Iterator[Tensor]:
+    """Run a model on one batch, and return its states at some tokens, ready for `OutputHead.logits`.
+
+    Args:
+        reader: Reads the layers' states.
+        head: Output head of the same model.
+        batch: Keyword arguments of the model.
+        places: Row and position of each token, two index tensors.
+
+    Returns:
+        For each layer of the reader, ascending, the states `[tokens, width]`. Those of the highest layer of the model
+        are the output of its last block, before the final norm that the model's own hidden states may include.
+    """
     states: dict[int, Tensor] = {}
     with head.last_states() as last:
         reader.read(batch, lambda layer, state, _real: states.update({layer: state}))
@@ -139,10 +172,10 @@ def asked_states(reader: LayerReader, head: OutputHead, batch: Batch, places: tu
 
 
 def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    """Rows in parts for which all logits fit into memory at a time."""
+    """Split a tensor along its first axis into parts whose logits fit into memory at the same time."""
     return values.split(max(1, _LOGITS // head.classes))
 
 
 def logits_in_parts(head: OutputHead, states: Tensor) -> Iterator[Tensor]:
-    """Logits of states, part by part, as `in_parts` divides them."""
+    """Yield the logits `[rows, classes]` of states `[rows, width]`, part by part as `in_parts` splits them."""
     return (head.logits(part) for part in in_parts(states, head) if len(part))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
 
 import pandas as pd
 import torch
@@ -14,18 +14,19 @@ from lamina.studies.passes import LayerReader, batch_groups, group_batches, row_
 from lamina.studies.states.measures import FEWEST, MEASURES, BlockDistance, MinibatchCKA, NeighbourSample
 from lamina.studies.states.vectors import MOST_TOKENS, RowVectors
 from lamina.studies.study import Figure, Study, library_versions, model_facts
-from lamina.utils import check_range, derive_seed, progress_bar
+from lamina.utils import JSON, check_range, derive_seed, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
-    from lamina.studies.passes import Batch, Group
+    from lamina.layers.types import Batch, Processor
+    from lamina.studies.passes import Group, Text
 
 _OP = "similarity"
 _ALL = ("cka", *MEASURES, "intrinsic_dimension")
 _CKA = "1 is the same up to rotation and scale, 0 independent. Bright squares are runs of layers that are alike."
-_SHOWN = {  # measure -> its unit, and what to see in its figure
+_SHOWN = {  # measure -> its unit, and what to look for in its chart
     "angular_distance": ("angle / pi (0 to 1)", "How far a block turns a token's state; a low block does little."),
     "block_influence": (
         "1 - cosine (0 to 2)",
@@ -35,18 +36,29 @@ _SHOWN = {  # measure -> its unit, and what to see in its figure
     "curvature": ("mean angle (radians)", "Low: the path from token to token is straight."),
     "intrinsic_dimension": ("dimensions", "How many directions the vectors of the rows need; few: abstract and tight."),
 }
-_SAMPLE = 1000  # rows, at most, among which neighbours are looked for
-_SHARE = 4  # where rows are tokens, a text gives about this many to each minibatch
+_SAMPLE = 1000  # maximum number of rows among which neighbours are searched
+_SHARE = 4  # with per="token", each minibatch has about this many tokens of each text that it reads
+
+
+class _LayerRow(TypedDict):
+    """A row of the study's table; rows about a single layer have no other model and layer."""
+
+    measure: str
+    model: str
+    layer: int
+    other_model: NotRequired[str]
+    other_layer: NotRequired[int]
+    score: float
 
 
 def similarity(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
-    texts: Iterable[Any] | None = None,
+    texts: Iterable[Text] | None = None,
     *,
-    processor: Any = None,
+    processor: Processor | None = None,
     batches: Iterable[Batch] | None = None,
     other: PreTrainedModel | None = None,
-    other_processor: Any = None,
+    other_processor: Processor | None = None,
     layers: Selector = "all",
     stack: str | None = None,
     measures: Literal["all"] | Sequence[str] = "all",
@@ -59,47 +71,48 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Compare all layers of a model with each other, or with those of another model or checkpoint.
 
-    Every batch runs through the model once, and no states are kept: memory grows with layers x layers and with the
+    Every batch runs through the model once, and no states are stored: memory grows with layers x layers and with the
     vectors of one minibatch, not with the number of texts.
 
     Measures, one number per layer or pair of layers:
-        - "cka": debiased linear CKA of two layers, 1 for equal up to rotation and scale, about 0 for independent ones.
+        - "cka": debiased linear CKA of two layers, 1 if they are equal up to rotation and scale, about 0 if they are
+          independent.
         - "angular_distance" (0 to 1) and "block_influence" (0 to 2): how far a token's state moves from `other_layer`,
-          the next lower layer that is read, to `layer`: with all layers, from the start to the end of block `layer`.
-          Where the model returns its last state after a final norm, the last block's includes that.
+          the next lower layer that is read, to `layer`. If all layers are read, that is what block `layer` does. If
+          the model applies a final norm to its last state, the number of the last block includes that norm.
         - "entropy" (nats): how evenly a text's tokens spread over directions. "curvature" (radians): how much its path
           from token to token bends.
-        - "intrinsic_dimension": of the rows' vectors, on a random sample of at most 1,000.
+        - "intrinsic_dimension": dimension of the rows' vectors, on a random sample of at most 1,000 rows.
 
     Args:
-        model: A transformers model of any family that can be read; it is left as it is.
+        model: A transformers model of any supported family; it is not changed.
         texts: Texts, or pairs of texts; at least 4.
-        processor: The tokenizer; None: the one that belongs to `model.name_or_path`.
-        batches: What the model is called with, batch by batch, in place of texts: for images and sound. They are read
+        processor: The tokenizer. None: the one saved with `model.name_or_path`.
+        batches: Keyword arguments of the model, batch by batch, instead of texts: for images and audio. They are read
             once, in their order, which should be random.
-        other: Another model, read on the same texts or batches.
-        other_processor: Its tokenizer; None: it reads the tokens that `model` reads.
-        layers: Which layers, of both models.
-        stack: Which stack; None: the only one, or the encoder.
-        measures: Names of measures; "all" of them.
-        per: What is a row: a "text" (the mean of the states of its real tokens), or a "token" (at most 16 of each text,
-            drawn at random, so that memory stays bounded).
-        minibatch: Rows over which one unbiased estimate is made, at least 4; up to twice as many where they do not
-            divide evenly. Fewer, if there are no more.
-        batch_size: Texts per pass; it changes nothing but speed.
-        max_length: Tokens of a text; None: what the model reads.
-        seed: Of the order of the texts, and of the tokens that are drawn.
+        other: Another model, which reads the same texts or batches.
+        other_processor: Tokenizer of the other model. None: it reads the tokens that `model` reads.
+        layers: Layers to read, in both models.
+        stack: Name of the stack. None: the only one, or the encoder.
+        measures: Names of measures, or "all".
+        per: What a row is: a "text", by the mean of the states of its real tokens; or a "token", at most 16 of each
+            text, drawn at random so that memory stays bounded.
+        minibatch: Rows per unbiased estimate of CKA, at least 4. Minibatches have up to twice as many rows if the rows
+            do not divide evenly, and fewer if there are fewer rows in all.
+        batch_size: Texts per pass; it affects only the speed.
+        max_length: Maximum tokens per text. None: what the model allows.
+        seed: Seed of the order of the texts, and of the tokens that are drawn.
         progress: Show a progress bar.
 
     Returns:
-        A study whose table has "measure", "model" ("model" or "other"), "layer", "other_model" and "other_layer" (the
-        second layer of a pair; empty where there is none) and "score". CKA is there for every ordered pair.
+        A study with the columns "measure", "model" ("model" or "other"), "layer", "other_model" and "other_layer" (the
+        second layer of a pair; empty for measures of one layer) and "score". CKA has a row for every ordered pair.
 
     Raises:
-        ConfigError: If there are fewer than 4 rows, an option is out of range, or not exactly one of `texts` and
-            `batches` is given.
-        UnknownNameError: If there is no such measure, stack or kind of row.
-        LayerIndexError: If a model has no such layer.
+        ConfigError: If there are fewer than 4 rows, an option is out of range, both or neither of `texts` and `batches`
+            are given, `other_processor` does not apply, or the models have different tokens with `per="token"`.
+        UnknownNameError: If a measure, the stack or the kind of row does not exist.
+        LayerIndexError: If a model does not have a layer.
         UnsupportedModelError: If a model's layers cannot be read.
 
     Source:
@@ -117,9 +130,9 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
     readers = {"model": LayerReader(model, layers, stack, op=_OP)}
     if other is not None:
         readers["other"] = LayerReader(other, layers, stack, op=_OP)
-    kinds = dict.fromkeys(MEASURES[name] for name in chosen if name in MEASURES)
+    measure_classes = dict.fromkeys(MEASURES[name] for name in chosen if name in MEASURES)
     sides = {
-        name: RowVectors(reader, [kind(len(reader.layers)) for kind in kinds], per=per, seed=seed)
+        name: RowVectors(reader, [measure(len(reader.layers)) for measure in measure_classes], per=per, seed=seed)
         for name, reader in readers.items()
     }
     size = minibatch if per == "text" else max(1, minibatch // _SHARE)
@@ -127,13 +140,16 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         groups = ([list(group)] * len(sides) for group in batch_groups(batches or (), size))
     else:
         processors = {"model": processor} if other_processor is None else {"model": processor, "other": other_processor}
-        inputs = [text_inputs(readers[name].model, texts, own, max_length, op=_OP) for name, own in processors.items()]
+        inputs = [
+            text_inputs(readers[name].model, texts, tokenizer, max_length, op=_OP)
+            for name, tokenizer in processors.items()
+        ]
         numbers = progress_bar(row_groups(inputs[0].encoded.texts, size, seed), show=progress, desc=_OP)
         groups = ([list(group_batches(read, rows, batch_size)) for read in inputs] * len(sides) for rows in numbers)
     cka, sample = _read(list(sides.values()), groups, minibatch, seed)
     places = [(name, layer) for name, reader in readers.items() for layer in reader.layers]
     rows = list(_rows(sides, places, cka, sample))
-    settings = {
+    settings: dict[str, JSON] = {
         "models": {name: model_facts(reader.model) for name, reader in readers.items()},
         "layers": {name: reader.layers for name, reader in readers.items()},
         "stack": readers["model"].stack.name,
@@ -149,20 +165,35 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         "intrinsic_dimension_rows": sample.rows,
         "versions": library_versions(),
     }
-    kept = [row for row in rows if row["measure"] in chosen]
-    return Study(_OP, _table(kept), settings, _figures(chosen, sides), tuple(_conclusions(kept)))
+    chosen_rows = [row for row in rows if row["measure"] in chosen]
+    return Study(_OP, _table(chosen_rows), settings, _figures(chosen, sides), tuple(_conclusions(chosen_rows)))
 
 
 def _read(
     sides: Sequence[RowVectors], groups: Iterable[Sequence[Group]], minibatch: int, seed: int
 ) -> tuple[MinibatchCKA, NeighbourSample]:
-    """Read all groups, one batch of rows for each side, and sum up."""
+    """Run the models over all groups of batches, and accumulate CKA and the sample for the intrinsic dimension.
+
+    Args:
+        sides: Readers of one or two models.
+        groups: For each group of rows, the batches that each side reads.
+        minibatch: Rows per minibatch of CKA.
+        seed: Seed of the order of the rows within a group.
+
+    Returns:
+        CKA and the sample, both over the layers of all sides, in order.
+
+    Raises:
+        ConfigError: If the models have different numbers of tokens for the same rows, or a minibatch is too small.
+    """
     cka, sample = MinibatchCKA(), NeighbourSample(_SAMPLE)
     for number, group in enumerate(groups):
         vectors = [layer for side, batches in zip(sides, group, strict=False) for layer in side.read(batches)]
         rows, device = len(vectors[0]), vectors[0].device
         if len({side.tokens for side in sides}) > 1:
-            raise ConfigError(f"{_OP}: the two models have other numbers of tokens for the same rows; use per='text'.")
+            raise ConfigError(
+                f"{_OP}: the two models have different numbers of tokens for the same rows; use per='text'."
+            )
         order = torch.randperm(rows, generator=torch.Generator().manual_seed(derive_seed(seed, "rows", number)))
         for part in order.tensor_split(max(1, rows // minibatch)):
             features = [layer.to(device)[part.to(device)] for layer in vectors]
@@ -173,29 +204,47 @@ def _read(
 
 def _rows(
     sides: Mapping[str, RowVectors], places: Sequence[tuple[str, int]], cka: MinibatchCKA, sample: NeighbourSample
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[_LayerRow]:
+    """Yield the table's rows of all measures.
+
+    Args:
+        sides: Model name -> its reader, whose measures were accumulated.
+        places: Model name and layer of each layer that `cka` and `sample` have, in their order.
+        cka: The accumulated CKA.
+        sample: The sample for the intrinsic dimension.
+    """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True):
         for (other, other_layer), score in zip(places, scores, strict=True):
-            pair = {"other_model": other, "other_layer": other_layer}
-            yield {"measure": "cka", "model": name, "layer": layer, **pair, "score": score}
+            yield {
+                "measure": "cka",
+                "model": name,
+                "layer": layer,
+                "other_model": other,
+                "other_layer": other_layer,
+                "score": score,
+            }
     for name, side in sides.items():
-        for kind in side.measures:
-            for measure, scores in kind.scores().items():
-                below = [None, *side.reader.layers]
-                for before, layer, score in zip(below, side.reader.layers, scores, strict=False):
-                    pair = {"other_model": name, "other_layer": before} if isinstance(kind, BlockDistance) else {}
-                    if not pair or before is not None:
-                        yield {"measure": measure, "model": name, "layer": layer, **pair, "score": score}
+        for measures in side.measures:
+            for measure, scores in measures.scores().items():
+                lower_layers = [None, *side.reader.layers]
+                for lower, layer, score in zip(lower_layers, side.reader.layers, scores, strict=False):
+                    row: _LayerRow = {"measure": measure, "model": name, "layer": layer, "score": score}
+                    if not isinstance(measures, BlockDistance):
+                        yield row
+                    elif lower is not None:
+                        yield {**row, "other_model": name, "other_layer": lower}
     for (name, layer), score in zip(places, sample.dimensions(), strict=True):
         yield {"measure": "intrinsic_dimension", "model": name, "layer": layer, "score": score}
 
 
-def _table(rows: list[dict[str, Any]]) -> pd.DataFrame:
+def _table(rows: Sequence[_LayerRow]) -> pd.DataFrame:
+    """Return the rows as a table; layer numbers are nullable integers, since some rows have no other layer."""
     columns = ["measure", "model", "layer", "other_model", "other_layer", "score"]
     return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "other_layer": "Int64"})
 
 
 def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
+    """Return the charts of the chosen measures; `sides` are the names of the models."""
     figures: dict[str, Figure] = {}
     for name, other in combinations_with_replacement(sides, 2) if "cka" in chosen else ():
         where = {"measure": "cka", "model": name, "other_model": other}
@@ -219,21 +268,22 @@ def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
     return figures
 
 
-def _blocks(row: Mapping[str, Any]) -> str:
-    """The block, or the run of blocks, between two layers."""
-    first, last = int(row["other_layer"]) + 1, int(row["layer"])
+def _block_name(row: _LayerRow) -> str:
+    """Return what a sentence calls the block, or the blocks, between the two layers of a row: "3" or "3-5"."""
+    first, last = row.get("other_layer", 0) + 1, row["layer"]
     return f"{first}-{last}" if first < last else str(last)
 
 
-def _conclusions(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """Which block moves tokens least: the first that may be left out."""
+def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
+    """Yield a sentence per model that names the blocks that change the tokens' states least and most."""
     influences = [row for row in rows if row["measure"] == "block_influence"]
     for model in dict.fromkeys(row["model"] for row in influences):
-        own = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])
-        if len(own) > 1:
-            whose = "the other model's" if model == "other" else "the model's"
-            least, most = (f"{_blocks(row)} (block influence {row['score']:.3g})" for row in (own[0], own[-1]))
+        ranked = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])
+        if len(ranked) > 1:
+            whose = "of the other model " if model == "other" else ""
+            least, most = ranked[0], ranked[-1]
             yield (
-                f"Of {whose} blocks the first to try without is {least}, which moves tokens least; {most} moves them "
-                "most. What cutting it costs a task is not measured here."
+                f"Block {_block_name(least)} {whose}changes the states of tokens least (block influence "
+                f"{least['score']:.3g}) and is the first candidate to remove; block {_block_name(most)} changes them "
+                f"most ({most['score']:.3g}). What removing a block costs a task is not measured here."
             )

@@ -1,4 +1,4 @@
-"""Hidden-state variability: how much texts of one class differ at each layer, beside how far classes lie apart."""
+"""Hidden-state variability: how much texts of one class differ at each layer, relative to how far classes lie apart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, NotRequired, TypedDict, cast, final
 
 import numpy as np
 import pandas as pd
@@ -16,29 +16,53 @@ from torch import Tensor
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.studies.passes import LayerReader, group_batches
 from lamina.studies.sources import own_processor
-from lamina.studies.states.vectors import mean_state, own_tokens
-from lamina.studies.statistics import rank_correlation
-from lamina.studies.study import Figure, Study, library_versions, model_facts
+from lamina.studies.states.vectors import is_text_token, mean_state
+from lamina.studies.statistics import RankCorrelation, rank_correlation
+from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
 from lamina.tasks.base import EncodeOptions
-from lamina.utils import pluralize, progress_bar
+from lamina.utils import JSON, pluralize, progress_bar
 
 if TYPE_CHECKING:
     from jaxtyping import Float
     from transformers import PreTrainedModel
 
     from lamina.layers.selectors import Selector
+    from lamina.layers.types import Processor
     from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task
 
 _OP = "variability"
-_GROUP = 256  # rows that are summed up at a time
+_GROUP = 256  # rows that are batched together by length
+
+
+class _NuRow(TypedDict):
+    """A row of measure "nu" in the study's table."""
+
+    task: str
+    layer: int
+    measure: str
+    classes: int
+    rows: int
+    score: float
+
+
+class _ComparisonRow(TypedDict):
+    """A row of measure "probe" (one layer, its nu and the probe's score), or "rank_correlation" (n layers)."""
+
+    task: str
+    measure: str
+    layer: NotRequired[int]
+    nu: NotRequired[float]
+    n: NotRequired[int]
+    p: NotRequired[float]
+    score: float
 
 
 def variability(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
     tasks: Mapping[str, Task] | Task,
     *,
-    processor: Any = None,
+    processor: Processor | None = None,
     split: str = "train",
     probed: Study | str | Path | None = None,
     layers: Selector = "all",
@@ -47,38 +71,41 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     max_length: int | None = None,
     progress: bool = False,
 ) -> Study:
-    """Measure nu, the variability of hidden states within classes relative to that between them, at each layer.
+    """Measure nu, the variability of hidden states within classes relative to that between classes, at each layer.
 
     `nu = tr(S_w S_b^+) / C`: S_w is the mean over the C classes of the covariance of their vectors (population), S_b
     the covariance of the class means (each counted once). A row's vector is the mean of the states of its tokens,
-    special ones left out. Low says that a layer is specialised to the task: its classes are tight and far apart.
+    without special tokens. A low nu says that a layer is specialised for the task: its classes are tight and far apart.
 
-    All rows are read once and none is kept; memory is layers x width x width.
+    All rows are read once, and no states are stored; memory grows with layers x width x width.
 
     Args:
-        model: A transformers model of any family that can be read; it is left as it is.
-        tasks: Name -> a task with one class per row, or such a task alone.
-        processor: Tokenizer or image processor; None: the one that belongs to `model.name_or_path`.
-        split: The part of the task that is read.
-        probed: A study of `probe` over the same tasks, or its folder: the mean score of the linear probe of each layer
-            (of the MLP, where there is no linear one) is set beside nu, with Spearman's rank correlation.
-        layers: Which layers.
-        stack: Which stack; None: the only one, or the encoder.
-        batch_size: Rows per pass; it changes nothing but speed.
-        max_length: Tokens of a text; None: what the model reads.
+        model: A transformers model of any supported family; it is not changed.
+        tasks: Task name -> a task with one class per row, or a single such task.
+        processor: Tokenizer or image processor. None: the one saved with `model.name_or_path`.
+        split: Name of the split to read.
+        probed: A study of `probe` over the same tasks, or the folder it is saved in. The mean score of each layer's
+            linear probe (of the MLP, if there is no linear one) is then compared with nu, by Spearman's rank
+            correlation. None: no comparison.
+        layers: Layers to read.
+        stack: Name of the stack. None: the only one, or the encoder.
+        batch_size: Rows per pass; it affects only the speed.
+        max_length: Maximum tokens per text. None: what the model allows.
         progress: Show a progress bar.
 
     Returns:
-        A study whose table has "task", "layer", "measure" ("nu"), "classes", "rows" and "score": from 0; infinite where
-        the means of all classes are the same. With `probed` also rows of measure "probe", with "nu" beside the score,
-        and of "rank_correlation" with "p" over "n" layers, which is below 0 where a low nu goes with a high score.
+        A study with the columns "task", "layer", "measure" ("nu"), "classes", "rows" and "score": nu, at least 0, and
+        infinite if the means of all classes are equal. With `probed` there are also rows of measure "probe", which have
+        nu in the column "nu" and the probe's score as "score"; and of measure "rank_correlation", with "p" over "n"
+        layers, which is negative if layers with a low nu have a high score.
 
     Raises:
-        DataError: If the rows are of fewer than two classes.
-        ConfigError: If a task has not one class per row, or `probed` is another study.
-        StoreError: If `probed` is a folder without a study, or damaged.
-        UnknownNameError: If a task has no such split, the model no such stack, or `probed` no such task.
-        LayerIndexError: If there is no such layer.
+        DataError: If the rows have fewer than two classes.
+        ConfigError: If a task does not have one class per row, or `probed` is a study of another kind.
+        StoreError: If `probed` is a folder without a study, or the study in it is damaged.
+        UnknownNameError: If a task does not have the split, the model does not have the stack, or `probed` does not
+            have a task.
+        LayerIndexError: If a layer does not exist.
 
     Source:
         Xie et al. 2022, "Hidden State Variability of Pretrained Language Models Can Guide Computation Reduction for
@@ -86,21 +113,21 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     """
     reader = LayerReader(model, layers, stack, op=_OP)
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
-    own = own_processor(reader.model, processor)
+    used_processor = own_processor(reader.model, processor)
     labels = {name: _classes(task, name, split) for name, task in named.items()}
-    probes = None if probed is None else _probes(probed, list(named))
-    rows: list[dict[str, Any]] = []
+    probe_scores = {} if probed is None else _probe_scores(probed, list(named))
+    rows: list[_NuRow] = []
     for name, task in named.items():
-        limit = task.kind.length_limit(reader.model, own, max_length)
-        options = EncodeOptions(part="predict", max_length=limit)
-        inputs = task.kind.encode(task.split(split), own, options)
-        scatter = _read(reader, inputs, labels[name], own, batch_size, progress=progress)
-        facts = {"measure": "nu", "classes": len(set(labels[name])), "rows": len(labels[name])}
-        rows += [
-            {"task": name, "layer": layer, **facts, "score": layer_scatter.nu()}
-            for layer, layer_scatter in zip(reader.layers, scatter, strict=True)
-        ]
-    settings = {
+        limit = task.kind.length_limit(reader.model, used_processor, max_length)
+        inputs = task.kind.encode(task.split(split), used_processor, EncodeOptions(part="predict", max_length=limit))
+        scatters = _read(reader, inputs, labels[name], used_processor, batch_size, progress=progress)
+        classes, count = len(set(labels[name])), len(labels[name])
+        for layer, scatter in zip(reader.layers, scatters, strict=True):
+            score = scatter.nu()
+            rows.append(
+                {"task": name, "layer": layer, "measure": "nu", "classes": classes, "rows": count, "score": score}
+            )
+    settings: dict[str, JSON] = {
         "models": {"model": model_facts(reader.model)},
         "layers": reader.layers,
         "stack": reader.stack.name,
@@ -109,14 +136,32 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         "batch_size": batch_size,
         "versions": library_versions(),
     }
-    title = "Variability of hidden states by layer (low: specialised)"
-    note = "Where the line is lowest, the classes of the task are tight and far apart: read there first."
-    drawn = {"x": "layer", "colour": "task", "where": {"measure": "nu"}}
-    figures = {"nu": Figure("line", **drawn, title=title, value_title="nu (no unit)", note=note)}
-    said = list(_conclusions(rows))
-    if probes is not None:
-        beside = [row for name in named for row in _beside(name, rows, probes)]
-        rows, said = rows + beside, said + [_compared(row) for row in beside if row["measure"] == "rank_correlation"]
+    comparisons: list[_ComparisonRow] = []
+    sentences = list(_conclusions(rows))
+    for name in probe_scores:
+        nus = {row["layer"]: row["score"] for row in rows if row["task"] == name}
+        points, correlation = _compare(name, nus, probe_scores[name])
+        n, p, score = correlation
+        comparisons += [*points, {"task": name, "measure": "rank_correlation", "n": n, "p": p, "score": score}]
+        sentences.append(_comparison_sentence(name, correlation))
+    table = pd.DataFrame([*rows, *comparisons])
+    return Study(_OP, table, settings, _figures(with_probes=bool(probe_scores)), tuple(sentences))
+
+
+def _figures(*, with_probes: bool) -> dict[str, Figure]:
+    """Return the chart of nu by layer, and with probes also the chart of their scores against nu."""
+    figures = {
+        "nu": Figure(
+            "line",
+            x="layer",
+            colour="task",
+            where={"measure": "nu"},
+            title="Variability of hidden states by layer (low: specialised)",
+            value_title="nu (no unit)",
+            note="Where the line is lowest, the classes of the task are tight and far apart: read there first.",
+        )
+    }
+    if with_probes:
         figures["nu and probes"] = Figure(
             "scatter",
             x="nu",
@@ -125,66 +170,88 @@ def variability(  # noqa: PLR0913 the options of a public entry point
             title="The score of a probe, by the variability of its layer",
             x_title="nu (no unit)",
             value_title="mean score of the probe",
-            note="Where nu tells which layer to read, points fall from the left to the right.",
+            note="If nu tells which layer to read, points fall from the left to the right.",
         )
-    return Study(_OP, pd.DataFrame(rows), settings, figures, tuple(said))
+    return figures
 
 
-def _probes(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Task -> layer -> mean score over seeds."""
+def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Return task -> layer -> mean score over seeds, from a study of probes or its folder.
+
+    The scores are those of linear probes at the output of blocks, or of MLPs if there are no linear probes.
+
+    Raises:
+        ConfigError: If the study is not one of probes.
+        UnknownNameError: If the study does not have a task.
+        StoreError: If the folder does not hold a study, or it is damaged.
+    """
     study = probed if isinstance(probed, Study) else Study.load(probed)
     if study.name != "probe":
-        raise ConfigError(f"{_OP}: probed is a study '{study.name}'; it is one that `probe` made.")
-    table: Any = study.table
-    own: Any = table[(table["measure"] == "score") & table["layer"].notna() & (table["site"] == "output")]
-    own = own[own["probe"] == ("linear" if "linear" in set(own["probe"]) else "mlp")]
-    means = {str(task): part.groupby("layer")["score"].mean() for task, part in own.groupby("task")}
-    check_known(f"{_OP}: probed", tasks, means, "task")
-    return {task: {int(layer): float(score) for layer, score in means[task].items()} for task in tasks}
+        raise ConfigError(f"{_OP}: probed is a study '{study.name}'; pass one that `probe` returned.")
+    table = rows_where(study.table, {"measure": "score", "site": "output"}).dropna(subset=["layer"])
+    table = rows_where(table, {"probe": "linear" if "linear" in set(table["probe"]) else "mlp"})
+    scores: dict[str, dict[int, list[float]]] = {}
+    for task, layer, score in zip(table["task"], table["layer"], table["score"], strict=True):
+        scores.setdefault(str(task), {}).setdefault(int(layer), []).append(float(score))
+    check_known(f"{_OP}: probed", tasks, scores, "task")
+    return {task: {layer: float(np.mean(values)) for layer, values in scores[task].items()} for task in tasks}
 
 
-def _beside(
-    task: str, rows: Sequence[Mapping[str, Any]], probes: Mapping[str, Mapping[int, float]]
-) -> list[dict[str, Any]]:
-    """The probe's score of each layer that both studies have, and the rank correlation with nu."""
-    nus = {row["layer"]: row["score"] for row in rows if row["task"] == task}
-    both = [layer for layer in nus if layer in probes[task]]
-    points = [
-        {"task": task, "layer": layer, "measure": "probe", "nu": nus[layer], "score": probes[task][layer]}
-        for layer in both
+def _compare(
+    task: str, nus: Mapping[int, float], scores: Mapping[int, float]
+) -> tuple[list[_ComparisonRow], RankCorrelation]:
+    """Compare nu with the scores of probes, at the layers that both have.
+
+    Args:
+        task: Name of the task.
+        nus: Layer -> nu.
+        scores: Layer -> mean score of the layer's probes.
+
+    Returns:
+        A row of measure "probe" per layer, and the rank correlation.
+    """
+    both = [layer for layer in nus if layer in scores]
+    points: list[_ComparisonRow] = [
+        {"task": task, "layer": layer, "measure": "probe", "nu": nus[layer], "score": scores[layer]} for layer in both
     ]
-    found = rank_correlation([nus[layer] for layer in both], [probes[task][layer] for layer in both])
-    return [*points, {"task": task, "measure": "rank_correlation", **found._asdict()}]
+    return points, rank_correlation([nus[layer] for layer in both], [scores[layer] for layer in both])
 
 
-def _compared(row: Mapping[str, Any]) -> str:
-    """What the rank correlation allows to say."""
-    n = f"n = {pluralize(row['n'], 'layer')}"
-    if math.isnan(row["score"]):
-        return f"{row['task']}: whether nu tells which layer a probe reads best cannot be said ({n})."
-    facts = f"rank correlation {row['score']:.2f}, p = {row['p']:.2g}, {n}"
-    if row["p"] > 0.05:
-        return f"{row['task']}: that nu tells which layer a probe reads best cannot be concluded ({facts})."
-    what = "a low nu goes with a high score of a probe" if row["score"] < 0 else "nu contradicts the probe's score"
-    return f"{row['task']}: {what} ({facts})."
+def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
+    """Return the sentence on what the rank correlation of nu and the probes' scores allows to conclude."""
+    n = f"n = {pluralize(correlation.n, 'layer')}"
+    if math.isnan(correlation.score):
+        return f"{task}: whether nu tells which layer a probe reads best cannot be said ({n})."
+    facts = f"rank correlation {correlation.score:.2f}, p = {correlation.p:.2g}, {n}"
+    if correlation.p > 0.05:
+        return f"{task}: that nu tells which layer a probe reads best cannot be concluded ({facts})."
+    if correlation.score < 0:
+        return f"{task}: a low nu goes with a high score of a probe ({facts})."
+    return f"{task}: nu contradicts the probe's score ({facts})."
 
 
-def _conclusions(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _conclusions(rows: Sequence[_NuRow]) -> Iterator[str]:
+    """Yield a sentence per task that names the layer with the lowest nu; none for a task where every nu is infinite."""
     for task in dict.fromkeys(row["task"] for row in rows):
         least = min((row for row in rows if row["task"] == task), key=lambda row: row["score"])
-        if not math.isfinite(least["score"]):
-            continue
-        rows_read = pluralize(least["rows"], "row")
-        said = f"{task}: layer {least['layer']} has the lowest nu, {least['score']:.3g} over {rows_read}"
-        yield f"{said}; it is the first to try a reader at. One measurement, so no interval is claimed."
+        if math.isfinite(least["score"]):
+            over = f"{least['score']:.3g} over {pluralize(least['rows'], 'row')}"
+            first = f"{task}: layer {least['layer']} has the lowest nu, {over}; it is the first to try a reader at."
+            yield f"{first} This is one measurement, so no interval is claimed."
 
 
 def _classes(task: Task, name: str, split: str) -> list[int]:
-    """The class of each row."""
+    """Return the class of each row of a split; `name` is what errors call the task.
+
+    Raises:
+        UnknownNameError: If the split does not exist.
+        ConfigError: If the task does not have one class per row.
+        DataError: If the rows have fewer than two classes.
+    """
     rows = task.split(split)
     if not task.kind.single_label(task.problem_type):
-        came = f"task '{name}' is of kind {task.kind} ({task.problem_type})"
-        raise ConfigError(f"{_OP}: {came}; each row must have one class.")
+        problem = f"task '{name}' is of kind {task.kind} ({task.problem_type})"
+        raise ConfigError(f"{_OP}: {problem}; each row must have one class.")
     classes = [int(label) for label in rows.labels]
     if len(set(classes)) < 2:
         which = ", ".join(f"'{task.labels[number]}'" for number in set(classes)) or "none"
@@ -193,32 +260,62 @@ def _classes(task: Task, name: str, split: str) -> list[int]:
 
 
 def _read(
-    reader: LayerReader, inputs: Inputs, labels: Sequence[int], processor: Any, batch_size: int, *, progress: bool
+    reader: LayerReader,
+    inputs: Inputs,
+    labels: Sequence[int],
+    processor: Processor | None,
+    batch_size: int,
+    *,
+    progress: bool,
 ) -> list[ClassScatter]:
+    """Run the model over all rows of a task, and return the accumulated vectors of each layer.
+
+    Args:
+        reader: Reads the layers' states.
+        inputs: The encoded rows.
+        labels: Class of each row.
+        processor: The tokenizer, which says which tokens are special; images need none.
+        batch_size: Rows per pass.
+        progress: Show a progress bar.
+    """
     counts = Counter(labels)
-    scatter = [ClassScatter(counts) for _ in reader.layers]
-    order = np.random.default_rng(0).permutation(len(labels))  # groups of like length would be of like texts
+    scatters = [ClassScatter(counts) for _ in reader.layers]
+    # random groups: neighbouring rows may be of one class or one length
+    order = np.random.default_rng(0).permutation(len(labels))
     groups = np.array_split(order, max(1, len(labels) // _GROUP))
     for group in progress_bar(groups, show=progress, desc=_OP):
         for numbers, batch in group_batches(inputs, group.tolist(), batch_size):
             classes = torch.tensor([labels[number] for number in numbers])
-            own = own_tokens(batch["input_ids"], processor) if "input_ids" in batch else None
-            if own is not None and reader.stack.name == "decoder" and "decoder_input_ids" not in batch:
-                own = own.roll(1, dims=1)  # the decoder reads its input shifted right, behind a start token
-                own[:, 0] = False
+            in_text = None
+            if "input_ids" in batch:
+                in_text = is_text_token(batch["input_ids"], cast("Processor", processor))
+                if reader.stack.name == "decoder" and "decoder_input_ids" not in batch:
+                    # the decoder reads its input shifted right, behind a start token
+                    in_text = in_text.roll(1, dims=1)
+                    in_text[:, 0] = False
 
-            def on_state(layer: int, state: Tensor, real: Tensor, own: Any = own, classes: Tensor = classes) -> None:
-                pluralize = real if own is None else real & own.to(real.device)
-                pluralize = torch.where(pluralize.any(1, keepdim=True), pluralize, real)
-                scatter[reader.layers.index(layer)].add(mean_state(state, pluralize), classes)
+            def on_state(
+                layer: int,
+                state: Tensor,
+                real: Tensor,
+                in_text: Tensor | None = in_text,
+                classes: Tensor = classes,
+            ) -> None:
+                counted = real if in_text is None else real & in_text.to(real.device)
+                counted = torch.where(counted.any(1, keepdim=True), counted, real)  # a text of special tokens only
+                scatters[reader.layers.index(layer)].add(mean_state(state, counted), classes)
 
             reader.read(batch, on_state)
-    return scatter
+    return scatters
 
 
 @final
 class ClassScatter:
-    """Sums of one layer's vectors by class; `counts` says how many rows each class has."""
+    """Accumulates the vectors of one layer by class, to compute nu from sums instead of stored vectors.
+
+    Args:
+        counts: Class -> its number of rows.
+    """
 
     def __init__(self, counts: Mapping[int, int]) -> None:
         self._place = {number: place for place, number in enumerate(sorted(counts))}
@@ -227,9 +324,11 @@ class ClassScatter:
         self._sums = self._squares = torch.empty(0)
 
     def add(self, vectors: Float[Tensor, "rows width"], classes: Tensor) -> None:
-        """Take in rows of known classes `[rows]`."""
+        """Add the vectors of some rows, whose classes are given as a tensor `[rows]`."""
         exact = vectors.double().cpu()
-        if self._shift is None:  # near the mean, so that squares and means do not cancel
+        if self._shift is None:
+            # all vectors are shifted by about their mean, because squares of large numbers would lose digits when the
+            # squares of the means are subtracted
             self._shift = exact.mean(0)
             width = len(self._shift)
             self._sums = torch.zeros(len(self._counts), width, dtype=torch.float64)
@@ -240,17 +339,19 @@ class ClassScatter:
         self._squares += (shifted / self._counts[places].unsqueeze(1)).T @ shifted
 
     def nu(self) -> float:
-        """`tr(S_w S_b^+) / C`, from the singular vectors of the centred class means: no inverse is taken."""
+        """Return nu, `tr(S_w S_b^+) / C`; infinity if the means of all classes are equal.
+
+        The pseudo-inverse is computed from the singular vectors of the centred class means, without inverting a matrix.
+        """
         classes = len(self._counts)
         means = self._sums / self._counts.unsqueeze(1)
         within = (self._squares - means.T @ means) / classes
         _, sizes, directions = torch.linalg.svd(means - means.mean(0), full_matrices=False)
-        scale = float(means.norm())
-        kept = sizes > max(means.shape) * torch.finfo(torch.float32).eps * max(
-            scale, float(within.trace().clamp(0)) ** 0.5
-        )
-        if not kept.any():
+        # singular values below the rounding error of float32 states are noise, relative to the states' own size
+        scale = max(float(means.norm()), float(within.trace().clamp(0)) ** 0.5)
+        is_signal = sizes > max(means.shape) * torch.finfo(torch.float32).eps * scale
+        if not is_signal.any():
             return float("inf")
-        directions, sizes = directions[kept], sizes[kept]
+        directions, sizes = directions[is_signal], sizes[is_signal]
         spread = ((directions @ within) * directions).sum(1)
         return float((spread / sizes**2).sum())

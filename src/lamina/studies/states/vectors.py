@@ -1,9 +1,9 @@
-"""One vector per text or token from each layer's states, in one pass of the model; which tokens count."""
+"""Reduce hidden states to one vector per text or per token; and find which tokens belong to the text itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Literal, final
 
 import numpy as np
 import torch
@@ -15,17 +15,26 @@ from lamina.utils import derive_seed
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
+    from lamina.layers.types import Processor
     from lamina.studies.passes import Group, LayerReader
     from lamina.studies.states.measures import LayerMeasure
 
-MOST_TOKENS = 16  # of a text that become rows
+MOST_TOKENS = 16  # tokens of one text that become rows, at most
 
 
 @final
 class RowVectors:
-    """Reads groups of rows: a vector per row and layer, while the whole states are shown to measures.
+    """Reads groups of batches: returns one vector per row and layer, and passes the whole states to measures.
 
-    Where rows are tokens, at most 16 real ones of each text are drawn, by `seed` and the text's number alone.
+    Args:
+        reader: Reads the layers' states.
+        measures: Measures that receive every state.
+        per: What a row is: "text", the mean over a text's real tokens; or "token", one of at most 16 real tokens of
+            each text, which are drawn at random.
+        seed: Seed of the tokens that are drawn; together with the text's number it decides them.
+
+    Attributes:
+        tokens: With `per="token"`, the number of real tokens that were read so far.
     """
 
     def __init__(
@@ -33,10 +42,18 @@ class RowVectors:
     ) -> None:
         self.reader, self.measures = reader, measures
         self._per, self._seed = per, seed
-        self.tokens = 0  # that were real, where rows are tokens
+        self.tokens = 0
 
     def read(self, group: Group) -> list[Tensor]:
-        """Per layer the vectors `[rows, width]`: of texts in the order of their numbers, of tokens in any one order."""
+        """Run the model over a group of batches.
+
+        Args:
+            group: The batches, each with the numbers of its texts.
+
+        Returns:
+            The vectors `[rows, width]` of each layer. Texts are in the order of their numbers; the order of tokens is
+            arbitrary, but the same for all layers.
+        """
         parts: list[list[Tensor]] = [[] for _ in self.reader.layers]
         order: list[int] = []
         for numbers, batch in group:
@@ -52,7 +69,7 @@ class RowVectors:
                 index = self.reader.layers.index(layer)
                 for measure in self.measures:
                     measure.on_state(index, state, real)
-                if self._per == "token" and not drawn:
+                if self._per == "token" and not drawn:  # once per batch, so that all layers have the same tokens
                     drawn.append(draw_tokens(real, numbers, self._seed))
                     self.tokens += int(real.sum())
                 parts[index].append(state[drawn[0]].float() if drawn else mean_state(state, real))
@@ -66,7 +83,10 @@ class RowVectors:
 def mean_state(
     state: Float[Tensor, "batch tokens width"], counted: Bool[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch width"]:
-    """The mean of the states of the tokens that count, at least one of each text, in float32."""
+    """Return the mean state of each text in float32, over the tokens where `counted` is True.
+
+    Every text needs at least one such token.
+    """
     weights = counted.float() / counted.sum(1, keepdim=True)
     return torch.bmm(weights.unsqueeze(1), state.float()).squeeze(1)
 
@@ -74,23 +94,37 @@ def mean_state(
 def draw_tokens(
     real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int, most: int = MOST_TOKENS
 ) -> tuple[Tensor, Tensor]:
-    """Row and position of at most `most` real tokens of each text, the same whatever else is in the batch."""
+    """Draw at most `most` real tokens of each text at random, whatever other texts are in the batch.
+
+    Args:
+        real: True at real tokens.
+        numbers: Number of each text; together with `seed` it decides which of its tokens are drawn.
+        seed: Seed of the draw.
+        most: Maximum number of tokens per text.
+
+    Returns:
+        Row and position of every drawn token, as two index tensors `[drawn]`.
+    """
     rows: list[int] = []
-    places: list[int] = []
+    positions: list[int] = []
     for row, (mask, number) in enumerate(zip(real.cpu(), numbers, strict=True)):
         tokens = mask.nonzero().flatten().numpy()
         drawn = np.random.default_rng(derive_seed(seed, number)).permutation(len(tokens))[:most]
         rows += [row] * len(drawn)
-        places += tokens[drawn].tolist()
-    return torch.tensor(rows, device=real.device), torch.tensor(places, device=real.device)
+        positions += tokens[drawn].tolist()
+    return torch.tensor(rows, device=real.device), torch.tensor(positions, device=real.device)
 
 
-def own_tokens(ids: Tensor, processor: Any) -> Tensor:
-    """True at tokens `[batch, tokens]` that are not special ones.
+def is_text_token(ids: Tensor, processor: Processor) -> Tensor:
+    """Return a mask that is True at tokens of the text and False at special tokens, such as padding.
 
-    A token that stands for an unknown word, or for a masked one, is one of the text.
+    Tokens that stand for an unknown word or a masked word belong to the text.
+
+    Args:
+        ids: Token ids `[batch, tokens]`.
+        processor: The tokenizer, or a processor that holds one.
     """
     tokenizer = tokenizer_of(processor)
-    of_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
-    special = [number for number in tokenizer.all_special_ids if number not in of_text]
+    in_text = {tokenizer.unk_token_id, tokenizer.mask_token_id}
+    special = [number for number in tokenizer.all_special_ids if number not in in_text]
     return ~torch.isin(ids, torch.tensor(special, dtype=torch.long))
