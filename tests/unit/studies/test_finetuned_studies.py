@@ -14,7 +14,7 @@ import lamina
 from lamina import Task
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.studies import insertion, reinit
-from lamina.studies.cutting.finetuned import compared, finetuned
+from lamina.studies.cutting.finetuned import comparison_sentence, finetuned_rows
 
 ROWS = [
     {"sentence": f"the {noun} is {word}", "label": int(word in ("good", "fun"))}
@@ -49,7 +49,7 @@ def test_a_cell_gives_what_editing_and_fine_tuning_by_hand_give():
     model = tiny_model(3, BertForSequenceClassification)
     before = copy.deepcopy(model.state_dict())
     edits = [("truncate", {"keep": 2})]
-    rows = finetuned(model, tiny_tokenizer(), task(), edits, 5, {**QUICK, "max_length": 8}, start=True)
+    rows = finetuned_rows(model, tiny_tokenizer(), task(), edits, 5, {**QUICK, "max_length": 8}, score_start=True)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     mine = copy.deepcopy(model)
     lamina.truncate_(mine, 2)
@@ -104,9 +104,9 @@ def test_a_fraction_without_rows_fails_its_cells_only(base):
 
 
 def test_what_may_be_concluded_of_paired_seeds():
-    assert compared("a", {0: 0.5}, {0: 0.4}) == "a: 0.500, +0.100 (one seed; no interval is claimed)."
-    same = compared("a", {0: 0.5, 1: 0.4}, {0: 0.4, 1: 0.5})
+    assert comparison_sentence("a", {0: 0.5}, {0: 0.4}) == "a: 0.500, +0.100 (one seed; no interval is claimed)."
+    same = comparison_sentence("a", {0: 0.5, 1: 0.4}, {0: 0.4, 1: 0.5})
     assert same.endswith("2 seeds): no difference can be concluded.")
-    ahead = compared("a", {0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.4, 1: 0.5, 2: 0.61})
+    ahead = comparison_sentence("a", {0: 0.5, 1: 0.6, 2: 0.7}, {0: 0.4, 1: 0.5, 2: 0.61})
     assert ahead.startswith("a: 0.600, +0.097 (95 % +0.082 to +0.111, 3 seeds)")
     assert ahead.endswith("a difference.")

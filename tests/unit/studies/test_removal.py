@@ -1,4 +1,4 @@
-"""Blocks that are left out: what a pass then gives, what is lost, and what proxies foretold of it."""
+"""Blocks that are left out: what a pass then gives, what is lost, and what proxies predict of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_without_the_top_block_a_model_is_the_truncated_one():
         torch.testing.assert_close(model(**batch).logits, cut(**batch).logits, rtol=0, atol=0)
 
 
-def test_the_task_and_the_perplexity_are_measured_beside_what_was_foretold():
+def test_the_task_and_the_perplexity_are_measured_beside_what_proxies_predict():
     model, tokenizer = masked_model(), masking_tokenizer()
     before = copy.deepcopy(model.state_dict())
     study = removal(model, {"mood": task()}, TEXTS, processor=tokenizer, runs=[1, 2], seeds=[0, 1], epochs=2)
@@ -145,7 +145,7 @@ def test_a_cell_that_fails_is_in_the_settings_and_all_of_them_an_error():
         removal(model, {"mood": task()}, processor=tokenizer, seeds=[0], learning_rate=-1.0, max_length=-3)
 
 
-def test_a_proxy_without_spread_is_not_said_to_foretell_anything():
+def test_a_proxy_without_spread_is_not_said_to_predict_anything():
     rows = [{"task": "a", "seed": 0, "layer": 0, "blocks": 0, "measure": "accuracy", "score": 0.9}]
     for layer in (1, 2, 3, 4, 5):
         place = {"task": "a", "seed": 0, "layer": layer, "blocks": 1}
@@ -156,8 +156,8 @@ def test_a_proxy_without_spread_is_not_said_to_foretell_anything():
     found = table[table["measure"] == "rank_correlation"].set_index("proxy")["score"]
     assert found["cka_distance"] == pytest.approx(1)
     assert math.isnan(found["block_influence"])
-    assert "a: cka distance foretells the measured drop (rank correlation 1.00" in " ".join(conclusions)
-    assert "a: whether block influence foretells the measured drop cannot be said (n = 5" in " ".join(conclusions)
+    assert "a: cka distance predicts the measured drop (rank correlation 1.00" in " ".join(conclusions)
+    assert "a: whether block influence predicts the measured drop cannot be said (n = 5" in " ".join(conclusions)
     assert "least is lost without block 1, a drop of 0.100 (one value; no interval)" in conclusions[0]
 
 

@@ -40,7 +40,7 @@ def greedy(model, prompt: torch.Tensor, count: int) -> list[int]:
 
 
 @torch.no_grad()
-def test_what_is_written_is_held_against_what_the_whole_model_writes(llama, words):
+def test_generated_text_is_compared_with_that_of_the_whole_model(llama, words):
     study = removal(llama, texts=TEXTS, processor=words, new_tokens=6)
     rows = study.table[study.table["measure"] == "same_tokens"].set_index("layer")
     assert set(rows["task"]) == {"generation"}
@@ -94,19 +94,19 @@ def test_prompts_of_ones_own_and_none(llama, words):
     assert "text" not in without.table
 
 
-def test_a_masked_model_writes_nothing():
+def test_a_masked_model_generates_nothing():
     study = removal(masked_model(), texts=TEXTS, processor=masking_tokenizer())
     assert set(study.table["task"]) == {"language model"}
     assert study.settings["failures"] == []
 
 
-def test_what_cannot_be_written(llama, words):
+def test_what_cannot_be_generated(llama, words):
     with pytest.raises(ConfigError, match="removal: new_tokens is -1; it must be at least 0"):
         removal(llama, texts=TEXTS, processor=words, new_tokens=-1)
     study = removal(llama, texts=TEXTS, processor=words, new_tokens=99)
     (failure,) = study.settings["failures"]
     assert failure["error"].startswith("removal: new_tokens is 99; it must be at least 1 and at most 2")
-    with pytest.raises(DataError, match="removal: no prompt has a token to go on from"):
+    with pytest.raises(DataError, match="removal: no prompt has a token to continue"):
         prompt_ids(llama, [""], words, tokens=None, op="removal")
 
 

@@ -1,4 +1,4 @@
-"""Advice per task: which layers to read and where to cut; done, measured again, and written."""
+"""The study `advise`: propose which layers to read and where to cut for each task; then cut, and measure again."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any, final
+from statistics import fmean, median
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
 
 import pandas as pd
 import torch
@@ -26,32 +26,76 @@ from lamina.store.save_model import save
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import cell_settings, edited_stack, fresh_model, linear_reader, named_tasks, study_of_cells
 from lamina.studies.states.lens import perplexity
-from lamina.studies.study import Figure
+from lamina.studies.study import Figure, rows_where
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
 from lamina.train.results import summarise
-from lamina.utils import check_range, pluralize
+from lamina.utils import JSON, Row, check_range, pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel
 
-    from lamina.studies.runner import Failure
+    from lamina.layers.types import Batch, Processor
+    from lamina.studies.passes import Text
+    from lamina.studies.sources import Training
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 
+    Source: TypeAlias = PreTrainedModel | str | Path  # a model, or the name or folder to load it from
+
 _OP = "advise"
-_TIMED_ROWS, _TIMES = 32, 5
-Row = dict[str, Any]
+_TIMED_ROWS, _REPEATS = 32, 5  # rows of one timed pass, and number of passes
+_COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
+
+
+@final
+@dataclass(frozen=True)
+class Proposal:
+    """What is proposed for a task.
+
+    Attributes:
+        keep: Number of blocks to keep.
+        read: Layers to read.
+        stack: Name of the stack that both refer to.
+    """
+
+    keep: int
+    read: tuple[int, ...]
+    stack: str
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What all cells of one study have in common.
+
+    Attributes:
+        model: A model, which each cell copies, or the name or folder to load it from.
+        processor: The processor. None: the one saved with the model.
+        stack: Name of the stack. None: the only one, or the encoder.
+        training: Options of the readers' training.
+    """
+
+    model: Source
+    processor: Processor | None
+    stack: str | None
+    training: Training
+
+
+class _Folders(NamedTuple):
+    """Where the result for one task is saved: the cut model, and the bank with its reader."""
+
+    model: Path
+    readers: Path
 
 
 def advise(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,
-    texts: Iterable[Any] | None = None,
+    texts: Iterable[Text] | None = None,
     *,
-    processor: Any = None,
+    processor: Processor | None = None,
     tolerance: float = 0.01,
     seeds: Sequence[int] = (0, 1, 2),
     epochs: int = 3,
@@ -64,38 +108,40 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     progress: bool = False,
     ray: str | None = None,
 ) -> Study:
-    """Propose for each task which layers to read and how many blocks to keep; do it, and measure again.
+    """Propose for each task which layers to read and how many blocks to keep; then cut the model, and measure again.
 
-    First a linear reader of every layer is trained, and one of a scalar mix of all of them, in one pass of the frozen
-    model. The lowest layer whose mean score is within `tolerance` of the best tells how many blocks stay; the readers'
-    layers are those up to there that come as close to it. Then the model is cut, a linear reader of a scalar mix of
-    those layers is trained, and held against that of all layers of the whole model, seed by seed. A model with an
-    output over a vocabulary is asked for the tokens of `texts` too, whole and cut. The conclusions say what was lost,
-    and whether the interval allows it.
+    First, in one pass of the frozen model, a linear reader of every layer is trained, and one of a scalar mix of all
+    layers. The lowest layer whose mean score is within `tolerance` of the best one decides how many blocks are kept.
+    The layers to read are that layer, and the lower ones whose scores are within `tolerance` of it. Then the model is
+    cut, a linear reader of a scalar mix of those layers is trained, and it is compared, seed by seed, with the reader
+    of all layers of the whole model. If the model has an output over a vocabulary, the perplexity of `texts` is
+    measured before and after the cut. The conclusions say what was lost, and whether the interval supports it.
 
-    What is chosen (layers, blocks, and the epoch of every reader) is chosen on a tenth of the training rows, which each
-    seed holds out anew, and no reader learns from them; the validation rows have no part in it, and measure what was
-    lost. The scores of the phase "layers" are of the rows held out.
+    Layers, blocks and the epoch of every reader are chosen on a tenth of the training rows. Each seed draws these rows
+    again, and no reader is trained on them. The validation rows play no part in any choice; what is lost is measured on
+    them. The scores of the phase "layers" are those on the tenth of the training rows.
 
     Args:
-        model: A folder or name, which each cell loads itself (as Ray needs), or a model.
-        tasks: Name -> task, with train and validation parts.
-        texts: For perplexity.
-        processor: Tokenizer or image processor; None: the one of the name.
-        tolerance: How much of a task's score may be lost.
-        seeds: Of the readers' start, the rows held out and the order of rows; one allows no conclusion.
-        output: Folder for the cells that ended (in "layers" and "cut"), and for each task that is cut its model (in
-            "models") and the bank with its reader, of the first seed (in "readers"), which that seed's cell writes;
-            None: nothing is written.
-        epochs: Of the readers' training, as in `removal`; so are all other options.
+        model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.
+        tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
+        texts: Texts, or pairs of texts, to measure the perplexity on. None: it is not measured.
+        processor: Tokenizer or image processor. None: the one saved with the model.
+        tolerance: How much of a task's score may be lost, in units of its metric; at least 0.
+        seeds: Seeds of the readers' initial weights, of the tenth of the rows, and of the order of the rows. One seed
+            allows no conclusion.
+        epochs: Number of epochs of the readers. This and all other options are the same as in `removal`.
+        output: Folder for the finished cells, in "layers" and "cut". For each task that is cut, its model is saved in
+            "models" and a bank with its reader, of the first seed, in "readers". None: nothing is written.
 
     Returns:
-        A study whose table has "task", "phase" ("layers", "whole" or "cut"), "layer", "blocks" (that stay), "seed",
-        "measure" (the task's metric; "perplexity", "parameters" and "speedup", how many times as fast a pass of the cut
-        model is) and "score". `settings["proposals"]` has "keep" and "read" of each task.
+        A study with the columns "task", "phase" ("layers", "whole" or "cut"), "layer", "blocks" (number of blocks that
+        are kept), "seed", "measure" and "score". Measures are the task's metric, "perplexity", "parameters" (number of
+        parameters) and "speedup" (time of a pass of the whole model divided by that of the cut model).
+        `settings["proposals"]` has "keep" and "read" for each task.
 
     Raises:
         ConfigError: If `tolerance` is negative, there is no task or no seed, or all cells failed.
+        UnknownNameError: If a task does not have both splits, or the stack does not exist.
 
     Source:
         The probe by cutting of Singh and Giovanardi 2020, figure 2, turned into a decision.
@@ -105,65 +151,61 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
     if not named or not seeds:
         raise ConfigError(f"{_OP}: there is no {'seed' if named else 'task'}; at least one is needed.")
     edited = edited_stack(model, processor, stack, _OP)
-    training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
-    facts = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds), "chosen_on": "a tenth of train"}
-    facts["phases"] = ["layers", "whole", "cut"]
-    settings = cell_settings(model, named, edited, training, **facts)
-    how: dict[str, Any] = {"resume": resume, "progress": progress, "ray": ray}
-    first = [
+    training: Training = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+    }
+    options: dict[str, JSON] = {"texts": len(listed), "tolerance": tolerance, "seeds": list(seeds)}
+    options |= {"chosen_on": "a tenth of train", "phases": ["layers", "whole", "cut"]}
+    settings = cell_settings(model, named, edited, training, **options)
+    start = _Start(model, processor, stack, training)
+    run = partial(run_cells, settings=settings, resume=resume, progress=progress, ray=ray)
+    layer_cells = [
         Cell(
             {"task": name, "phase": "layers", "seed": seed},
-            partial(_layers, model, processor, task, stack, seed, training),
+            partial(_score_layers, start, task, seed),
         )
         for name, task in named.items()
         for seed in seeds
     ]
-    probed, failures = run_cells(first, settings=settings, output=output and output / "layers", **how)
-    layers: DataFrame = probed if probed.empty else probed.query("phase == 'layers'")
-    found = {} if layers.empty else proposals(layers, {name: task.metric for name, task in named.items()}, tolerance)
-    settings["proposals"] = {
-        name: {"keep": proposal.keep, "read": list(proposal.read)} for name, proposal in found.items()
-    }
-    cut = {name: proposal for name, proposal in found.items() if proposal.keep < edited.depth}
-    written: dict[tuple[str, int], tuple[Path, Path]] = {}
-    if output is not None:
-        places = {name: (output / "models" / slug(name), output / "readers" / slug(name)) for name in cut}
-        written = {(name, seeds[0]): place for name, place in places.items()}
-    second = [
-        Cell(
-            {"task": name, "phase": "cut", "seed": seed},
-            partial(_cut, model, processor, named[name], proposal, seed, training, written.get((name, seed))),
-        )
-        for name, proposal in cut.items()
-        for seed in seeds
-    ]
-    second += [
-        Cell(
-            {"task": name, "phase": "cut", "seed": None},
-            partial(_costs, model, processor, named[name], proposal, listed, training["max_length"]),
-        )
-        for name, proposal in cut.items()
-    ]
-    measured, more = run_cells(second, settings=settings, output=output and output / "cut", **how)
-    return _study(probed, measured, [*failures, *more], settings, found, edited.depth, named)
-
-
-def _study(
-    probed: Any,
-    measured: Any,
-    failures: list[Failure],
-    settings: Row,
-    found: Mapping[str, Proposal],
-    depth: int,
-    named: Any,
-) -> Study:
-    columns = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
-    table = pd.concat([part for part in (probed, measured) if len(part)] or [probed]).reindex(columns=columns)
-    table = table.astype(dict.fromkeys(("layer", "blocks", "seed"), "Int64")).reset_index(drop=True)
+    layer_table, failures = run(layer_cells, output=output and output / "layers")
+    scored = layer_table if layer_table.empty else rows_where(layer_table, {"phase": "layers"})
     metrics = {name: task.metric for name, task in named.items()}
-    tolerance = settings["tolerance"]
-    sentences = [sentence(name, found[name], depth, table, metrics[name], tolerance) for name in found]
-    figures = {
+    proposed = {} if scored.empty else proposals(scored, metrics, tolerance)
+    settings["proposals"] = {
+        name: {"keep": proposal.keep, "read": list(proposal.read)} for name, proposal in proposed.items()
+    }
+    score_cells: list[Cell] = []
+    cost_cells: list[Cell] = []
+    for name, proposal in proposed.items():
+        if proposal.keep == edited.depth:
+            continue
+        for seed in seeds:
+            folders = _folders(output, name) if seed == seeds[0] else None
+            work = partial(_score_cut_model, start, named[name], proposal, seed, folders)
+            score_cells.append(Cell({"task": name, "phase": "cut", "seed": seed}, work))
+        work = partial(_measure_costs, start, named[name], proposal, listed)
+        cost_cells.append(Cell({"task": name, "phase": "cut", "seed": None}, work))
+    cut_table, cut_failures = run([*score_cells, *cost_cells], output=output and output / "cut")
+    table = pd.concat([part for part in (layer_table, cut_table) if len(part)] or [layer_table])
+    table = table.reindex(columns=_COLUMNS).astype(dict.fromkeys(("layer", "blocks", "seed"), "Int64"))
+    table = table.reset_index(drop=True)
+    sentences = [
+        sentence(name, proposal, edited.depth, table, metrics[name], tolerance) for name, proposal in proposed.items()
+    ]
+    return study_of_cells(_OP, table, [*failures, *cut_failures], settings, _figures(metrics), sentences)
+
+
+def _folders(output: Path | None, task: str) -> _Folders | None:
+    """Return the folders in `output` for the result for one task; None if nothing is written."""
+    return None if output is None else _Folders(output / "models" / slug(task), output / "readers" / slug(task))
+
+
+def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
+    """Return a chart per metric: the score of each layer's linear reader. `metrics` is task name -> its metric."""
+    return {
         metric: Figure(
             "line",
             x="layer",
@@ -175,156 +217,188 @@ def _study(
         )
         for metric in dict.fromkeys(metrics.values())
     }
-    return study_of_cells(_OP, table, failures, settings, figures, sentences)
 
 
-def _layers(
-    model: Any, processor: Any, task: Task, stack: str | None, seed: int, training: Mapping[str, Any]
-) -> list[Row]:
-    """In one pass a linear reader of every layer, scored on rows that were held out of those to learn from.
+def _score_layers(start: _Start, task: Task, seed: int) -> list[Row]:
+    """Run a cell of the phase "layers": train a linear reader of every layer, and one of all layers, in one pass.
 
-    Beside them stands one of all layers, "whole", which is scored on the validation rows.
+    Args:
+        start: What all cells have in common.
+        task: The task.
+        seed: Seed of the readers, and of the tenth of the training rows that no reader is trained on.
+
+    Returns:
+        A row per layer, with its score on that tenth; and a row of the phase "whole" with the score of the reader of
+        all layers on the validation rows.
     """
-    own, reader = fresh_model(model, processor)
-    held = task.held_out(seed)
-    bank, used = ReaderBank(own, reader), select_blocks(own, "all", stack, _OP)[0]
-    names = {f"layer{layer}": layer for layer in range(used.layers)}
-    for name, layer in names.items():
-        bank.add(name, _reader(task, [layer], used.name, seed))
-    bank.add("whole", _reader(task, range(1, used.layers), used.name, seed))
-    fit(bank, dict.fromkeys(bank, held), seed=seed, progress=False, **training)
-    scores = evaluate(bank, {**dict.fromkeys(names, held), "whole": task})
-    facts = {"measure": task.metric, "stack": used.name}
-    rows = [{"layer": layer, **facts, "score": scores[name][task.metric]} for name, layer in names.items()]
-    return [*rows, {"phase": "whole", "blocks": used.depth, **facts, "score": scores["whole"][task.metric]}]
+    model, processor = fresh_model(start.model, start.processor)
+    held_out = task.held_out(seed)
+    bank, stack = ReaderBank(model, processor), select_blocks(model, "all", start.stack, _OP)[0]
+    layers = {f"layer{layer}": layer for layer in range(stack.layers)}
+    for name, layer in layers.items():
+        bank.add(name, _mix_reader(task, [layer], stack.name, seed))
+    bank.add("whole", _mix_reader(task, range(1, stack.layers), stack.name, seed))
+    fit(bank, dict.fromkeys(bank, held_out), seed=seed, progress=False, **start.training)
+    scores = evaluate(bank, {**dict.fromkeys(layers, held_out), "whole": task})
+    facts = {"measure": task.metric, "stack": stack.name}
+    rows: list[Row] = [{"layer": layer, **facts, "score": scores[name][task.metric]} for name, layer in layers.items()]
+    return [*rows, {"phase": "whole", "blocks": stack.depth, **facts, "score": scores["whole"][task.metric]}]
 
 
-def _reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
-    plain = linear_reader(task, stack=stack, seed=seed)
-    return Reader(ScalarMix(layers=list(layers)), plain.head, stack, seed)
+def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
+    """Return the settings of a linear reader of a scalar mix of some layers."""
+    return Reader(ScalarMix(layers=list(layers)), linear_reader(task, stack=stack, seed=seed).head, stack, seed)
 
 
-def _cut(
-    model: Any,
-    processor: Any,
-    task: Task,
-    plan: Proposal,
-    seed: int,
-    training: Mapping[str, Any],
-    folders: tuple[Path, Path] | None,
-) -> list[Row]:
-    """A reader of a mix of layers of the cut model, scored on the validation rows; both are written to `folders`."""
-    own, reader = fresh_model(model, processor)
-    truncate_(own, plan.keep, plan.stack)
-    bank = ReaderBank(own, reader)
-    bank.add("task", _reader(task, plan.read, plan.stack, seed))
-    fit(bank, {"task": task.held_out(seed)}, seed=seed, progress=False, **training)
+def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, folders: _Folders | None) -> list[Row]:
+    """Run a cell of the phase "cut": cut the model, train a reader of the proposed layers, and return its score.
+
+    Args:
+        start: What all cells have in common.
+        task: The task; the score is that on its validation rows.
+        proposal: What is proposed for the task.
+        seed: Seed of the reader, and of the tenth of the training rows that it is not trained on.
+        folders: Where to save the cut model and the bank. None: they are not saved.
+    """
+    model, processor = fresh_model(start.model, start.processor)
+    truncate_(model, proposal.keep, proposal.stack)
+    bank = ReaderBank(model, processor)
+    bank.add("task", _mix_reader(task, proposal.read, proposal.stack, seed))
+    fit(bank, {"task": task.held_out(seed)}, seed=seed, progress=False, **start.training)
     score = evaluate(bank, {"task": task})["task"][task.metric]
     if folders is not None:
-        _write(bank, reader, *folders)
-    return [{"blocks": plan.keep, "measure": task.metric, "score": score}]
+        save(bank.model, folders.model, processor)
+        save_bank(bank, folders.readers)  # it names the model's folder as its base
+    return [{"blocks": proposal.keep, "measure": task.metric, "score": score}]
 
 
-def _costs(
-    model: Any, processor: Any, task: Task, plan: Proposal, texts: list[Any], max_length: int | None
-) -> list[Row]:
-    """Parameters, time and perplexity of the whole model and the cut one."""
-    whole, reader = fresh_model(model, processor)
-    cut, _ = fresh_model(model, processor)
-    depth = select_blocks(whole, "all", plan.stack, _OP)[0].depth
-    truncate_(cut, plan.keep, plan.stack)
-    sides = {"whole": (whole, depth), "cut": (cut, plan.keep)}
+def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
+    """Run the cell that measures parameters, speed and perplexity of the whole model and of the cut model.
+
+    Args:
+        start: What all cells have in common.
+        task: The task; passes over some of its validation rows are timed.
+        proposal: What is proposed for the task.
+        texts: Texts for the perplexity. Without texts, or without an output over a vocabulary, it is not measured.
+    """
+    whole, processor = fresh_model(start.model, start.processor)
+    cut, _ = fresh_model(start.model, start.processor)
+    depth = select_blocks(whole, "all", proposal.stack, _OP)[0].depth
+    truncate_(cut, proposal.keep, proposal.stack)
+    max_length = start.training["max_length"]
     rows: list[Row] = []
-    for phase, (own, blocks) in sides.items():
+    for phase, model, blocks in (("whole", whole, depth), ("cut", cut, proposal.keep)):
         place = {"phase": phase, "blocks": blocks}
-        rows.append({**place, "measure": "parameters", "score": own.num_parameters()})
-        if texts and own.get_output_embeddings() is not None:
-            rows.append({**place, "measure": "perplexity", "score": perplexity(own, texts, reader, blocks, max_length)})
-    kind = task.kind
-    options = EncodeOptions(part="predict", max_length=kind.length_limit(whole, reader, max_length))
-    part = task.split("validation")
-    count = min(len(part), _TIMED_ROWS)
-    inputs = kind.encode(part.select_rows(range(count)), reader, options)
+        rows.append({**place, "measure": "parameters", "score": model.num_parameters()})
+        if texts and model.get_output_embeddings() is not None:
+            score = perplexity(model, texts, processor, blocks, max_length)
+            rows.append({**place, "measure": "perplexity", "score": score})
+    kind, validation = task.kind, task.split("validation")
+    options = EncodeOptions(part="predict", max_length=kind.length_limit(whole, processor, max_length))
+    count = min(len(validation), _TIMED_ROWS)
+    inputs = kind.encode(validation.select_rows(range(count)), processor, options)
     batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
-    ratios = []
-    for _ in range(_TIMES):
-        took = [_seconds(own, batch) for own, _ in sides.values()]
-        ratios.append(took[0] / took[1])
-    return [*rows, {"blocks": plan.keep, "measure": "speedup", "score": median(ratios)}]
+    # in turns, because the speed of a machine changes over time
+    speedup = median(_seconds(whole, batch) / _seconds(cut, batch) for _ in range(_REPEATS))
+    return [*rows, {"blocks": proposal.keep, "measure": "speedup", "score": speedup}]
 
 
 @torch.no_grad()
-def _seconds(model: PreTrainedModel, batch: Mapping[str, Any]) -> float:
+def _seconds(model: PreTrainedModel, batch: Batch) -> float:
+    """Return the time of one pass of a model's backbone, in seconds."""
     with evaluating(model):
         start = time.perf_counter()
-        model.base_model(**batch)
+        model.base_model(**batch)  # pyright: ignore[reportCallIssue]
         return time.perf_counter() - start
 
 
-def _write(bank: ReaderBank, processor: Any, model: Path, readers: Path) -> None:
-    """The cut model, and the bank with its reader, which names that folder as its base."""
-    save(bank.model, model, processor)
-    save_bank(bank, readers)
-
-
-@final
-@dataclass(frozen=True)
-class Proposal:
-    """How many blocks to keep, and at which layers to read."""
-
-    keep: int
-    read: tuple[int, ...]
-    stack: str
-
-
 def proposals(table: DataFrame, metrics: Mapping[str, str], tolerance: float) -> dict[str, Proposal]:
-    """Per task the fewest blocks whose top layer scores within `tolerance` of the best layer, by the mean over seeds.
+    """Return task -> what is proposed for it, by the scores of its layers.
 
-    `table` has "task", "layer", "stack" and "score", a row per seed. One block at least stays. Layers to read are that
-    one, and those below that come within `tolerance` of it.
+    The blocks to keep end at the lowest layer whose mean score over seeds is within `tolerance` of the best one; at
+    least one block is kept. The layers to read are that layer, and all lower ones within `tolerance` of its score.
+
+    Args:
+        table: The columns "task", "layer", "stack" and "score", with a row per layer and seed.
+        metrics: Task name -> its metric, which says whether higher scores are better.
+        tolerance: The tolerance, in units of the metric.
     """
-    found: dict[str, Proposal] = {}
-    for name, rows in table.groupby("task", sort=False):
-        sign = -1 if metrics[str(name)] in LOWER else 1
-        means: dict[int, float] = {int(k): sign * v for k, v in rows.groupby("layer")["score"].mean().items()}  # pyright: ignore
+    scores: dict[str, dict[int, list[float]]] = {}
+    stacks: dict[str, str] = {}
+    columns = (table[column] for column in ("task", "stack", "layer", "score"))
+    for task, stack, layer, score in zip(*columns, strict=True):
+        sign = -1 if metrics[task] in LOWER else 1
+        scores.setdefault(task, {}).setdefault(int(layer), []).append(sign * score)
+        stacks[task] = stack
+    proposed: dict[str, Proposal] = {}
+    for task, by_layer in scores.items():
+        means = {layer: fmean(by_layer[layer]) for layer in sorted(by_layer)}
         best = max(score for layer, score in means.items() if layer)
         keep = min(layer for layer, score in means.items() if layer and score >= best - tolerance)
-        read = tuple(layer for layer in sorted(means) if layer <= keep and means[layer] >= means[keep] - tolerance)
-        found[str(name)] = Proposal(keep, read, str(rows["stack"].iloc[0]))
-    return found
+        read = tuple(layer for layer in means if layer <= keep and means[layer] >= means[keep] - tolerance)
+        proposed[task] = Proposal(keep, read, stacks[task])
+    return proposed
 
 
-def sentence(task: str, proposal: Proposal, depth: int, table: Any, metric: str, tolerance: float) -> str:
-    """What is proposed, what came of it, and whether the interval allows to say so."""
+def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric: str, tolerance: float) -> str:
+    """Return the conclusion for one task: what is proposed, what it changes, and whether the interval supports it.
+
+    Args:
+        task: Name of the task.
+        proposal: What is proposed for it.
+        depth: Number of blocks of the whole model.
+        table: The study's table.
+        metric: The task's metric.
+        tolerance: How much of the score may be lost.
+    """
     if proposal.keep == depth:
         return f"{task}: keep all {depth} blocks; no lower layer comes within {tolerance:g} of the best {metric}."
-    own = table[table["task"] == task]
+    rows = rows_where(table, {"task": task})
     what = f"{task}: read at {_and(proposal.read)}; keep {proposal.keep} of {pluralize(depth, 'block')}"
-    sides = [own[(own["measure"] == metric) & (own["phase"] == phase)] for phase in ("whole", "cut")]
-    whole, cut = (side.dropna(subset=["seed"]).set_index("seed")["score"].to_dict() for side in sides)
+    whole, cut = (_scores_by_seed(rows_where(rows, {"measure": metric, "phase": phase})) for phase in ("whole", "cut"))
     changes = [cut[seed] - whole[seed] for seed in cut if seed in whole]
     if not changes:
         return f"{what}. It could not be measured: its cells failed."
     summary = summarise(changes)
     interval = "" if summary.interval is None else f" ± {summary.interval:.3f}"
-    said = f"{what}: {metric} {summary.mean:+.3f}{interval}{_costs_text(own)}"
-    return f"{said}. {_verdict(-1 if metric in LOWER else 1, summary.mean, summary.interval, tolerance, len(changes))}"
+    change = f"{metric} {summary.mean:+.3f}{interval}{_costs_text(rows)}"
+    sign = -1 if metric in LOWER else 1
+    return f"{what}: {change}. {_verdict(sign * summary.mean, summary.interval, tolerance, len(changes))}"
 
 
-def _verdict(sign: int, mean: float, interval: float | None, tolerance: float, seeds: int) -> str:
+def _scores_by_seed(rows: DataFrame) -> dict[int, float]:
+    """Return seed -> score, for the table rows that have a seed."""
+    rows = rows.dropna(subset=["seed"])
+    return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
+
+
+def _verdict(change: float, interval: float | None, tolerance: float, seeds: int) -> str:
+    """Return the sentence that says whether no more than `tolerance` is lost.
+
+    Args:
+        change: Mean change of the score over seeds; negative is worse.
+        interval: Half of its 95 % interval. None: there is one seed.
+        tolerance: How much may be lost.
+        seeds: Number of seeds.
+    """
     if interval is None:
         return "One seed allows no interval, and no conclusion."
-    worst, best = sign * mean - interval, sign * mean + interval
     facts = f"(95 % interval over {seeds} seeds)"
-    if worst >= -tolerance:
+    if change - interval >= -tolerance:
         return f"No more than {tolerance:g} is lost {facts}."
-    if best < -tolerance:
+    if change + interval < -tolerance:
         return f"More than {tolerance:g} is lost {facts}: do not cut there."
     return f"The interval does not allow to conclude that no more than {tolerance:g} is lost {facts}."
 
 
-def _costs_text(own: Any) -> str:
-    scores = {(row.phase, row.measure): row.score for row in own.itertuples()}
+def _costs_text(rows: DataFrame) -> str:
+    """Return what a cut changes besides the score, such as ", 1.30 x as fast, 16% fewer parameters".
+
+    Args:
+        rows: Table rows of one task. Measures that they do not have are left out.
+    """
+    columns = (rows[column] for column in ("phase", "measure", "score"))
+    scores = {(phase, measure): score for phase, measure, score in zip(*columns, strict=True)}
     parts: list[str] = []
     if ("cut", "speedup") in scores:
         parts.append(f"{scores['cut', 'speedup']:.2f} x as fast")
@@ -336,5 +410,6 @@ def _costs_text(own: Any) -> str:
 
 
 def _and(layers: Sequence[int]) -> str:
+    """Return layer numbers as text, such as "2, 3 and 4"."""
     *most, last = map(str, layers)
     return f"{', '.join(most)} and {last}" if most else last

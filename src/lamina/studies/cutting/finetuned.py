@@ -1,9 +1,9 @@
-"""What cells of studies that fine-tune an edited model have in common, and sentences of paired runs."""
+"""Fine-tune an edited model in a cell of a study, and compare runs that were trained with the same seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypedDict
 
 import torch
 
@@ -11,41 +11,74 @@ from lamina.errors import ConfigError
 from lamina.prediction.evaluate import evaluate
 from lamina.recipes.edits import apply_edits
 from lamina.studies.sources import fresh_model
+from lamina.studies.study import rows_where
 from lamina.train.fit import finetune
 from lamina.train.results import summarise
-from lamina.utils import check_range, derive_seed, seed_torch
+from lamina.utils import JSON, check_range, derive_seed, seed_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Processor
+    from lamina.studies.sources import Training
     from lamina.tasks.task import Task
 
-Edits = Sequence[tuple[str, Mapping[str, Any]]]  # names of edits with their arguments, as in a recipe's methods
+# Names of edits with their arguments, as in the methods of a recipe: [("insert", {"position": "ffn", ...})].
+Edits: TypeAlias = Sequence[tuple[str, Mapping[str, JSON]]]
 
 
-def finetuned(
+class FinetunedRow(TypedDict):
+    """A table row of a cell that fine-tunes a model.
+
+    Attributes:
+        stage: "start", before training, or "trained", after the last epoch.
+        measure: Name of the metric.
+        score: The metric on the validation split.
+    """
+
+    stage: str
+    measure: str
+    score: float
+
+
+def finetuned_rows(
     model: PreTrainedModel | str | Path,
-    processor: Any,
+    processor: Processor | None,
     task: Task,
     edits: Edits,
     seed: int,
-    training: Mapping[str, Any],
+    training: Training,
     *,
-    start: bool = False,
-) -> list[dict[str, Any]]:
-    """Edit a fresh model, fine-tune all of it, and score its last epoch: a row per metric, with `start` before too."""
+    score_start: bool = False,
+) -> list[FinetunedRow]:
+    """Edit a fresh model, fine-tune all of its weights, and return its scores after the last epoch.
+
+    Args:
+        model: A model, which is copied, or the name or folder to load it from, with a new head for the task.
+        processor: The processor. None: the one saved with the model.
+        task: The task to train on and to score.
+        edits: Edits to apply before training; may be empty.
+        seed: Seed of a new head, of the edits' new weights, and of the order of the rows.
+        training: The training options.
+        score_start: Whether to score the edited model before training too.
+
+    Returns:
+        A row per metric of the task; with `score_start` first those of the stage "start".
+    """
     kind = task.kind
     with torch.random.fork_rng():
         seed_torch(derive_seed(seed, "head"))
         labels = task.labels if kind.has_classes else None
-        own, reader = fresh_model(model, processor, head=kind.auto_class, labels=labels)
-    apply_edits(own, edits, seed=seed, where="study")
+        edited, used_processor = fresh_model(model, processor, head=kind.auto_class, labels=labels)
+    apply_edits(edited, edits, seed=seed, where="study")
     stages: dict[str, Mapping[str, float]] = {}
-    if start:
-        stages["start"] = evaluate(own, {"task": task}, processor=reader, max_length=training["max_length"])["task"]
-    result = finetune(own, task, processor=reader, seed=seed, keep="last", progress=False, **training)
+    if score_start:
+        scores = evaluate(edited, {"task": task}, processor=used_processor, max_length=training["max_length"])
+        stages["start"] = scores["task"]
+    result = finetune(edited, task, processor=used_processor, seed=seed, keep="last", progress=False, **training)
     (stages["trained"],) = result.best.values()
     return [
         {"stage": stage, "measure": metric, "score": scores[metric]}
@@ -56,7 +89,17 @@ def finetuned(
 
 
 def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
-    """How many blocks are edited, "all" for 0 to the depth; a ConfigError if there are not so many, or no seeds."""
+    """Return the numbers of blocks to edit, one per run; "all" is every number from 0 to `depth`.
+
+    Args:
+        op: Name of the study, for error messages.
+        counts: The numbers, or "all".
+        depth: Number of blocks of the model.
+        seeds: Seeds of the study, which are checked too.
+
+    Raises:
+        ConfigError: If a number is below 0 or above `depth`, or there is no seed.
+    """
     chosen = list(range(depth + 1)) if counts == "all" else list(counts)
     for count in chosen:
         check_range(op, "counts", count, 0, depth)
@@ -65,16 +108,27 @@ def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, se
     return chosen
 
 
-def trained_scores(table: Any, task: str, metric: str, **place: Any) -> dict[int, float]:
-    """The scores of a task's last epoch by seed, of the rows with these values in other columns."""
-    own = table[(table["task"] == task) & (table["measure"] == metric) & (table["stage"] == "trained")]
-    for column, value in place.items():
-        own = own[own[column] == value]
-    return own.set_index("seed")["score"].to_dict()
+def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) -> dict[int, float]:
+    """Return seed -> score after the last epoch, for the table rows of one task and metric.
+
+    Args:
+        table: The study's table.
+        task: Name of the task.
+        metric: Name of the metric.
+        **columns: Column -> value that the rows have as well.
+    """
+    rows = rows_where(table, {"task": task, "measure": metric, "stage": "trained", **columns})
+    return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
 
 
-def compared(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:
-    """A sentence on two ways to train with the same seeds: seed -> score of each."""
+def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:
+    """Return a sentence that compares edited models with unedited ones that were trained with the same seeds.
+
+    Args:
+        what: What is compared; the sentence begins with it.
+        scores: Seed -> score of the edited model.
+        reference: Seed -> score of the model without the edit.
+    """
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:
         return f"{what}: nothing to compare it with: no score without the edit."

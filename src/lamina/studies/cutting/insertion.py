@@ -1,40 +1,57 @@
-"""Inserted layers: the score against how many there are, at the top or the bottom, with and without the identity."""
+"""The study `insertion`: what inserted layers cost, by their number, their place and their initial weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from lamina.errors import check_known
-from lamina.studies.cutting.finetuned import block_counts, compared, finetuned, trained_scores
+from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import cell_settings, edited_stack, named_tasks, study_of_cells
 from lamina.studies.study import Figure
-from lamina.utils import pluralize
+from lamina.utils import JSON, pluralize
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
+    from lamina.layers.types import Processor
+    from lamina.studies.cutting.finetuned import Edits, FinetunedRow
+    from lamina.studies.sources import Training
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 
 _OP = "insertion"
-_STARTS: dict[str, dict[str, str]] = {
+_STARTS: dict[str, dict[str, JSON]] = {  # name of a start -> the arguments of `insert_` that give it
     "identity": {"init": "identity"},
     "xavier": {"init": "xavier", "placement": "output"},
 }
-_NONE = "none"  # the end and start of a model without inserted layers
-Row = dict[str, Any]
+_NONE = "none"  # the end and the start of a model without inserted layers
+
+
+class _Insertion(NamedTuple):
+    """Which layers are inserted into a model; the fields are columns of the study's table.
+
+    Attributes:
+        end: Where the blocks are that get inserted layers: "top", "bottom", or "none" if there are none.
+        start: Initial weights: "identity", "xavier", or "none".
+        inserted: Number of blocks that get inserted layers.
+    """
+
+    end: str
+    start: str
+    inserted: int
 
 
 def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,
     *,
-    processor: Any = None,
+    processor: Processor | None = None,
     counts: Literal["all"] | Sequence[int] = "all",
     ends: Sequence[Literal["top", "bottom"]] = ("top", "bottom"),
     starts: Sequence[Literal["identity", "xavier"]] = ("identity", "xavier"),
@@ -50,29 +67,32 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     progress: bool = False,
     ray: str | None = None,
 ) -> Study:
-    """Insert layers into the top k or the bottom k blocks, fine-tune everything, and score the last epoch.
+    """Insert layers into the top k or the bottom k blocks, fine-tune the whole model, and score the last epoch.
 
-    Each model is scored right after the insertion too: with a task of hidden tokens (`Task.masked_lm`) that says what
-    the insertion breaks, and what of it training mends.
+    Each model is also scored right after the insertion, before training. With a task of hidden tokens
+    (`Task.masked_lm`) this shows what the insertion breaks, and how much of it training repairs.
 
     Args:
-        model: A folder or name, which is loaded with a new head for each task; or a model with a head for them.
-        tasks: Name -> task, with train and validation parts.
-        processor: Tokenizer or image processor; None: the one of the name.
-        counts: How many blocks get inserted layers; "all": 0 to the depth.
-        ends: Whether they are counted from the "top" or the "bottom".
-        starts: "identity", so that nothing changes at first; or "xavier" with the activation on the output.
-        position: Where in a block; see `lamina.insert_`.
-        seeds: Each decides the new weights, the head and the order of the rows.
-        epochs: Of fine-tuning, as in `reinit`; so are the options that follow.
+        model: A folder or name, which is loaded with a new head for each task; or a model with a head for the tasks,
+            which is copied.
+        tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
+        processor: Tokenizer or image processor. None: the one saved with the model.
+        counts: Numbers of blocks that get inserted layers; "all" is 0 to the depth.
+        ends: Whether these blocks are counted from the "top" or the "bottom".
+        starts: Initial weights: "identity", so that nothing changes at first, or "xavier", with the activation on the
+            output.
+        position: Where in a block the layers are inserted; see `lamina.insert_`.
+        seeds: Seeds; each decides the new weights, the head and the order of the rows.
+        epochs: Number of fine-tuning epochs. This and all further options are the same as in `reinit`.
 
     Returns:
-        A study whose table has "task", "end", "start" (both "none" where nothing is inserted), "inserted" (how many
-        blocks have layers), "seed", "stage" ("start", "trained"), "measure" (each metric of the task) and "score".
+        A study with the columns "task", "end", "start" (both "none" if nothing is inserted), "inserted" (number of
+        blocks with inserted layers), "seed", "stage" ("start" or "trained"), "measure" (each metric of the task) and
+        "score".
 
     Raises:
         ConfigError: If a count is out of range, there is no seed, or all cells failed.
-        UnknownNameError: If there is no such end or start.
+        UnknownNameError: If an end or start does not exist, or a task does not have both splits.
 
     Source:
         The insertion paper, figures 3, 4 and 6: layers in the top k and bottom k blocks; "xavier" is its "without the
@@ -83,52 +103,85 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     named = named_tasks(tasks)
     edited = edited_stack(model, processor, stack, _OP)
     chosen = block_counts(_OP, counts, edited.depth, seeds)
-    training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
-    ways = [(end, start, count) for end in ends for start in starts for count in chosen if count]
-    ways = [*[(_NONE, _NONE, 0)] * (0 in chosen), *ways]
+    training: Training = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+    }
+    insertions = [_Insertion(_NONE, _NONE, 0)] if 0 in chosen else []
+    insertions += [_Insertion(end, start, count) for end in ends for start in starts for count in chosen if count]
     cells = [
         Cell(
-            {"task": name, "end": end, "start": start, "inserted": count, "seed": seed},
-            partial(_cell, model, processor, task, _edits(edited, end, start, count, position), seed, training),
+            {"task": name, **inserted._asdict(), "seed": seed},
+            partial(_cell, model, processor, task, _edits(edited, inserted, position), seed, training),
         )
         for name, task in named.items()
-        for end, start, count in ways
+        for inserted in insertions
         for seed in seeds
     ]
-    own = {"counts": chosen, "ends": list(ends), "starts": list(starts), "position": position, "seeds": list(seeds)}
-    settings = cell_settings(model, named, edited, training, **own)
+    options: dict[str, JSON] = {
+        "counts": chosen,
+        "ends": list(ends),
+        "starts": list(starts),
+        "position": position,
+        "seeds": list(seeds),
+    }
+    settings = cell_settings(model, named, edited, training, **options)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
-    tried = [(name, task.metric, way) for name, task in named.items() for way in _most(ways)] if len(table) else []
-    return study_of_cells(_OP, table, failures, settings, _figures(named), [_sentence(table, *what) for what in tried])
+    sentences = [
+        _sentence(table, name, task.metric, inserted)
+        for name, task in named.items()
+        for inserted in (_with_most_layers(insertions) if len(table) else ())
+    ]
+    return study_of_cells(_OP, table, failures, settings, _figures(named), sentences)
 
 
-def _edits(stack: LayerStack, end: str, start: str, count: int, position: str) -> list[tuple[str, Row]]:
-    if not count:
+def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
+    """Return the edits that make an insertion; [] if nothing is inserted.
+
+    Args:
+        stack: The stack whose blocks get layers.
+        inserted: Number and place of these blocks, and the initial weights.
+        position: Where in a block the layers are inserted.
+    """
+    if not inserted.inserted:
         return []
-    first = 1 if end == "bottom" else stack.depth - count + 1
-    layers = list(range(first, first + count))
-    return [("insert", {"position": position, "layers": layers, "stack": stack.name, **_STARTS[start]})]
+    first = 1 if inserted.end == "bottom" else stack.depth - inserted.inserted + 1
+    layers = list(range(first, first + inserted.inserted))
+    return [("insert", {"position": position, "layers": layers, "stack": stack.name, **_STARTS[inserted.start]})]
 
 
 def _cell(
-    model: Any, processor: Any, task: Task, edits: Any, seed: int, training: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    return finetuned(model, processor, task, edits, seed, training, start=True)
+    model: PreTrainedModel | str | Path,
+    processor: Processor | None,
+    task: Task,
+    edits: Edits,
+    seed: int,
+    training: Training,
+) -> list[FinetunedRow]:
+    """Run one cell: insert layers into a fresh model and score it before and after fine-tuning."""
+    return finetuned_rows(model, processor, task, edits, seed, training, score_start=True)
 
 
-def _most(ways: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-    """Of each end and start the way with most layers."""
-    return list({way[:2]: way for way in sorted(ways, key=lambda way: way[2]) if way[2]}.values())
+def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
+    """Return, for each end and start, the insertion with the largest number of blocks."""
+    by_count = sorted(
+        (inserted for inserted in insertions if inserted.inserted), key=lambda inserted: inserted.inserted
+    )
+    return list({(inserted.end, inserted.start): inserted for inserted in by_count}.values())
 
 
-def _sentence(table: Any, task: str, metric: str, way: tuple[str, str, int]) -> str:
-    end, start, count = way
-    what = f"{task}: {metric} with layers in the {end} {pluralize(count, 'block')}, {start} start, against none"
-    scores = trained_scores(table, task, metric, end=end, start=start, inserted=count)
-    return compared(what, scores, trained_scores(table, task, metric, inserted=0))
+def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
+    """Return a sentence that compares the scores with one insertion with those without inserted layers."""
+    blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
+    what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
+    scores = trained_scores(table, task, metric, **inserted._asdict())
+    return comparison_sentence(what, scores, trained_scores(table, task, metric, inserted=0))
 
 
 def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
+    """Return a chart per metric and end: the score by the number of blocks with inserted layers."""
     metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ("top", "bottom"))
     return {
         f"{metric} {end}": Figure(

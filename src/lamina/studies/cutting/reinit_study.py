@@ -1,21 +1,26 @@
-"""What pre-training gave each layer: re-initialise the top blocks, fine-tune, and see what is lost."""
+"""The study `reinit`: what pre-training gave each layer, by re-initialising the top blocks before fine-tuning."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from lamina.studies.cutting.finetuned import block_counts, compared, finetuned, trained_scores
+from lamina.studies.cutting.finetuned import block_counts, comparison_sentence, finetuned_rows, trained_scores
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import cell_settings, edited_stack, named_tasks, study_of_cells
-from lamina.studies.study import Figure
-from lamina.utils import check_range, pluralize
+from lamina.studies.study import Figure, rows_where
+from lamina.utils import JSON, check_range, pluralize
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from transformers import PreTrainedModel
 
+    from lamina.layers import LayerStack
+    from lamina.layers.types import Processor
+    from lamina.studies.cutting.finetuned import Edits, FinetunedRow
+    from lamina.studies.sources import Training
     from lamina.studies.study import Study
     from lamina.tasks.task import Task
 
@@ -26,7 +31,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task,
     *,
-    processor: Any = None,
+    processor: Processor | None = None,
     counts: Literal["all"] | Sequence[int] = "all",
     fractions: Sequence[float] = (1.0, 0.1, 0.01),
     seeds: Sequence[int] = (0, 1, 2),
@@ -41,34 +46,37 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     progress: bool = False,
     ray: str | None = None,
 ) -> Study:
-    """Re-initialise the top n blocks, n = 0 to the depth, fine-tune everything, and score the last epoch.
+    """Re-initialise the top n blocks, n = 0 to the depth, fine-tune the whole model, and score the last epoch.
 
-    Where the curve stays flat, what the blocks had learnt was of no use to the task; fewer rows show it more clearly.
+    Where the curve over n is flat, the task did not need what these blocks had learnt in pre-training. With fewer
+    training rows this shows more clearly.
 
     Args:
-        model: A folder or name, which is loaded with a new head for each task; or a model with a head for them.
-        tasks: Name -> task, with train and validation parts.
-        processor: Tokenizer or image processor; None: the one of the name.
-        counts: How many blocks, from the top; "all": 0 to the depth.
-        fractions: Shares of the training rows, drawn anew for each seed.
-        seeds: Each decides the new weights, the head, the rows drawn and their order.
-        scope: What of the blocks is drawn anew; see `lamina.reinit_`.
-        epochs: Of fine-tuning.
+        model: A folder or name, which is loaded with a new head for each task; or a model with a head for the tasks,
+            which is copied.
+        tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
+        processor: Tokenizer or image processor. None: the one saved with the model.
+        counts: Numbers of blocks to re-initialise, from the top; "all" is 0 to the depth.
+        fractions: Shares of the training rows to train on; the rows are drawn with each seed.
+        seeds: Seeds; each decides the new weights, the head, the rows that are drawn and their order.
+        scope: Which weights of the blocks are re-initialised; see `lamina.reinit_`.
+        epochs: Number of fine-tuning epochs.
         batch_size: Rows per step.
-        learning_rate: The highest one, which falls to 0 linearly.
-        max_length: Tokens of a text; None: what the model reads.
-        stack: Which stack; None: the only one, or the encoder.
-        output: Folder for the cells that ended; None: memory alone.
-        resume: Run no cell again that ended there.
+        learning_rate: Peak learning rate; it falls to 0 linearly.
+        max_length: Maximum tokens per text. None: what the model allows.
+        stack: Name of the stack. None: the only one, or the encoder.
+        output: Folder for the finished cells. None: nothing is written.
+        resume: Do not run cells again that are already finished in `output`.
         progress: Show a progress bar.
-        ray: See `lamina.studies.runner.run_cells`.
+        ray: Where to run the cells as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this process.
 
     Returns:
-        A study whose table has "task", "fraction", "reinitialised" (how many blocks), "seed", "stage" ("trained"),
+        A study with the columns "task", "fraction", "reinitialised" (number of blocks), "seed", "stage" ("trained"),
         "measure" (each metric of the task) and "score".
 
     Raises:
         ConfigError: If a count or fraction is out of range, there is no seed, or all cells failed.
+        UnknownNameError: If a task does not have both splits, or the stack does not exist.
 
     Source:
         Singh and Giovanardi 2020, "How much does pre-trained information help?", figure 1: n = 0 to 12 of BERT, on all
@@ -80,23 +88,30 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     chosen = block_counts(_OP, counts, edited.depth, seeds)
     for fraction in fractions:
         check_range(_OP, "fractions", fraction, 0, 1)
-    training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
+    training: Training = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+    }
     cells = [
         Cell(
             {"task": name, "fraction": fraction, "reinitialised": count, "seed": seed},
-            partial(
-                _cell, model, processor, task, fraction, _edits(count, edited.depth, scope, edited.name), seed, training
-            ),
+            partial(_cell, model, processor, task, fraction, _edits(edited, count, scope), seed, training),
         )
         for name, task in named.items()
         for fraction in fractions
         for count in chosen
         for seed in seeds
     ]
-    own = {"counts": chosen, "fractions": list(fractions), "seeds": list(seeds), "scope": scope}
-    settings = cell_settings(model, named, edited, training, **own)
+    options: dict[str, JSON] = {"counts": chosen, "fractions": list(fractions), "seeds": list(seeds), "scope": scope}
+    settings = cell_settings(model, named, edited, training, **options)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
-    tried = [(name, task.metric, fraction) for name, task in named.items() for fraction in fractions]
+    sentences = [
+        _sentence(table, name, task.metric, fraction)
+        for name, task in named.items()
+        for fraction in (fractions if len(table) else ())
+    ]
     figures = {
         metric: Figure(
             "line",
@@ -104,34 +119,51 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
             colour="fraction",
             facet="task",
             where={"measure": metric},
-            title="Fine-tuned after the top blocks were drawn anew",
+            title="Fine-tuned after the top blocks were re-initialised",
             x_title="blocks re-initialised, from the top",
             value_title=metric,
-            note="Flat: what those blocks had learnt was of no use to the task.",
+            note="Flat: the task did not need what those blocks had learnt.",
         )
         for metric in dict.fromkeys(task.metric for task in named.values())
     }
-    said = [_sentence(table, *what) for what in tried] if len(table) else []
-    return study_of_cells(_OP, table, failures, settings, figures, said)
+    return study_of_cells(_OP, table, failures, settings, figures, sentences)
 
 
-def _edits(count: int, depth: int, scope: str, stack: str) -> list[tuple[str, dict[str, Any]]]:
-    layers = list(range(depth - count + 1, depth + 1))
-    return [("reinit", {"layers": layers, "scope": scope, "stack": stack})] if count else []
+def _edits(stack: LayerStack, count: int, scope: str) -> Edits:
+    """Return the edits that re-initialise the top `count` blocks of a stack; [] if `count` is 0."""
+    layers = list(range(stack.depth - count + 1, stack.depth + 1))
+    return [("reinit", {"layers": layers, "scope": scope, "stack": stack.name})] if count else []
 
 
 def _cell(
-    model: Any, processor: Any, task: Task, fraction: float, edits: Any, seed: int, training: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+    model: PreTrainedModel | str | Path,
+    processor: Processor | None,
+    task: Task,
+    fraction: float,
+    edits: Edits,
+    seed: int,
+    training: Training,
+) -> list[FinetunedRow]:
+    """Run one cell: edit a fresh model, fine-tune it on a share of the training rows, and return its scores."""
     sample = task if fraction == 1 else task.subsample(fraction=fraction, seed=seed)
-    return finetuned(model, processor, sample, edits, seed, training)
+    return finetuned_rows(model, processor, sample, edits, seed, training)
 
 
-def _sentence(table: Any, task: str, metric: str, fraction: float) -> str:
-    """What is lost with the most blocks drawn anew."""
-    reached = table[(table["task"] == task) & (table["fraction"] == fraction)]["reinitialised"]
-    most = int(reached.max()) if len(reached) else 0
-    scores, none = (trained_scores(table, task, metric, fraction=fraction, reinitialised=count) for count in (most, 0))
+def _sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
+    """Return a sentence that compares the largest number of re-initialised blocks with none, for a share of the rows.
+
+    Args:
+        table: The study's table.
+        task: Name of the task.
+        metric: Its metric.
+        fraction: Share of the training rows.
+    """
+    counts = rows_where(table, {"task": task, "fraction": fraction})["reinitialised"]
+    most = max(map(int, counts), default=0)
+    scores, reference = (
+        trained_scores(table, task, metric, fraction=fraction, reinitialised=count) for count in (most, 0)
+    )
     top = f"the top {pluralize(most, 'block')} re-initialised"
-    what = f"{task}, {fraction:.0%} of the rows: {metric} with {top}, against none"
-    return compared(what, scores, none)
+    return comparison_sentence(
+        f"{task}, {fraction:.0%} of the rows: {metric} with {top}, against none", scores, reference
+    )

@@ -1,16 +1,17 @@
-"""What a model loses with each block, or run of blocks: measured, beside what cheap proxies foretold."""
+"""The study `removal`: what a model loses without each block or run of blocks, and whether cheap proxies predict it."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import pandas as pd
 import torch
@@ -34,37 +35,54 @@ from lamina.studies.states.similarity import similarity
 from lamina.studies.states.variability import variability
 from lamina.studies.states.vectors import is_text_token
 from lamina.studies.statistics import RankCorrelation, rank_correlation
-from lamina.studies.study import Figure
+from lamina.studies.study import Figure, rows_where
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
 from lamina.train.results import summarise
-from lamina.utils import check_range, pluralize
+from lamina.utils import JSON, Row, check_range, pluralize
 
 if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel
 
     from lamina.layers import LayerStack
+    from lamina.layers.types import Processor
+    from lamina.studies.passes import Text
+    from lamina.studies.sources import Training
+    from lamina.studies.states.output_head import BlockOutput
     from lamina.studies.study import Study
     from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task
 
 _OP = "removal"
-LANGUAGE, GENERATION = "language model", "generation"  # the tasks of a model's own output head
-_PROMPTS, _PROMPT_TOKENS = 32, 8  # texts whose first tokens are prompts, and how many
-_PROXY_ROWS = 512  # that proxies are measured on
-Row = dict[str, Any]
+LANGUAGE, GENERATION = "language model", "generation"  # values of "task" for a model's own output head
+SAME = "same_tokens"  # measure of generated text
+PROXIES = ("block_influence", "cka_distance", "nu")
+_PROMPTS, _PROMPT_TOKENS = 32, 8  # maximum number of texts whose first tokens are prompts, and of these tokens
+_PROXY_ROWS = 512  # maximum number of validation rows that proxies are measured on
+
+
+class BlockRun(NamedTuple):
+    """Consecutive blocks that are left out together.
+
+    Attributes:
+        first: Number of the first block, from 1.
+        length: Number of blocks.
+    """
+
+    first: int
+    length: int
 
 
 def removal(  # noqa: D417, PLR0913 the options of a public entry point
     model: PreTrainedModel | str | Path,
     tasks: Mapping[str, Task] | Task | None = None,
-    texts: Iterable[Any] | None = None,
+    texts: Iterable[Text] | None = None,
     *,
     prompts: Sequence[str] | None = None,
     new_tokens: int = 32,
-    processor: Any = None,
+    processor: Processor | None = None,
     runs: Sequence[int] = (1,),
     seeds: Sequence[int] = (0, 1, 2),
     epochs: int = 3,
@@ -77,78 +95,86 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     progress: bool = False,
     ray: str | None = None,
 ) -> Study:
-    """Take each block, and each run of n blocks, out of a model, and measure what is lost.
+    """Leave each block, and each run of n consecutive blocks, out of a model, and measure what is lost.
 
-    For each task and seed a linear reader of the last layer is trained once, on the whole frozen model, and scored with
-    each run of blocks left out; nothing is trained again. A model with an output over a vocabulary is asked for the
-    tokens of `texts` too (of a masked model hidden ones). A causal one that generates also goes on from prompts, token
-    by token the most likely one, with all blocks and without each run. Nothing is known of the family: a block that is
-    out hands on the state that it was given.
+    For each task and seed, a linear reader of the last layer is trained once, on the whole frozen model. It is then
+    scored with each run of blocks left out, without further training. If the model has an output over a vocabulary, its
+    perplexity on `texts` is measured too (for a masked model, on hidden tokens). A causal model that generates text
+    also continues prompts greedily, with all blocks and without each run. A block that is left out passes its input on
+    unchanged, so that no family needs special treatment.
 
-    Measures: the task's metric, "perplexity" or "same_tokens" of the whole model (blocks 0) and without a run;
-    "same_tokens" is the share of the whole model's continuation, from its first token on, that is written before the
-    two first differ, from 0 to 1, the mean over prompts. "drop" is what is lost (for perplexity the rise of its
-    logarithm), beside what each proxy foretold of it in "predicted"; and
-    "rank_correlation" (Spearman) of the two over all runs, by the means of the seeds. Proxies, from before the first to
-    after the last block of a run: "block_influence", 1 - the mean cosine of tokens' states; "cka_distance", 1 - CKA of
-    the rows' vectors; "nu", by how much the variability within classes falls, for tasks of one class per row.
+    Measures of the whole model (0 blocks left out) and without each run are the task's metric, "perplexity" and
+    "same_tokens": the share of the whole model's continuation that is generated before the two continuations first
+    differ, from 0 to 1, as the mean over prompts.
+
+    "drop" is what is lost; for perplexity it is the rise of its logarithm. Rows of "drop" are repeated for each proxy,
+    with what the proxy predicts in the column "predicted". "rank_correlation" is Spearman's correlation of both over
+    all runs, by their means over seeds. Proxies compare the states before the first with those after the last block of
+    a run: "block_influence" is 1 - the mean cosine of the tokens' states; "cka_distance" is 1 - CKA of the rows'
+    vectors; and "nu", for tasks with one class per row, is how much the variability within classes falls.
 
     Args:
-        model: A model; or a folder or name, which each cell loads itself (as Ray needs).
-        tasks: Name -> task, with train and validation parts.
-        texts: For perplexity.
-        prompts: To go on from; None: the first 8 tokens of each of up to 32 of the texts.
-        new_tokens: That are written, at most; 0: nothing is.
-        processor: Tokenizer or image processor; None: the one of the name.
-        runs: Lengths of the runs of blocks that are taken out.
-        seeds: Of the readers' start and the order of rows.
-        epochs: Of the readers' training.
-        batch_size: Of training; scores do not depend on it.
-        learning_rate: Of the readers.
-        max_length: As of `reinit`, and so are the options that follow.
+        model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.
+        tasks: Task name -> task, with the splits "train" and "validation"; or a single task. None: no tasks.
+        texts: Texts, or pairs of texts, to measure the perplexity on. None: it is not measured.
+        prompts: Texts to continue. None: the first 8 tokens of each of up to 32 of `texts`.
+        new_tokens: Maximum number of tokens to generate. 0: nothing is generated.
+        processor: Tokenizer or image processor. None: the one saved with the model.
+        runs: Lengths of the runs of blocks, in blocks.
+        seeds: Seeds of the readers' initial weights and of the order of the rows.
+        epochs: Number of epochs of the readers.
+        batch_size: Rows per training step; scores do not depend on how rows are batched.
+        learning_rate: Peak learning rate of the readers; it falls to 0 linearly.
+        max_length: Maximum tokens per text. None: what the model allows. All further options are those of `reinit`.
 
     Returns:
-        A study whose table has "task", "seed", "layer" (the first block that is out; 0: none), "blocks" (how many),
-        "measure", "proxy", "predicted", "n" (runs of blocks, of a correlation), "p", "score" and, where something was
-        written, "text", the first prompt and what was written behind it.
+        A study with the columns "task", "seed", "layer" (the first block that is left out; 0: none), "blocks" (number
+        of blocks that are left out), "measure", "proxy", "predicted", "n" (number of runs behind a correlation), "p"
+        and "score". If text was generated there is also a column "text": the first prompt and its continuation.
 
     Raises:
-        ConfigError: If there is neither a task nor text, a run is not from 1 to the depth less 1, `new_tokens` is
-            negative, or all cells failed.
+        ConfigError: If there is neither a task nor a text, the length of a run is not from 1 to the depth less 1,
+            `new_tokens` is negative, or all cells failed.
+        UnknownNameError: If a task does not have both splits, or the stack does not exist.
 
     Source:
         Men et al. 2024, "ShortGPT", arXiv:2403.03853, for block influence, and Gromov et al. 2024, arXiv:2403.17887,
-        for runs of blocks: both cut by the proxy; here it is held against what was measured. Xie et al. 2022,
+        for runs of blocks: both cut by the proxy; here it is compared with what was measured. Xie et al. 2022,
         arXiv:2210.10041, for nu.
     """
     named, listed = named_tasks(tasks), list(texts or ())
     check_range(_OP, "new_tokens", new_tokens, 0)
     if not named and not listed and not prompts:
-        raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure by.")
+        raise ConfigError(f"{_OP}: there is no task and no text; at least one is needed to measure what is lost.")
     edited = edited_stack(model, processor, stack, _OP)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
-    spans = [(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
-    training = {"epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate, "max_length": max_length}
-    base = partial(_Cell, model, processor, stack, spans, max_length)
+    block_runs = [BlockRun(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
+    training: Training = {
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "max_length": max_length,
+    }
+    start = _Start(model, processor, stack, block_runs, max_length)
     cells = [
-        Cell({"task": name, "seed": "all"}, partial(_trained, base, task, list(seeds), training))
+        Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))
         for name, task in (named.items() if seeds else ())
     ]
-    cells += [Cell({"task": name, "seed": None}, partial(_proxies, base, task)) for name, task in named.items()]
+    cells += [Cell({"task": name, "seed": None}, partial(_task_proxies, start, task)) for name, task in named.items()]
     if listed:
-        cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_language, base, listed)))
+        cells.append(Cell({"task": LANGUAGE, "seed": None}, partial(_measure_perplexity, start, listed)))
     if new_tokens and (listed or prompts):
-        work = partial(_generation, base, listed, prompts, new_tokens)
+        work = partial(_measure_generation, start, listed, prompts, new_tokens)
         cells.append(Cell({"task": GENERATION, "seed": None}, work))
-    own = {
+    options: dict[str, JSON] = {
         "prompts": None if prompts is None else list(prompts),
         "new_tokens": new_tokens,
         "texts": len(listed),
         "runs": list(runs),
         "seeds": list(seeds),
     }
-    settings = cell_settings(model, named, edited, training, **own)
+    settings = cell_settings(model, named, edited, training, **options)
     table, failures = run_cells(cells, settings=settings, output=output, resume=resume, progress=progress, ray=ray)
     conclusions: list[str] = []
     if len(table):
@@ -156,124 +182,197 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     return study_of_cells(_OP, table, failures, settings, _figures(), conclusions)
 
 
-class _Cell:
-    """What every cell begins with: the model, and its runs of blocks."""
+@dataclass(frozen=True)
+class _Start:
+    """What every cell begins with.
 
-    def __init__(
-        self, model: Any, processor: Any, stack: str | None, spans: list[tuple[int, int]], max_length: int | None
-    ) -> None:
-        self.model, self.processor = fresh_model(model, processor)
-        self.stack = select_blocks(self.model, "all", stack, _OP)[0]
-        self.spans, self.max_length = spans, max_length
+    Attributes:
+        source: A model, which the cell copies, or the name or folder to load it from.
+        processor: The processor. None: the one saved with the model.
+        stack: Name of the stack. None: the only one, or the encoder.
+        block_runs: The runs of blocks to leave out, one after the other.
+        max_length: Maximum tokens per text. None: what the model allows.
+    """
 
-    def without(self, measure: Any) -> list[Row]:
-        """What `measure` gives of the whole model, and without each run of blocks."""
-        rows = [{"layer": 0, "blocks": 0, **row} for row in measure()]
+    source: PreTrainedModel | str | Path
+    processor: Processor | None
+    stack: str | None
+    block_runs: Sequence[BlockRun]
+    max_length: int | None
+
+
+class _CellModel:
+    """The model of one cell, loaded or copied for it, with the measurements that cells have in common.
+
+    Args:
+        start: What every cell begins with.
+
+    Attributes:
+        model: The model.
+        processor: Its processor.
+        stack: The stack whose blocks are left out.
+    """
+
+    def __init__(self, start: _Start) -> None:
+        self.model, self.processor = fresh_model(start.source, start.processor)
+        self.stack = select_blocks(self.model, "all", start.stack, _OP)[0]
+        self._block_runs = start.block_runs
+
+    def measure(self, score: Callable[[], list[Row]]) -> list[Row]:
+        """Return the rows of `score` with the whole model, and then without each run of blocks.
+
+        The columns "layer" and "blocks" are added: the first block of the run and its length, or 0 for the whole model.
+        """
+        rows: list[Row] = [{"layer": 0, "blocks": 0, **row} for row in score()]
         loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
         levels = [logger.level for logger in loggers]
         for logger in loggers:
-            logger.setLevel(logging.ERROR)  # the same warnings were given for the whole model
+            logger.setLevel(logging.ERROR)  # the same warnings were already logged for the whole model
         try:
-            for first, length in self.spans:
+            for first, length in self._block_runs:
                 with skipping(self.model, self.stack, range(first, first + length), op=_OP):
-                    rows += [{"layer": first, "blocks": length, **row} for row in measure()]
+                    rows += [{"layer": first, "blocks": length, **row} for row in score()]
         finally:
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
         return rows
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
-        """Block influence and CKA of each run, on rows in random batches."""
+        """Return the block influence and the CKA distance of each run of blocks.
+
+        Args:
+            inputs: Encoded rows; they are read in random batches.
+            count: Number of these rows.
+        """
         groups = row_groups(count, 32, 0)
-        batches = [{k: v for k, v in inputs.batch(group).items() if k != "labels"} for group in groups]
+        batches = [{key: value for key, value in inputs.batch(rows).items() if key != "labels"} for rows in groups]
         read = partial(similarity, self.model, batches=batches, stack=self.stack.name)
-        cka = read(measures=["cka"], minibatch=64).table.set_index(["layer", "other_layer"])["score"]
+        pairs = read(measures=["cka"], minibatch=64).table
+        columns = (pairs[column] for column in ("layer", "other_layer", "score"))
+        cka = {(layer, other): score for layer, other, score in zip(*columns, strict=True)}
         rows: list[Row] = []
-        for length in dict.fromkeys(length for _, length in self.spans):
+        for length in dict.fromkeys(block_run.length for block_run in self._block_runs):
+            # the layers phase, phase + length, phase + 2 * length, ... are the ends of runs of this length; all phases
+            # together give every run
             for phase in range(length):
                 layers = list(range(phase, self.stack.layers, length))
                 if len(layers) > 1:
                     moved = read(measures=["block_influence"], layers=layers).table
-                    pairs = zip(moved["other_layer"], moved["layer"], moved["score"], strict=True)
-                    for below, above, score in pairs:
+                    for below, above, score in zip(moved["other_layer"], moved["layer"], moved["score"], strict=True):
                         place = {"layer": int(below) + 1, "blocks": length}
                         rows.append({**place, "measure": "block_influence", "score": score})
                         rows.append({**place, "measure": "cka_distance", "score": 1 - cka[above, below]})
         return rows
 
+    def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
+        """Return by how much nu, the variability within the classes of a task, falls over each run of blocks."""
+        table = variability(
+            self.model, task, processor=self.processor, stack=self.stack.name, max_length=max_length
+        ).table
+        nu = dict(zip(table["layer"], table["score"], strict=True))
+        return [
+            {"layer": first, "blocks": length, "measure": "nu", "score": nu[first - 1] - nu[first + length - 1]}
+            for first, length in self._block_runs
+        ]
 
-def _trained(base: Any, task: Task, seeds: list[int], training: Mapping[str, Any]) -> list[Row]:
-    """The readers of all seeds, each trained in an order of its own; what is left without a run is read in one pass."""
-    cell: _Cell = base()
+
+def _score_readers(start: _Start, task: Task, seeds: list[int], training: Training) -> list[Row]:
+    """Run the cell that trains a task's readers on the whole model, and scores them without each run of blocks.
+
+    The readers of all seeds are trained one after the other, each in its own order of the rows, and scored in the same
+    passes.
+
+    Args:
+        start: What every cell begins with.
+        task: The task.
+        seeds: Seeds of the readers.
+        training: Options of their training.
+
+    Returns:
+        A row per seed and run of blocks, the whole model included.
+    """
+    cell = _CellModel(start)
     bank = ReaderBank(cell.model, cell.processor)
     names = {f"seed{seed}": seed for seed in seeds}
     for name, seed in names.items():
         bank.add(name, linear_reader(task, seed=seed, stack=cell.stack.name))
         fit(bank, {name: task}, seed=seed, progress=False, **training)
 
-    def measure() -> list[Row]:
+    def score() -> list[Row]:
         scores = evaluate(bank, dict.fromkeys(names, task))
         return [
             {"seed": seed, "measure": task.metric, "score": scores[name][task.metric]} for name, seed in names.items()
         ]
 
-    return cell.without(measure)
+    return cell.measure(score)
 
 
-def _proxies(base: Any, task: Task) -> list[Row]:
-    cell: _Cell = base()
-    kind = task.kind
-    limit = kind.length_limit(cell.model, cell.processor, cell.max_length)
-    part = task.split("validation")
-    part = part.select_rows(range(min(len(part), _PROXY_ROWS)))
-    inputs = kind.encode(part, cell.processor, EncodeOptions(part="predict", max_length=limit))
-    rows = cell.proxies(inputs, len(part))
-    if kind.single_label(task.problem_type):
-        given = {"processor": cell.processor, "stack": cell.stack.name, "max_length": cell.max_length}
-        nu = variability(cell.model, task, **given).table.set_index("layer")["score"]
-        for first, length in cell.spans:
-            falls = nu[first - 1] - nu[first + length - 1]
-            rows.append({"layer": first, "blocks": length, "measure": "nu", "score": falls})
-    return rows
+def _task_proxies(start: _Start, task: Task) -> list[Row]:
+    """Run the cell that measures all proxies of each run of blocks on the validation rows of a task."""
+    cell, kind = _CellModel(start), task.kind
+    limit = kind.length_limit(cell.model, cell.processor, start.max_length)
+    validation = task.split("validation")
+    sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
+    inputs = kind.encode(sample, cell.processor, EncodeOptions(part="predict", max_length=limit))
+    rows = cell.proxies(inputs, len(sample))
+    return [*rows, *cell.nu_falls(task, start.max_length)] if kind.single_label(task.problem_type) else rows
 
 
-def _language(base: Any, texts: list[Any]) -> list[Row]:
-    cell: _Cell = base()
+def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
+    """Run the cell that measures the perplexity of some texts without each run of blocks, and the proxies on them.
+
+    Returns [] if the model has no output over a vocabulary.
+    """
+    cell = _CellModel(start)
     if cell.model.get_output_embeddings() is None:
         return []
 
-    def measure() -> list[Row]:
-        score = perplexity(cell.model, texts, cell.processor, cell.stack.depth, cell.max_length)
-        return [{"measure": "perplexity", "score": score}]
+    def score() -> list[Row]:
+        value = perplexity(cell.model, texts, cell.processor, cell.stack.depth, start.max_length)
+        return [{"measure": "perplexity", "score": value}]
 
-    inputs = text_inputs(cell.model, texts, cell.processor, cell.max_length, op=_OP)
-    return [*cell.without(measure), *cell.proxies(inputs, len(texts))]
+    inputs = text_inputs(cell.model, texts, cell.processor, start.max_length, op=_OP)
+    return [*cell.measure(score), *cell.proxies(inputs, len(texts))]
 
 
-def _generation(base: Any, texts: list[Any], prompts: Sequence[str] | None, new_tokens: int) -> list[Row]:
-    cell: _Cell = base()
-    model, processor = cell.model, cell.processor
+def _measure_generation(start: _Start, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int) -> list[Row]:
+    """Run the cell that compares what a model generates without each run of blocks with what the whole model generates.
+
+    Args:
+        start: What every cell begins with.
+        texts: The study's texts. Proxies are measured on them, or on the prompts if there are none.
+        prompts: Texts to continue. None: the first tokens of some of the texts.
+        new_tokens: Maximum number of tokens to generate.
+
+    Returns:
+        Rows of measure "same_tokens", with the first prompt and its continuation in the column "text", and rows of the
+        proxies. [] if the model does not generate text, is not causal, or there is no text to continue.
+    """
+    cell = _CellModel(start)
+    model = cell.model
     if cell.stack.name != "main" or not can_generate(model) or not OutputHead(model, op=_OP).causal:
         return []
-    given = prompts or [text for text in texts if isinstance(text, str)][:_PROMPTS]
-    if not given:
+    prompt_texts = prompts or [text for text in texts if isinstance(text, str)][:_PROMPTS]
+    if not prompt_texts:
         return []
-    starts = prompt_ids(model, given, processor, tokens=None if prompts else _PROMPT_TOKENS, op=_OP)
-    whole: list[list[int]] = []
+    read_texts: Sequence[Text] = texts or prompt_texts
+    inputs = text_inputs(model, read_texts, cell.processor, start.max_length, op=_OP)
+    processor: Processor = inputs.processor
+    token_ids = prompt_ids(model, prompt_texts, processor, tokens=None if prompts else _PROMPT_TOKENS, op=_OP)
+    of_whole_model: list[list[int]] = []
 
-    def measure() -> list[Row]:
-        said = continuations(model, starts, processor, new_tokens=new_tokens, op=_OP)
-        whole[:] = whole or said
-        text = tokenizer_of(processor).decode([*starts[0].tolist(), *said[0]], skip_special_tokens=True)
-        shares = [same_share(own, other) for own, other in zip(whole, said, strict=True)]
+    def score() -> list[Row]:
+        generated = continuations(model, token_ids, processor, new_tokens=new_tokens, op=_OP)
+        of_whole_model[:] = of_whole_model or generated  # the first call is that of the whole model
+        text = tokenizer_of(processor).decode([*token_ids[0].tolist(), *generated[0]], skip_special_tokens=True)
+        shares = [same_share(whole, other) for whole, other in zip(of_whole_model, generated, strict=True)]
         return [{"measure": SAME, "score": fmean(shares), "text": text}]
 
-    read = texts or given
-    inputs = text_inputs(model, read, processor, cell.max_length, op=_OP)
-    return [*cell.without(measure), *cell.proxies(inputs, len(read))]
+    return [*cell.measure(score), *cell.proxies(inputs, len(read_texts))]
 
 
 def _figures() -> dict[str, Figure]:
+    """Return the charts: the measured drop against what each proxy predicts, and the drop by block."""
     return {
         "predicted and measured": Figure(
             "scatter",
@@ -281,7 +380,7 @@ def _figures() -> dict[str, Figure]:
             colour="task",
             facet="proxy",
             where={"measure": "drop"},
-            title="What was lost without blocks, by what a proxy foretold",
+            title="What is lost without blocks, by what a proxy predicts",
             x_title="predicted by the proxy",
             value_title="measured drop (of perplexity: rise of its logarithm; of generation: share of tokens)",
             note="A proxy to cut by would give a rising line.",
@@ -293,135 +392,186 @@ def _figures() -> dict[str, Figure]:
             facet="blocks",
             where={"measure": "drop", "proxy": "block_influence"},
             title="What is lost without each run of blocks",
-            x_title="first block that is out",
+            x_title="first block that is left out",
             value_title="drop",
             note="Low: the blocks that this task needs least.",
         ),
     }
 
 
-SAME = "same_tokens"  # of a continuation, before it first differs from the whole model's
-PROXIES = ("block_influence", "cka_distance", "nu")
+class _Drop(NamedTuple):
+    """What is lost without one run of blocks, with one seed; None: the measure has no seeds."""
+
+    seed: int | None
+    block_run: BlockRun
+    value: float
 
 
 def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
-    """Measured rows, drops beside each proxy's numbers, rank correlations; and sentences.
+    """Return a table with the drops, what proxies predict of them and the rank correlations; and the conclusions.
 
-    `table` has the rows of the cells: "task", "seed", "layer", "blocks", "measure" and "score", perhaps "text".
+    Args:
+        table: Rows of the cells, with the columns "task", "seed", "layer", "blocks", "measure" and "score", and
+            perhaps "text".
     """
-    proxies: Any = table[table["measure"].isin(PROXIES)]
-    measured: Any = table[~table["measure"].isin(PROXIES)]
-    drops = _drops(measured)
-    rows = [measured.to_dict("records")]
+    is_proxy = table["measure"].isin(PROXIES)
+    measured, proxies = table.loc[~is_proxy], table.loc[is_proxy]
+    rows = cast("list[Row]", measured.to_dict("records"))
     conclusions: list[str] = []
-    for task, own in drops.groupby("task", sort=False):
-        conclusions.append(_least(str(task), own))
+    for task in measured["task"].unique():
+        task_rows = rows_where(measured, {"task": task})
+        drops = _drops(task_rows)
+        conclusions.append(_least_loss(task, task_rows["measure"].iloc[0], drops))
         for proxy in PROXIES:
-            foretold = proxies[(proxies["task"] == task) & (proxies["measure"] == proxy)]
-            if not len(foretold):
+            predicted = _predicted(rows_where(proxies, {"task": task, "measure": proxy}))
+            if not predicted:
                 continue
-            joined = own.merge(
-                foretold[["layer", "blocks", "score"]].rename(columns={"score": "predicted"}), on=["layer", "blocks"]
-            )
-            rows.append(joined.assign(measure="drop", proxy=proxy).to_dict("records"))
-            mean = joined.groupby(["layer", "blocks"])[["score", "predicted"]].mean()
-            found = rank_correlation(mean["predicted"].tolist(), mean["score"].tolist())
-            rows.append([{"task": task, "measure": "rank_correlation", "proxy": proxy, **found._asdict()}])
-            conclusions.append(_sentence(str(task), proxy, found))
+            for seed, block_run, value in drops:
+                if block_run in predicted:
+                    place = {"task": task, "seed": seed, "layer": block_run.first, "blocks": block_run.length}
+                    numbers = {"predicted": predicted[block_run], "score": value}
+                    rows.append({**place, "measure": "drop", "proxy": proxy, **numbers})
+            means = {block_run: mean for block_run, mean in _means(drops).items() if block_run in predicted}
+            correlation = rank_correlation([predicted[block_run] for block_run in means], list(means.values()))
+            rows.append({"task": task, "measure": "rank_correlation", "proxy": proxy, **correlation._asdict()})
+            conclusions.append(_proxy_sentence(task, proxy, correlation))
     columns = ["task", "seed", "layer", "blocks", "measure", "proxy", "predicted", "n", "p", "score"]
     columns += ["text"] * ("text" in table)
-    whole = dict.fromkeys(("seed", "layer", "blocks", "n"), "Int64")
-    return pd.DataFrame([row for part in rows for row in part], columns=columns).astype(whole), conclusions
+    integers = dict.fromkeys(("seed", "layer", "blocks", "n"), "Int64")
+    return pd.DataFrame(rows, columns=columns).astype(integers), conclusions
 
 
-def _drops(measured: Any) -> Any:
-    """By how much each score is worse than that of the whole model, of the same task and seed."""
-    parts = []
-    for _, own in measured.groupby(["task", "seed"], sort=False, dropna=False):
-        whole = float(own.loc[own["blocks"] == 0, "score"].iloc[0])
-        out = own[own["blocks"] > 0].drop(columns="text", errors="ignore")
-        if own["measure"].iloc[0] in LOWER:
-            drop = out["score"].map(lambda score, whole=whole: math.log(score) - math.log(whole))
-        else:
-            drop = whole - out["score"]
-        parts.append(out.assign(score=drop))
-    return pd.concat(parts) if parts else measured
+def _drops(rows: DataFrame) -> list[_Drop]:
+    """Return by how much each score of a task is worse than that of the whole model with the same seed, seed by seed.
+
+    For measures where lower is better, such as perplexity, it is the rise of the logarithm.
+    """
+    columns = (rows[column] for column in ("seed", "layer", "blocks", "score"))
+    scores: dict[int | None, dict[BlockRun, float]] = {}
+    for seed, first, length, score in zip(*columns, strict=True):
+        block_run = BlockRun(int(first), int(length))
+        scores.setdefault(None if pd.isna(seed) else int(seed), {})[block_run] = float(score)
+    drops: list[_Drop] = []
+    lower_is_better = rows["measure"].iloc[0] in LOWER
+    for seed, by_run in scores.items():
+        whole = by_run.pop(BlockRun(0, 0))
+        for block_run, score in by_run.items():
+            drop = math.log(score) - math.log(whole) if lower_is_better else whole - score
+            drops.append(_Drop(seed, block_run, drop))
+    return drops
 
 
-def _sentence(task: str, proxy: str, found: RankCorrelation) -> str:
-    name, n = proxy.replace("_", " "), f"n = {pluralize(found.n, 'run')} of blocks"
-    if math.isnan(found.score):
-        return f"{task}: whether {name} foretells the measured drop cannot be said ({n})."
-    facts = f"rank correlation {found.score:.2f}, p = {found.p:.2g}, {n}"
-    if found.p > 0.05:
-        return f"{task}: that {name} foretells the measured drop cannot be concluded ({facts})."
-    return f"{task}: {name} {'foretells' if found.score > 0 else 'contradicts'} the measured drop ({facts})."
+def _predicted(rows: DataFrame) -> dict[BlockRun, float]:
+    """Return run of blocks -> what a proxy predicts, from the proxy's table rows of one task."""
+    columns = (rows[column] for column in ("layer", "blocks", "score"))
+    return {BlockRun(int(first), int(length)): float(score) for first, length, score in zip(*columns, strict=True)}
 
 
-def _least(task: str, drops: Any) -> str:
-    """Which run costs least."""
-    mean = drops.groupby(["layer", "blocks"])["score"].mean()
-    first, count = mean.idxmin()
-    own = drops[(drops["layer"] == first) & (drops["blocks"] == count)]["score"].tolist()
-    summary = summarise(own)
-    seeds = "one value; no interval" if summary.interval is None else f"95 % ± {summary.interval:.3f}, n = {len(own)}"
-    what = f"block {int(first)}" if count == 1 else f"blocks {int(first)} to {int(first + count - 1)}"
-    measure = drops["measure"].iloc[0]
-    kind = "rise of log perplexity" if measure in LOWER else "drop"
-    kind += " of the share of same tokens" * (measure == SAME)
-    return f"{task}: least is lost without {what}, a {kind} of {summary.mean:.3f} ({seeds})."
+def _means(drops: Sequence[_Drop]) -> dict[BlockRun, float]:
+    """Return run of blocks -> its mean drop over seeds, in ascending order of the runs."""
+    values: dict[BlockRun, list[float]] = {}
+    for drop in drops:
+        values.setdefault(drop.block_run, []).append(drop.value)
+    return {block_run: fmean(values[block_run]) for block_run in sorted(values)}
+
+
+def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
+    """Return the sentence on whether a proxy predicts the measured drops of a task."""
+    name, n = proxy.replace("_", " "), f"n = {pluralize(correlation.n, 'run')} of blocks"
+    if math.isnan(correlation.score):
+        return f"{task}: whether {name} predicts the measured drop cannot be said ({n})."
+    facts = f"rank correlation {correlation.score:.2f}, p = {correlation.p:.2g}, {n}"
+    if correlation.p > 0.05:
+        return f"{task}: that {name} predicts the measured drop cannot be concluded ({facts})."
+    return f"{task}: {name} {'predicts' if correlation.score > 0 else 'contradicts'} the measured drop ({facts})."
+
+
+def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
+    """Return the sentence that names the run of blocks whose mean drop is the smallest.
+
+    Args:
+        task: Name of the task.
+        measure: What was measured: a metric, "perplexity" or "same_tokens".
+        drops: All drops of the task.
+    """
+    means = _means(drops)
+    least = min(means, key=lambda block_run: means[block_run])
+    first, length = least
+    values = [drop.value for drop in drops if drop.block_run == least]
+    summary = summarise(values)
+    seeds = (
+        "one value; no interval" if summary.interval is None else f"95 % ± {summary.interval:.3f}, n = {len(values)}"
+    )
+    blocks = f"block {first}" if length == 1 else f"blocks {first} to {first + length - 1}"
+    what = "rise of log perplexity" if measure in LOWER else "drop"
+    what += " of the share of same tokens" * (measure == SAME)
+    return f"{task}: least is lost without {blocks}, a {what} of {summary.mean:.3f} ({seeds})."
 
 
 @contextmanager
 def skipping(model: PreTrainedModel, stack: LayerStack, layers: Collection[int], *, op: str) -> Generator[None]:
-    """Let blocks hand on the state that they were given, in passes of this thread.
+    """Make some blocks return the state that they receive, in passes of this thread inside the `with` block.
 
-    They still run, so that what they hand on besides (a cache, position biases) is there for the others. Where blocks
-    share weights, block i is the i-th call. Norms after the last block stay.
+    The blocks still run, so that their other results (a cache, position biases) exist for the blocks after them. If
+    blocks share weights, block i is the i-th call of their module. A norm after the last block is still applied.
+
+    Args:
+        model: The model.
+        stack: The stack that the blocks belong to.
+        layers: Numbers of the blocks, from 1.
+        op: Name of the study, for error messages.
 
     Raises:
-        UnsupportedModelError: In a pass, if a block gives no state of the shape of one that it was given.
+        UnsupportedModelError: In a pass, if a block receives no tensor of the shape of the state that it returns.
     """
-    places: dict[nn.Module, set[int]] = {}
+    skipped_calls: dict[nn.Module, set[int]] = {}  # module of a block -> numbers of its calls that are skipped
     for layer in layers:
         block = stack.blocks[layer - 1]
-        places.setdefault(block, set()).add(stack.blocks[: layer - 1].count(block))
-    thread, calls = get_ident(), dict.fromkeys(places, 0)
+        skipped_calls.setdefault(block, set()).add(stack.blocks[: layer - 1].count(block))
+    thread, calls = get_ident(), dict.fromkeys(skipped_calls, 0)
 
     def start(_module: nn.Module, _args: object) -> None:
         if get_ident() == thread:
             calls.update(dict.fromkeys(calls, 0))
 
-    def skip(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> Any:
+    def skip(
+        block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], output: BlockOutput
+    ) -> BlockOutput | None:
         if get_ident() != thread:
             return None
         calls[block] += 1
-        if calls[block] - 1 not in places[block]:
+        if calls[block] - 1 not in skipped_calls[block]:
             return None
-        single = isinstance(output, Tensor)
-        state = output if single else output[0]
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        given = [value for value in given if value.shape == state.shape and value.dtype == state.dtype]
-        if not given:
-            reason = f"block {min(layers)} changes the shape of its state, and cannot be taken out"
-            hint = "Use a model whose blocks keep it."
+        state = output if isinstance(output, Tensor) else output[0]
+        received = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        received = [value for value in received if value.shape == state.shape and value.dtype == state.dtype]
+        if not received:
+            reason = f"block {min(layers)} changes the shape of its state, and cannot be left out"
+            hint = "Use a model whose blocks do not change the shape."
             raise UnsupportedModelError(op=op, model_type=family_of(model), reason=reason, hint=hint)
-        return given[0] if single else (given[0], *output[1:])
+        return received[0] if isinstance(output, Tensor) else (received[0], *output[1:])
 
     with ExitStack() as hooks:
         hooks.callback(stack.scope.register_forward_pre_hook(start, prepend=True).remove)
-        for block in places:
+        for block in skipped_calls:
             hooks.callback(block.register_forward_hook(skip, with_kwargs=True).remove)
         yield
 
 
-_TOGETHER = 32  # prompts of one length that are continued in one call
+_TOGETHER = 32  # maximum number of prompts of one length that are continued in one call
 
 
 def prompt_ids(
-    model: PreTrainedModel, texts: Iterable[Any], processor: Any, *, tokens: int | None, op: str
+    model: PreTrainedModel, texts: Iterable[Text], processor: Processor, *, tokens: int | None, op: str
 ) -> list[Tensor]:
-    """Token ids `[tokens]` of prompts, up to `tokens` of each text, without special ones behind; none of no token.
+    """Return the token ids `[tokens]` of each prompt, without special tokens at its end.
+
+    Args:
+        model: The model that will continue the prompts.
+        texts: The texts of the prompts. Texts without any token are left out.
+        processor: The tokenizer.
+        tokens: Maximum tokens of a prompt; longer texts are truncated. None: what the model allows.
+        op: Name of the study, for error messages.
 
     Raises:
         DataError: If no text has a token.
@@ -431,31 +581,39 @@ def prompt_ids(
     prompts: list[Tensor] = []
     for row in range(len(inputs.lengths)):
         ids = inputs.batch([row])["input_ids"]
-        places = is_text_token(ids, processor)[0].nonzero().flatten().tolist()
-        if places:
-            prompts.append(ids[0, : places[-1] + 1])
+        positions = is_text_token(ids, processor)[0].nonzero().flatten().tolist()
+        if positions:
+            prompts.append(ids[0, : positions[-1] + 1])
     if not prompts:
-        raise DataError(f"{op}: no prompt has a token to go on from; give texts with words.")
+        raise DataError(f"{op}: no prompt has a token to continue; pass texts with words.")
     return prompts
 
 
 def continuations(
-    model: PreTrainedModel, prompts: Sequence[Tensor], processor: Any, *, new_tokens: int, op: str
+    model: PreTrainedModel, prompts: Sequence[Tensor], processor: Processor, *, new_tokens: int, op: str
 ) -> list[list[int]]:
-    """The most likely next tokens, one by one, up to `new_tokens` or an end token, which is among them.
+    """Return the tokens that a model generates after each prompt by greedy decoding.
 
-    Prompts are never padded: those of one length are continued together.
+    Prompts of the same length are continued together, so that none is padded.
+
+    Args:
+        model: The model.
+        prompts: Token ids of each prompt.
+        processor: The tokenizer, which may limit the length.
+        new_tokens: Maximum number of tokens; generation stops after an end token, which is included.
+        op: Name of the study, for error messages.
 
     Raises:
-        ConfigError: If a prompt and its continuation are longer than the model reads.
+        ConfigError: If a prompt and its continuation would be longer than what the model allows.
     """
     longest = max(map(len, prompts))
     check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)
     ends = model.generation_config.eos_token_id if model.generation_config is not None else None
     end_tokens = set(ends if isinstance(ends, list) else [] if ends is None else [ends])
-    search: dict[str, Any] = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
-    search["pad_token_id"] = min(end_tokens, default=0)  # behind an end token, where nobody looks
-    said: dict[int, list[int]] = {}
+    # a finished continuation is padded up to the longest of its batch; what comes after an end token is cut off below
+    options = {"max_new_tokens": new_tokens, "do_sample": False, "num_beams": 1}
+    options["pad_token_id"] = min(end_tokens, default=0)
+    generated: dict[int, list[int]] = {}
     rows = sorted(range(len(prompts)), key=lambda row: len(prompts[row]))
     while rows:
         length = len(prompts[rows[0]])
@@ -463,14 +621,15 @@ def continuations(
         rows = rows[len(group) :]
         ids = torch.stack([prompts[row] for row in group]).to(model.device)
         with torch.no_grad(), evaluating(model):
-            written: Any = model.generate(ids, attention_mask=torch.ones_like(ids), **search)  # pyright: ignore
-        for row, tokens in zip(group, written[:, length:].tolist(), strict=True):
+            texts = cast("Tensor", model.generate(ids, attention_mask=torch.ones_like(ids), **options))  # pyright: ignore
+        for row, tokens in zip(group, texts[:, length:].tolist(), strict=True):
             end = next((place + 1 for place, token in enumerate(tokens) if token in end_tokens), len(tokens))
-            said[row] = tokens[:end]
-    return [said[row] for row in range(len(prompts))]
+            generated[row] = tokens[:end]
+    return [generated[row] for row in range(len(prompts))]
 
 
-def same_share(own: Sequence[int], other: Sequence[int]) -> float:
-    """The share of a continuation's tokens, from its first on, that another has too before the two first differ."""
-    equal = next((place for place, pair in enumerate(zip(own, other, strict=False)) if pair[0] != pair[1]), None)
-    return (min(len(own), len(other)) if equal is None else equal) / len(own)
+def same_share(whole: Sequence[int], other: Sequence[int]) -> float:
+    """Return the share of the tokens of `whole` that come before the first difference from `other`."""
+    pairs = enumerate(zip(whole, other, strict=False))
+    equal = next((place for place, (token, other_token) in pairs if token != other_token), None)
+    return (min(len(whole), len(other)) if equal is None else equal) / len(whole)

@@ -189,7 +189,8 @@ class MinibatchCKA:
     def cka(self) -> Float[Tensor, "layers layers"]:
         """Return the CKA of every pair of layers: 1 on the diagonal, about 0 for independent states.
 
-        It may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same in all rows are NaN.
+        It may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same in
+        all rows are NaN.
 
         Raises:
             ConfigError: If no minibatch was added.
