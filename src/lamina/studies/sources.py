@@ -15,6 +15,7 @@ from lamina.recipes.schema import ReaderRecipe
 from lamina.store.load_model import load
 from lamina.store.models import load_processor, saved_class
 from lamina.studies.study import Study, library_versions, model_facts
+from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 from lamina.train.identity import data_digests
 from lamina.utils import JSON
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.studies.runner import Failure
     from lamina.studies.study import Figure
+    from lamina.tasks.base import Inputs
+    from lamina.tasks.split import Split
 
 _LINEAR = {"pooling": "mean", "encoder_layers": 0}  # settings that leave a head nothing but one linear map
 
@@ -96,6 +99,26 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
         for split in ("train", "validation"):
             task.split(split)
     return named
+
+
+def encode_rows(
+    task: Task, split: Split, model: PreTrainedModel, processor: Processor | None, max_length: int | None
+) -> Inputs:
+    """Return some rows of a task, encoded as for prediction, without augmentation.
+
+    Args:
+        task: The task, whose kind encodes the rows.
+        split: The rows.
+        model: The model that will read them.
+        processor: Its processor.
+        max_length: Maximum tokens per text. None: what the model allows.
+
+    Raises:
+        ConfigError: If there is no processor or it does not fit the task, or `max_length` is not possible.
+    """
+    # without a processor there is no limit to find, and `encode` says that one is missing
+    limit = task.kind.length_limit(model, cast("Processor", processor), max_length)
+    return task.kind.encode(split, processor, EncodeOptions(part="predict", max_length=limit))
 
 
 def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:

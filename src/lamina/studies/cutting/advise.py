@@ -24,10 +24,17 @@ from lamina.recipes.schema import slug
 from lamina.store.bank_folder import save_bank
 from lamina.store.save_model import save
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import cell_settings, edited_stack, fresh_model, linear_reader, named_tasks, study_of_cells
+from lamina.studies.sources import (
+    cell_settings,
+    edited_stack,
+    encode_rows,
+    fresh_model,
+    linear_reader,
+    named_tasks,
+    study_of_cells,
+)
 from lamina.studies.states.lens import perplexity
 from lamina.studies.study import Figure, rows_where
-from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
 from lamina.train.results import summarise
@@ -293,10 +300,9 @@ def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Te
         if texts and model.get_output_embeddings() is not None:
             score = perplexity(model, texts, processor, blocks, max_length)
             rows.append({**place, "measure": "perplexity", "score": score})
-    kind, validation = task.kind, task.split("validation")
-    options = EncodeOptions(part="predict", max_length=kind.length_limit(whole, processor, max_length))
+    validation = task.split("validation")
     count = min(len(validation), _TIMED_ROWS)
-    inputs = kind.encode(validation.select_rows(range(count)), processor, options)
+    inputs = encode_rows(task, validation.select_rows(range(count)), whole, processor, max_length)
     batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
     # in turns, because the speed of a machine changes over time
     speedup = median(_seconds(whole, batch) / _seconds(cut, batch) for _ in range(_REPEATS))

@@ -26,14 +26,21 @@ from lamina.prediction.evaluate import evaluate
 from lamina.studies.cutting.greedy_decoding import continuations, prompt_ids, same_share
 from lamina.studies.passes import row_groups, text_inputs
 from lamina.studies.runner import Cell, run_cells
-from lamina.studies.sources import cell_settings, edited_stack, fresh_model, linear_reader, named_tasks, study_of_cells
+from lamina.studies.sources import (
+    cell_settings,
+    edited_stack,
+    encode_rows,
+    fresh_model,
+    linear_reader,
+    named_tasks,
+    study_of_cells,
+)
 from lamina.studies.states.lens import perplexity
 from lamina.studies.states.output_head import OutputHead
 from lamina.studies.states.similarity import similarity
 from lamina.studies.states.variability import variability
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, rows_where
-from lamina.tasks.base import EncodeOptions
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import fit
 from lamina.train.results import summarise
@@ -306,13 +313,11 @@ def _score_readers(start: _Start, task: Task, seeds: list[int], training: Traini
 
 def _task_proxies(start: _Start, task: Task) -> list[Row]:
     """Run the cell that measures all proxies of each run of blocks on the validation rows of a task."""
-    cell, kind = _CellModel(start), task.kind
-    limit = kind.length_limit(cell.model, cell.processor, start.max_length)
-    validation = task.split("validation")
+    cell, validation = _CellModel(start), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
-    inputs = kind.encode(sample, cell.processor, EncodeOptions(part="predict", max_length=limit))
+    inputs = encode_rows(task, sample, cell.model, cell.processor, start.max_length)
     rows = cell.proxies(inputs, len(sample))
-    return [*rows, *cell.nu_falls(task, start.max_length)] if kind.single_label(task.problem_type) else rows
+    return [*rows, *cell.nu_falls(task, start.max_length)] if task.kind.single_label(task.problem_type) else rows
 
 
 def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:

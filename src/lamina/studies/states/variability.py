@@ -15,11 +15,10 @@ from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.studies.passes import LayerReader, group_batches
-from lamina.studies.sources import own_processor
+from lamina.studies.sources import encode_rows, own_processor
 from lamina.studies.states.vectors import is_text_token, mean_state
 from lamina.studies.statistics import RankCorrelation, rank_correlation
 from lamina.studies.study import Figure, Study, library_versions, model_facts, rows_where
-from lamina.tasks.base import EncodeOptions
 from lamina.utils import JSON, pluralize, progress_bar
 
 if TYPE_CHECKING:
@@ -118,8 +117,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     probe_scores = {} if probed is None else _probe_scores(probed, list(named))
     rows: list[_NuRow] = []
     for name, task in named.items():
-        limit = task.kind.length_limit(reader.model, used_processor, max_length)
-        inputs = task.kind.encode(task.split(split), used_processor, EncodeOptions(part="predict", max_length=limit))
+        inputs = encode_rows(task, task.split(split), reader.model, used_processor, max_length)
         scatters = _read(reader, inputs, labels[name], used_processor, batch_size, progress=progress)
         classes, count = len(set(labels[name])), len(labels[name])
         for layer, scatter in zip(reader.layers, scatters, strict=True):
