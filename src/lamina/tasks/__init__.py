@@ -1,4 +1,4 @@
-"""Tasks: labelled examples, what is asked about them, and how the answers are scored."""
+"""Tasks: labelled examples, the kind of question about them, and the metrics that score the answers."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ __all__ = ["KINDS", "kind_of"]
 
 @cache
 def kind_of(name: str) -> Kind:
-    """What a kind of task says of itself; an UnknownNameError names those that exist."""
+    """Return the kind of task that is registered under a name; raise UnknownNameError if there is none."""
     return KINDS.get(name)()

@@ -107,8 +107,6 @@ class LazyAudio(LazyFile):
         Raises:
             DataError: If the clip cannot be decoded, has no samples, or samples that are NaN or infinite.
         """
-        from scipy.signal import resample_poly
-
         own_rate, frames = self._header(rate)
         needed = min(frames, -(-samples * own_rate // rate))
         if self.rate is None:
@@ -119,7 +117,7 @@ class LazyAudio(LazyFile):
             raise self.bad(self.name, "has samples that are NaN or infinite; a sound has none.")
         if own_rate != rate and len(values):
             common = math.gcd(own_rate, rate)
-            values = resample_poly(values, rate // common, own_rate // common)
+            values = _resample(values, rate // common, own_rate // common)
         if not len(values):
             raise self.bad(self.name, "has no samples; a clip has at least one.")
         return values[:samples].astype(np.float32, copy=False)
@@ -154,6 +152,15 @@ class LazyAudio(LazyFile):
         """Return the error that the clip cannot be decoded, with the decoder's reason."""
         reason = first_line(getattr(error, "error_string", None) or error)
         return self.bad(self.name, f"cannot be decoded ({reason}); every row of an audio task is a whole clip.")
+
+
+def _resample(values: Samples, up: int, down: int) -> Samples:
+    """Return samples at `up / down` times their rate; raise MissingExtraError if SciPy is not installed."""
+    try:
+        from scipy.signal import resample_poly
+    except ImportError as error:
+        raise MissingExtraError.of(error, op="audio", extra="audio") from error
+    return resample_poly(values, up, down)
 
 
 def _soundfile() -> ModuleType:

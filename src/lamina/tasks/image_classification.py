@@ -13,15 +13,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, final
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from lamina.errors import ConfigError, DataError, first_line
+from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
 from lamina.heads.base import TaskLike
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.file_classification import FileKind, LazyFile
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
+
+try:
+    from PIL import Image, ImageOps
+except ImportError as error:
+    raise MissingExtraError.of(error, op="images", extra="images") from error
 
 if TYPE_CHECKING:
     from transformers import ImageProcessingMixin, PreTrainedConfig, PreTrainedModel

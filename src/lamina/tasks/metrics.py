@@ -1,16 +1,17 @@
-"""How good predictions are: one number per metric, and a table per class. What has no meaning is 0, never NaN.
+"""How good predictions are: one number per metric, and a table per class.
 
-Every `score_...` function gives metric -> score, in the order asked. A metric that it does not know is an
-UnknownNameError; no rows, or not as many predictions as targets, are a DataError.
+A score that is undefined, such as the correlation with a constant, is 0 and never NaN. Every `score_...` function
+returns metric -> score, in the order of the names that are passed. It raises UnknownNameError for a metric that it does
+not know, and DataError if there are no rows, or not as many predictions as targets.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache, partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,10 +20,10 @@ from lamina.errors import DataError, check_known, require_packages
 from lamina.tasks.base import ClassRow
 
 RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of false positives
-RANKING = ("auroc", *RECALL_RATES)  # metrics of two classes by their scores
-LOWER = frozenset({"perplexity"})  # metrics of which less is better; of all others more is
+RANKING = ("auroc", *RECALL_RATES)  # metrics of how well scores separate two classes
+LOWER = frozenset({"perplexity"})  # metrics of which a lower score is better
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> the least and the most that it can be
+BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> its smallest and largest possible score
     **dict.fromkeys(("accuracy", "f1", "macro_f1", "span_f1", *RANKING, *_ROUGE), (0.0, 1.0)),
     **dict.fromkeys(("mcc", "pearson", "spearman"), (-1.0, 1.0)),
     **dict.fromkeys(("bleu", "chrf"), (0.0, 100.0)),
@@ -30,10 +31,8 @@ BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> the least and the mos
 }
 _SIGNS = re.compile(r"[^a-z0-9]+")
 _SPAN_TAG = re.compile(r"O|[BIESLU]-.+")
-_STEMMED = 4  # letters: shorter words stay as they are
-Tags = Sequence[Sequence[int]]  # per text a tag for every word
-
-
+_STEMMED = 4  # letters of the shortest word that is stemmed
+Tags: TypeAlias = Sequence[Sequence[int]]  # for each text the number of every word's tag
 _PACKAGES = {  # metric -> the modules that compute it, which the extra "metrics" installs; torch computes all others
     "span_f1": ("seqeval",),
     **dict.fromkeys(_ROUGE, ("torchmetrics", "snowballstemmer")),
@@ -47,16 +46,21 @@ def require_metrics(op: str, metrics: Iterable[str]) -> None:
 
 
 def better(metric: str, new: float, old: float) -> bool:
-    """Whether a score beats another; NaN beats nothing, and a tie is not better."""
+    """Return whether the score `new` is better than `old`; NaN never is, nor is an equal score."""
     return new < old if metric in LOWER else new > old
 
 
 def score_classes(
     metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, binary: bool = True
 ) -> dict[str, float]:
-    """Score class ids `[rows]`: "accuracy", "mcc", "macro_f1" (the mean over the classes that occur) and "f1".
+    """Return "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1", as far as `metrics` names them.
 
-    "f1" is "macro_f1", but of two classes that of the second one where `binary` is set.
+    Args:
+        metrics: Names of the metrics.
+        predictions: Predicted class ids `[rows]`.
+        targets: True class ids `[rows]`.
+        classes: Number of classes. "macro_f1" is the mean over the classes that occur among predictions or targets.
+        binary: Whether "f1" is the F1 of the second class if there are two classes; otherwise it is "macro_f1".
     """
     _check_rows(predictions, targets)
     count = max(2, classes)
@@ -86,11 +90,17 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """How well scores `[rows]` tell the second of two classes (1 in `targets`) from the first.
+    """Return how well scores separate the second of two classes (1 in `targets`) from the first.
 
     "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the shares of the second class whose
-    scores reach the lowest threshold that at most 1 % or 5 % of the first do, as `monitors.Calibration` chooses it; of
-    fewer than 100 or 20 rows of the first class, none. All are 0 if a class has no row.
+    scores are at least the lowest threshold that at most 1 % or 5 % of the first class reach, as
+    `monitors.Calibration` chooses it. With fewer than 100 or 20 rows of the first class, that threshold lies above all
+    of their scores. All three are 0 if one of the classes has no row.
+
+    Args:
+        metrics: Names of the metrics.
+        scores: Scores `[rows]`, higher for the second class.
+        targets: True class ids `[rows]`, 0 or 1.
     """
     _check_rows(scores, targets)
     positive = targets.bool()
@@ -120,15 +130,22 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
+    """Return the share of positive rows that score higher than all but a share `rate` of the negative rows.
+
+    `positive` is a mask `[rows]`. The result is 0 if one of both classes has no row.
+    """
     negatives = scores[~positive].sort(descending=True).values
     if not len(negatives) or bool(positive.logical_not().all()):
         return 0.0
-    highest = negatives[math.floor(len(negatives) * rate + 1e-9)]  # that is not flagged
+    highest = negatives[math.floor(len(negatives) * rate + 1e-9)]  # the highest score of a negative row that is allowed
     return float((scores[positive] > highest).double().mean())
 
 
 def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tensor) -> dict[str, float]:
-    """Score zeros and ones `[rows, classes]`: "accuracy" (of whole rows) and "f1" (over all labels at once)."""
+    """Return "accuracy" (the share of rows that are right in all classes) and "f1" (over all labels together).
+
+    `predictions` and `targets` are 0 and 1 `[rows, classes]`.
+    """
     _check_rows(predictions, targets)
     predicted, true = predictions.bool(), targets.bool()
     known = {
@@ -139,7 +156,7 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
 
 
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
-    """Score predicted numbers: "pearson" and "spearman" correlation; 0 where one of both does not vary."""
+    """Return the "pearson" and "spearman" correlation of predictions with targets; 0 if either is constant."""
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
     varies = all(bool((row != row[0]).any()) and bool(row.isfinite().all()) for row in both)
@@ -151,7 +168,18 @@ def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets:
 
 
 def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels: Sequence[str]) -> dict[str, float]:
-    """Score a tag for every word: "span_f1" (micro, as seqeval counts), "accuracy" and "f1" of single words."""
+    """Return "span_f1" (micro F1 of spans, as seqeval counts), and "accuracy" and "f1" (macro) of single words.
+
+    Args:
+        metrics: Names of the metrics.
+        predictions: For each text the number of the predicted tag of every word.
+        targets: The same for the true tags.
+        labels: Names of the tags.
+
+    Raises:
+        DataError: If a text has not one prediction per word, there are no words, or "span_f1" is asked for and the tags
+            mark no spans.
+    """
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
     plain = [name for name in metrics if name != "span_f1"]
@@ -168,15 +196,15 @@ def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels:
 
 
 def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Score texts against those that were to be written.
+    """Return scores of generated texts (`predictions`) against the true texts (`references`).
 
-    "rouge1", "rouge2", "rougeL" and "rougeLsum" are the mean over the texts of the F-measure, 0 to 1, of words in lower
-    case that Porter's algorithm has stemmed; "rougeLsum" takes each line for a sentence. "bleu" and "chrf" are of the
-    whole corpus, 0 to 100, as sacrebleu computes them by default.
+    "rouge1", "rouge2", "rougeL" and "rougeLsum" are means over the texts of an F-measure from 0 to 1. Words are in
+    lower case and stemmed by Porter's algorithm, and "rougeLsum" treats each line as a sentence. "bleu" and "chrf" are
+    scores of the whole corpus from 0 to 100, with the default settings of sacrebleu.
 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.
-        The stemmer is Porter's own; others except a few words, which moves ROUGE by less than 0.001.
+        The stemmer is Porter's original; others have exceptions for a few words, which change ROUGE by less than 0.001.
     """
     texts = list(predictions), list(references)
     known = {
@@ -189,12 +217,15 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
 
 
 def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[ClassRow]:
-    """Scores per class of class ids `[rows]`, or of zeros and ones `[rows, classes]`, and their averages.
+    """Return a row of scores per class, and then the averages that scikit-learn and seqeval print.
 
-    A row has "label", "precision", "recall", "f1", "count" (how many are truly so) and "guessed" (how many were said to
-    be). After the classes come "micro avg" (of all together), "macro avg" and "weighted avg" (by the true counts; both
-    over the classes that occur), as scikit-learn and seqeval print them. The thesis's figure 19 prints "guessed" as its
-    count.
+    The averages are "micro avg" (of all classes together), "macro avg" (the mean over the classes that occur) and
+    "weighted avg" (the mean weighted by the number of true rows).
+
+    Args:
+        predictions: Predicted class ids `[rows]`, or 0 and 1 `[rows, classes]`.
+        targets: The true ones, in the same form.
+        labels: Class names.
     """
     if predictions.ndim == 1:
         predictions, targets = (torch.nn.functional.one_hot(ids, len(labels)) for ids in (predictions, targets))
@@ -204,13 +235,21 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
 
 
 def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[ClassRow]:
-    """The same for every type of span; spans count if type, start and end are right, as seqeval finds them."""
+    """Return the rows of `class_table` for the labels of spans.
+
+    A predicted span is correct if its label, start and end are, where spans are those that seqeval finds.
+
+    Args:
+        predictions: For each text the number of the predicted tag of every word.
+        targets: The same for the true tags.
+        labels: Names of the tags.
+    """
     from seqeval.metrics.sequence_labeling import get_entities
 
     guessed, true = (set(get_entities(_names(labels, rows))) for rows in (predictions, targets))
-    kinds = sorted({label[2:] for label in labels if label != "O"})
-    counts = [[sum(span[0] == kind for span in spans) for spans in (guessed & true, guessed, true)] for kind in kinds]
-    return _class_rows(kinds, counts)
+    types = sorted({label[2:] for label in labels if label != "O"})
+    counts = [[sum(span[0] == type_ for span in spans) for spans in (guessed & true, guessed, true)] for type_ in types]
+    return _class_rows(types, counts)
 
 
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:
@@ -246,7 +285,7 @@ def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Seq
     }
 
 
-def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Tensor | float]]) -> dict[str, float]:
     """Return metric -> score in the order of `metrics`, with 0 in place of NaN and infinity.
 
     `known` maps the name of each metric to a function that computes it; another name is an UnknownNameError.
@@ -256,17 +295,19 @@ def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Any]])
     return {name: score if math.isfinite(score) else 0.0 for name, score in scores.items()}
 
 
-def _check_rows(predictions: Sequence[Any] | Tensor, targets: Sequence[Any] | Tensor) -> None:
+def _check_rows(predictions: Sized, targets: Sized) -> None:
+    """Raise DataError if there are no targets, or not as many predictions."""
     if len(predictions) != len(targets):
         raise DataError(f"metrics: {len(predictions)} predictions for {len(targets)} targets; every row has both.")
     if len(targets) == 0:
         raise DataError("metrics: there are no rows; a score needs at least one.")
 
 
-_AS_IOBES = {"L": "E", "U": "S"}  # the same marks by names that seqeval knows
+_AS_IOBES = {"L": "E", "U": "S"}  # marks of BILOU tags -> those of IOBES, which seqeval reads
 
 
 def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
+    """Return the names of tags for seqeval, text by text; `labels` are all names."""
     named = [_AS_IOBES.get(label[0], label[0]) + label[1:] for label in labels]
     return [[named[int(tag)] for tag in row] for row in rows]
 
@@ -293,21 +334,26 @@ def _porter() -> Callable[[str], str]:
 
 @lru_cache(maxsize=1 << 16)
 def _stem(word: str) -> str:
+    """Return the stem of a word in lower case; words of fewer than four letters are unchanged."""
     return _porter()(word) if len(word) >= _STEMMED else word
 
 
 def _words(text: str) -> list[str]:
+    """Return the stems of the words of a text, as ROUGE compares them."""
     return [_stem(word) for word in _SIGNS.sub(" ", text.lower()).split()]
 
 
-def _rouge(name: str, predictions: list[str], references: list[str]) -> Any:
+def _rouge(name: str, predictions: list[str], references: list[str]) -> Tensor | float:
+    """Return the mean F-measure of one ROUGE metric that does not split sentences."""
     from torchmetrics.functional.text import rouge_score
 
-    return rouge_score(predictions, references, tokenizer=_words, rouge_keys=name)[f"{name}_fmeasure"]  # pyright: ignore
+    scores = rouge_score(predictions, references, tokenizer=_words, rouge_keys=name)  # pyright: ignore[reportArgumentType]
+    return scores[f"{name}_fmeasure"]
 
 
 def _rouge_lsum(*texts: list[str]) -> float:
-    # The public function splits sentences with a model that it fetches; papers score lines.
+    """Return the mean F-measure of rougeLsum; `texts` are the predictions and the references."""
+    # The public function splits sentences with a model that it downloads; papers score lines.
     from torchmetrics.functional.text.rouge import _rouge_lsum_score
 
     scores = [
@@ -318,12 +364,14 @@ def _rouge_lsum(*texts: list[str]) -> float:
 
 
 def _of_corpus(name: str, predictions: list[str], references: list[str]) -> float:
+    """Return a score of a whole corpus; `name` is a class of `sacrebleu.metrics`."""
     from sacrebleu import metrics
 
     return getattr(metrics, name)().corpus_score(predictions, [references]).score
 
 
 def _check_tags(predictions: Tags, targets: Tags) -> None:
+    """Raise DataError if there are no words, or a text has not as many predicted tags as words."""
     _check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")
@@ -334,6 +382,6 @@ def _check_tags(predictions: Tags, targets: Tags) -> None:
 
 
 def marks_spans(tags: Iterable[str]) -> bool:
-    """Whether the tags mark spans (IOB, IOBES, BILOU), so that span F1 has a meaning."""
+    """Return whether tags mark spans: all are of the form "O" or "B-x" (IOB, IOBES, BILOU), and one is not "O"."""
     seen = set(tags)
     return bool(seen - {"O"}) and all(_SPAN_TAG.fullmatch(tag) for tag in seen)

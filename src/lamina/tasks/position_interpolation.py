@@ -1,49 +1,55 @@
-"""Models that are called with images of another size than they are built for."""
+"""Run models on images of another size than they are built for, by interpolating their position embeddings."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from transformers import PreTrainedModel
 
-_INTERPOLATE = "interpolate_pos_encoding"  # what models of transformers take to fit their positions to an image's size
+    from lamina.layers.types import Batch
+
+_INTERPOLATE = "interpolate_pos_encoding"  # argument of many vision models
 
 
-def size_arguments(model: PreTrainedModel, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """What a model takes besides a batch whose images are of another size than its own: its positions interpolated."""
+def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
+    """Return the arguments to call a model with in addition to a batch.
+
+    If the images of the batch are of another size than the model's, and the model can interpolate its position
+    embeddings, that is the argument which makes it do so; otherwise there are none.
+    """
     return {_INTERPOLATE: True} if _other_size(model, batch) and _interpolates(model) else {}
 
 
-def size_problem(model: PreTrainedModel, batch: Mapping[str, Any]) -> str | None:
-    """What is wrong with images of another size for a model that failed on them; None if that cannot be it."""
+def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
+    """Return in words that a model failed on a batch because its images are of another size than the model's.
+
+    None if the size is right or not known, or the model can interpolate, so that this was not the reason.
+    """
     sizes = _other_size(model, batch)
     if sizes is None or _interpolates(model):
         return None
-    came, own = (" x ".join(map(str, size)) for size in sizes)
-    return f"{type(model).__name__} is built for images of {own}, got {came}, and takes no {_INTERPOLATE}"
+    batch_size, model_size = (" x ".join(map(str, size)) for size in sizes)
+    return f"{type(model).__name__} is built for images of {model_size}, got {batch_size}, and takes no {_INTERPOLATE}"
 
 
-def _other_size(model: PreTrainedModel, batch: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Height and width of a batch's images, and those of the model; None if they are the same, or not known."""
-    config: Any = model.config
-    own = getattr(getattr(config, "vision_config", config), "image_size", None)
+def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return height and width of a batch's images and of the model's; None if they are equal, or not known."""
+    image_size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     values = batch.get("pixel_values")
-    if values is None or values.ndim != 4 or own is None:
+    if values is None or values.ndim != 4 or image_size is None:
         return None
-    came = tuple(values.shape[-2:])
-    size = (own, own) if isinstance(own, int) else tuple(own)
-    return None if came == size else (came, size)
+    batch_size = tuple(values.shape[-2:])
+    model_size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
+    return None if batch_size == model_size else (batch_size, model_size)
 
 
 def _interpolates(model: PreTrainedModel) -> bool:
-    """Whether a model takes the option itself, or hands what it does not know to a part that takes it."""
-    own = inspect.signature(model.forward).parameters
-    if _INTERPOLATE in own:
+    """Return whether a model has the argument, or passes arguments that it does not know to a part that has it."""
+    parameters = inspect.signature(model.forward).parameters
+    if _INTERPOLATE in parameters:
         return True
-    hands_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
+    passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     parts = (inspect.signature(part.forward).parameters for part in model.children())
-    return hands_on and any(_INTERPOLATE in parameters for parameters in parts)
+    return passes_on and any(_INTERPOLATE in part_parameters for part_parameters in parts)

@@ -1,4 +1,4 @@
-"""Known public tasks: where they are, which columns they have, and how they are scored."""
+"""Presets: public tasks with their hub dataset, file names, columns, labels and metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import yaml
 from pydantic import ConfigDict, TypeAdapter
@@ -17,47 +17,77 @@ from lamina.errors import ConfigError, DataError, UnknownNameError, first_line
 from lamina.tasks import kind_of
 from lamina.utils import is_dir, is_file
 
+if TYPE_CHECKING:
+    import datasets
+
 logger = logging.getLogger(__name__)
 _LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One public task."""
+    """A public task, as `presets.yaml` describes it.
 
-    hub: str  # data set on the hub
-    columns: tuple[str | int, str | None, str | int]  # text, second text (or None) and label in the published files
-    labels: tuple[str, ...]  # in the order of the ids; none named: those of the hub set, or the names of the folders
-    metrics: tuple[str, ...]  # all that are reported; the first picks the best checkpoint
-    rows: Mapping[str, int]  # part that has labels -> its rows as published; of several languages, those of English
-    length: int  # mean tokens of a row, special ones included; of what is read; of images patches of 16 of 224 pixels
-    files: Mapping[str, tuple[str | tuple[str, str], ...]]  # part -> names of its file, pair of files, or folder
+    Attributes:
+        hub: Name of the dataset on the hub.
+        columns: Columns of text, second text (or None) and label in the published files.
+        labels: Class names in the order of their ids. Empty: those of the hub dataset, or the names of the folders.
+        metrics: All metrics that are reported; the first one picks the best checkpoint.
+        rows: Split with labels -> its number of rows. With several languages, the numbers are those of English.
+        length: Mean tokens of an example, special tokens included; for images, patches of 16 pixels in 224.
+        files: Split -> possible names of its file, pair of files, or folder.
+        kind: Name of the kind of task.
+        problem_type: One of the kind's problem types.
+        config: Configuration of the hub dataset.
+        revision: Revision of the hub dataset.
+        hub_columns: Columns of the hub dataset. None: those of `columns`.
+        header: Column names of files that have none.
+        stand_ins: Names of files that replace the train split if none of the published files is there.
+        languages: Whether `config` is a language, which may follow the name of the preset: "wikiann/de".
+        classes: Number of classes, if `labels` is empty.
+    """
+
+    hub: str
+    columns: tuple[str | int, str | None, str | int]
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    rows: Mapping[str, int]
+    length: int
+    files: Mapping[str, tuple[str | tuple[str, str], ...]]
     kind: str = "sequence_classification"
     problem_type: str = "classification"
-    config: str | None = None  # of the hub set
-    revision: str | None = None  # of the hub set
-    hub_columns: tuple[str, str | None, str] | None = None  # where the columns have other names on the hub
-    header: tuple[str, ...] | None = None  # column names of files that have none
-    stand_ins: tuple[str | tuple[str, str], ...] = ()  # for the train part, where no published file is there
-    languages: bool = False  # `config` is a language, which may follow the name: "wikiann/de"
-    classes: int = 0  # how many labels there are, where none is named
+    config: str | None = None
+    revision: str | None = None
+    hub_columns: tuple[str, str | None, str] | None = None
+    header: tuple[str, ...] | None = None
+    stand_ins: tuple[str | tuple[str, str], ...] = ()
+    languages: bool = False
+    classes: int = 0
 
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # what the file names must be a field
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # an unknown key in the file is an error
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """`labels`; where none is named, numbers stand for them."""
+        """The class names; numbers, if they are not known without the data."""
         return self.labels or tuple(map(str, range(self.classes)))
 
 
-# Name -> preset, of `presets.yaml`.
+# Name -> preset.
 _rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _named = {name: row for name, row in _rows.items() if not name.startswith(".")}
 PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).validate_python(_named))
 
 
 def find_preset(name: str) -> tuple[str, Preset]:
-    """What to call a task, and its preset, by a name as "cola", "glue/cola" or (with a language) "wikiann/de"."""
+    """Return the name of a task, and its preset.
+
+    Args:
+        name: Name of the preset, as in "cola", "glue/cola" or (with a language) "wikiann/de".
+
+    Raises:
+        UnknownNameError: If there is no such preset.
+        ConfigError: If the language is not a language code.
+    """
     short, slash, language = name.removeprefix("glue/").partition("/")
     preset = PRESETS.get(short)
     if preset is None or (slash and not preset.languages):
@@ -69,8 +99,15 @@ def find_preset(name: str) -> tuple[str, Preset]:
     return f"{short}-{language}", replace(preset, config=language)
 
 
-def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Any]:
-    """The published files of a preset that a folder holds: part -> file, pair of files, or folder."""
+def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path | tuple[Path, Path]]:
+    """Return split -> file, pair of files or folder: the published files of a preset that are in a folder.
+
+    If there is no train file, a warning says which file replaces it: for running text the validation file, otherwise
+    one of the preset's `stand_ins`. `name` is what messages call the task.
+
+    Raises:
+        DataError: If there is nothing to train on.
+    """
     sources = {part: _first_present(folder, names) for part, names in preset.files.items()}
     if sources["train"] is None and kind_of(preset.kind).sequential and sources["validation"] is not None:
         sources["train"] = sources.pop("validation")
@@ -88,20 +125,26 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Any]:
     return {part: source for part, source in sources.items() if source is not None}
 
 
-def fetch(name: str, preset: Preset) -> dict[str, Any]:
-    """The parts of a hub set that have labels: part -> `datasets.Dataset`."""
+def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
+    """Download a preset's dataset from the hub, and return split -> rows, without splits that have no labels.
+
+    `name` is what messages call the task.
+
+    Raises:
+        DataError: If the dataset cannot be downloaded.
+    """
     import datasets
 
     try:
         fetched = datasets.load_dataset(preset.hub, preset.config, revision=preset.revision)
-    except Exception as error:  # the hub's clients raise many unrelated kinds
+    except Exception as error:  # the hub's clients raise errors of many types
         came = f"'{preset.hub}' cannot be fetched ({first_line(error)})"
         raise DataError(f"task {name}: {came}; without `files` a preset comes from the hub.") from error
     return {part: fetched[part] for part in preset.rows}  # pyright: ignore
 
 
 def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path | tuple[Path, Path] | None:
-    """The first of some files, pairs of files or folders that a folder holds."""
+    """Return the path of the first file, pair of files or folder of `names` that is in a folder; None without one."""
     for name in names:
         paths = [folder / file for file in ((name,) if isinstance(name, str) else name)]
         if all(is_file(path) or is_dir(path) for path in paths):
@@ -110,5 +153,5 @@ def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path
 
 
 def _names(source: str | Path | Sequence[str | Path]) -> str:
-    """How messages call one file or a pair."""
+    """Return the name of a file, or the names of a pair, for messages."""
     return Path(source).name if isinstance(source, str | Path) else " and ".join(Path(file).name for file in source)

@@ -1,4 +1,4 @@
-"""Fewer rows to learn from: how many, and which."""
+"""Subsamples of a train split: how many rows they have, and which."""
 
 from __future__ import annotations
 
@@ -13,29 +13,46 @@ from lamina.tasks.split import shares
 
 @dataclass(frozen=True)
 class SampleSize:
-    """How many rows a subsample has: so many times the number of classes, a fraction of all, or so many."""
+    """The size of a subsample; exactly one of the three is set.
+
+    Attributes:
+        per_class: Number of rows per class.
+        fraction: Share of all rows, above 0 and at most 1.
+        rows: Number of rows.
+
+    Raises:
+        ConfigError: If none or several are set, or a value is out of range.
+    """
 
     per_class: int | None = None
     fraction: float | None = None
     rows: int | None = None
 
     def __post_init__(self) -> None:
-        given = self.given()
-        if len(given) != 1:
-            came = " and ".join(given) or "nothing"
+        chosen = self.chosen()
+        if len(chosen) != 1:
+            came = " and ".join(chosen) or "nothing"
             raise ConfigError(f"subsample: {came} given; exactly one of per_class, fraction and rows is needed.")
-        for name, value in given.items():
+        for name, value in chosen.items():
             is_number = isinstance(value, int | float if name == "fraction" else int) and not isinstance(value, bool)
             if not is_number or not 0 < value <= (1 if name == "fraction" else math.inf):
                 rule = "above 0 and at most 1" if name == "fraction" else "a whole number of at least 1"
                 raise ConfigError(f"subsample: {name} is {value!r}; it must be {rule}.")
 
-    def given(self) -> dict[str, float]:
-        """The one that was given, by its name."""
+    def chosen(self) -> dict[str, float]:
+        """Return the size that is set, by its name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def count(self, classes: int, total: int) -> int:
-        """Rows of the subsample, 1 to `total`; else, or without classes to multiply by, a ConfigError."""
+        """Return the number of rows.
+
+        Args:
+            classes: Number of classes.
+            total: Number of rows to draw from.
+
+        Raises:
+            ConfigError: If that is below 1 or above `total`, or `per_class` is set and there are no classes.
+        """
         if self.per_class is not None and not classes:
             raise ConfigError(f"subsample: per_class is {self.per_class}; this task has no classes.")
         if self.fraction is not None:
@@ -52,9 +69,18 @@ class SampleSize:
 def subsample_rows(
     names: Sequence[str], classes: Sequence[Sequence[int]], size: SampleSize, *, stratified: bool, seed: int
 ) -> list[int]:
-    """Which rows, in the order they have; `classes` are per row the numbers of the classes in it.
+    """Draw a subsample without replacement, and return the numbers of its rows in ascending order.
 
-    Stratified: as many rows of each class (per_class), or as large a share of each; else they are drawn uniformly.
+    Args:
+        names: Class names.
+        classes: The numbers of the classes of each row.
+        size: Size of the subsample.
+        stratified: Whether to draw the same number of rows of each class (`size.per_class`), or the same share;
+            otherwise rows are drawn uniformly.
+        seed: Seed of the choice.
+
+    Raises:
+        ConfigError: If the size does not fit, or a class has too few rows.
     """
     count = size.count(len(names), len(classes))
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""One part of a task, and drawing rows from it."""
+"""A split of a task: its examples with their labels; how rows are drawn from it or held out."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ _SIDES = ("text", "text_pair")
 
 @final
 class Split:
-    """Examples with their labels, in Arrow: a row each, as `Split.of` makes them.
+    """The examples of a split with their labels, stored in Arrow; most are made by `Split.of`.
 
-    `open_text` makes what stands for an example's text of the cells in columns "text" and "row"; None: "text" itself.
-    `labels` has a column "label" in place of that of `rows`.
+    Args:
+        rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
+        open_text: Makes the example from the cells in columns "text" and "row", for instance a file that is opened
+            when it is needed. None: the cell in "text" is the example.
+        labels: A dataset whose column "label" replaces that of `rows`.
     """
 
     def __init__(
@@ -47,24 +50,32 @@ class Split:
         labels: Iterable[Any] | None = None,
         words: Iterable[Sequence[tuple[int, int]]] | None = None,
     ) -> Split:
-        """From columns of Python values, which are taken one by one; half characters, which cannot be encoded, go."""
-        given = {"text": texts, "label": labels, "words": words}
-        return cls(dataset_of(_tables({name: cells for name, cells in given.items() if cells is not None})))
+        """Return a split from columns of Python values, which are read one by one.
+
+        Characters that UTF-8 cannot encode are replaced.
+
+        Args:
+            texts: Texts or pairs of texts.
+            labels: Labels in one of the forms of `Split.labels`. None: examples without labels.
+            words: The characters of every word of each text.
+        """
+        columns = {"text": texts, "label": labels, "words": words}
+        return cls(dataset_of(_tables({name: cells for name, cells in columns.items() if cells is not None})))
 
     @cached_property
     def texts(self) -> Column:
-        """A text each, a pair of texts, words joined by one space, or images, which are opened when they are needed."""
+        """The examples: texts, pairs of texts, or files that are opened when they are needed."""
         second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
         return Column(self.rows, ["text", *second], self._open_text)
 
     @property
     def written(self) -> bool:
-        """Whether its texts are texts or pairs of them, not files that are opened."""
+        """Whether examples are texts or pairs of texts, and not files or chats."""
         return self._open_text is None
 
     @cached_property
     def labels(self) -> Column:
-        """Per text a class id, a number, zeros and ones (multi-label), a class id per word, text to write, or None."""
+        """For each example a class id, a number, 0 and 1 per class, a class id per word, a target text, or None."""
         rows = self._labels
         if "label" not in rows.column_names:
             rows = dataset_of([pa.table({"label": pa.nulls(len(rows))})])
@@ -72,7 +83,7 @@ class Split:
 
     @cached_property
     def words(self) -> Column | None:
-        """Token tasks: the character span of every word in its text; else None."""
+        """For each text the characters of every word: the first, and the one after the last. None for other tasks."""
         return Column(self.rows, ["words"], _as_spans) if "words" in self.rows.column_names else None
 
     @property
@@ -83,16 +94,18 @@ class Split:
     @property
     def labelled(self) -> bool:
         """Whether examples have labels."""
-        kinds = self._labels.features.arrow_schema
-        return "label" in kinds.names and not pa.types.is_null(kinds.field("label").type)
+        schema = self._labels.features.arrow_schema
+        return "label" in schema.names and not pa.types.is_null(schema.field("label").type)
 
     @cached_property
     def key(self) -> str:
-        """Equal for equal texts in the same order."""
+        """A hash that is equal for equal examples in the same order; labels do not count."""
         digest = hashlib.blake2b(digest_size=16)
         for text in self.texts:
-            own = getattr(text, "messages", text)  # of a chat, in which who speaks counts as well
-            digest.update(f"{len(own)}:{own}\0".encode() if isinstance(own, str) else repr(own).encode())
+            content = getattr(text, "messages", text)  # a chat differs by its roles too
+            digest.update(
+                f"{len(content)}:{content}\0".encode() if isinstance(content, str) else repr(content).encode()
+            )
         return digest.hexdigest()
 
     def __len__(self) -> int:
@@ -106,18 +119,22 @@ class Split:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def select_rows(self, rows: Sequence[int]) -> Split:
-        """The rows named, in the order named."""
+        """Return a split of the rows with these numbers, in this order."""
         labels = None if self._labels is self.rows else derived(self._labels.select(rows), self._labels)
         return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels)
 
-    def with_labels(self, labels: Sequence[Any]) -> Split:
-        """The same examples with other labels; -100 stands for a class that is not told."""
+    def with_labels(self, labels: Sequence[object]) -> Split:
+        """Return a split with the same examples and other labels; -100 stands for a missing class."""
         changed = Split(self.rows, self._open_text, dataset_of([pa.table({"label": pa.array(labels)})]))
         changed.key = self.key
         return changed
 
     def without_labels(self, *, rows: bool = False) -> Split:
-        """The texts alone, those of a pair one after the other, or with `rows` as they are; blank ones are left out."""
+        """Return a split of the texts without labels; blank texts are left out.
+
+        Args:
+            rows: Whether pairs stay pairs; otherwise each of their texts becomes an example.
+        """
         sides = ((text, (text,) if isinstance(text, str) else text) for text in self.texts)
         if rows:
             return Split.of(text for text, parts in sides if any(part.strip() for part in parts))
@@ -125,14 +142,20 @@ class Split:
 
 
 def _as_tuple(label: Any) -> Any:
+    """Return a label that is a list as a tuple, and any other label as it is."""
     return tuple(label) if isinstance(label, list) else label
 
 
 def _as_spans(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return spans from the flat list of their edges in which Arrow stores them."""
     return tuple(pairs_of(flat))
 
 
 def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
+    """Yield the columns "text" (or "text" and "text_pair"), "label" and "words" as Arrow tables of 1,000 rows.
+
+    The first label and the first text decide the types of all.
+    """
     label_type: pa.DataType | None = None
     pairs = False
     for part in chunks(zip(*columns.values(), strict=True)):
@@ -152,8 +175,8 @@ def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
         yield pa.table(table)
 
 
-def _type_of(labels: Sequence[Any]) -> pa.DataType:
-    """The Arrow type of a column of labels, as its first one tells."""
+def _type_of(labels: Sequence[object]) -> pa.DataType:
+    """Return the Arrow type of a column of labels, by its first label."""
     first = labels[0] if labels else None
     if isinstance(first, list | tuple):
         return pa.list_(pa.int64())
@@ -161,7 +184,17 @@ def _type_of(labels: Sequence[Any]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """At most `limit` rows (None: all), drawn uniformly without replacement; the rows keep their order."""
+    """Return a split of at most `limit` rows, drawn uniformly without replacement, in their old order.
+
+    Args:
+        split: The split.
+        limit: Maximum number of rows. None: all.
+        seed: Seed of the choice.
+        option: Name of the option in messages.
+
+    Raises:
+        ConfigError: If `limit` is not an int of at least 1.
+    """
     if limit is not None and type(limit) is not int:
         raise ConfigError(f"task: {option} is {limit!r}; it must be a whole number of at least 1.")
     check_range("task", option, limit, 1)
@@ -171,9 +204,16 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
 
 
 def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> tuple[Split, Split]:
-    """What is left for training, and a tenth of the rows set aside for validation; both keep the order of the rows.
+    """Cut a tenth of the rows off a train split for validation, and return train and validation split.
 
-    `stratify` keeps the share of each class; `last` takes the last rows of running text, whose lines belong together.
+    Args:
+        split: The train split.
+        stratify: Whether both splits get the same share of each class.
+        seed: Seed of the choice.
+        last: Whether to cut off the last rows, for running text, whose lines belong together.
+
+    Raises:
+        DataError: If there are fewer than two rows.
     """
     count = len(split)
     if count < 2:
@@ -182,7 +222,7 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
     if last:
         return split.select_rows(range(count - tenth)), split.select_rows(range(count - tenth, count))
     rng = random.Random(seed)
-    groups: dict[Any, list[int]] = defaultdict(list)
+    groups: dict[object, list[int]] = defaultdict(list)
     for row, label in enumerate(split.labels if stratify else itertools.repeat(None, count)):
         groups[label].append(row)
     aside: set[int] = set()
@@ -192,7 +232,10 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
 
 
 def shares(sizes: list[int], total: int) -> list[int]:
-    """How many of each group make up `total`: in proportion, rounded down, the rest to the largest remainders."""
+    """Return how many members of each group to draw, so that `total` are drawn in proportion to the groups' `sizes`.
+
+    Counts are rounded down; what is missing goes to the groups with the largest remainders.
+    """
     exact = [total * size / sum(sizes) for size in sizes]
     whole = [int(x) for x in exact]
     order = sorted(range(len(sizes)), key=lambda i: (whole[i] - exact[i], -sizes[i]))

@@ -1,4 +1,4 @@
-"""A task: labelled examples, what is asked about them, and how the answers are scored."""
+"""Tasks: read labelled examples from files, from rows in memory or from presets, and draw subsamples."""
 
 from __future__ import annotations
 
@@ -7,44 +7,50 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, check_label_all_tokens
-from lamina.tasks.kind import Kind
+from lamina.tasks.kind import Kind, Source
 from lamina.tasks.labels import check_names, class_names
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
+from lamina.utils import JSON
+
+if TYPE_CHECKING:
+    import datasets
 
 logger = logging.getLogger(__name__)
-_SHOWN = 6  # labels in the print of a task
-Source = str | Path | tuple[str | Path, str | Path] | list[str]  # of a part: a file or folder, or a pair of files
+_SHOWN = 6  # labels that the printed form of a task lists
 
 
 @dataclass(frozen=True)
 class Task:
-    """Labelled examples, and what is asked about them.
+    """Labelled examples, and the question about them: what to learn, predict and score.
 
     Attributes:
         kind: The kind of task, which is equal to its name and prints as it: "sequence_classification",
             "token_classification", "masked_lm", "causal_lm", "summarization",
             "translation", "image_classification", "audio_classification", or another that is registered in
             `lamina.tasks.KINDS`.
-        problem_type: "classification", "regression", "multi_label", or "generation" where texts are to be written.
-        labels: Class names in the order of their ids; regression: the score's name; "masked_lm" and "causal_lm":
-            ("token",); where texts are to be written: ("text",).
+        problem_type: "classification", "regression", "multi_label", or "generation" if texts are to be generated.
+        labels: Class names in the order of their ids. A regression has the name of the score, "masked_lm" and
+            "causal_lm" have ("token",), and kinds that generate texts ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
         splits: "train", "validation" and perhaps "test".
-        name: What the task is called in tables and files.
-        image_size: Pixels of the width and height that images are brought to; None: as the image processor has it.
-        subsampled: How the train part was drawn from a larger one, if it was, JSON-ready: "per_class", "fraction" or
-            "rows" as asked, "of" how many rows, "stratified" and "seed"; "before" it an earlier subsample.
-        by_row: Of "masked_lm" and "causal_lm": each row is read by itself; else rows are joined and cut into blocks.
-        label_all_tokens: Of "token_classification": all sub-tokens of a word are learnt from, not the first alone.
+        name: Name of the task in tables and files.
+        subsampled: How the train split was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows",
+            "of" (rows of the larger split), "stratified" and "seed"; "before" describes an earlier subsample. None: it
+            was not.
+        by_row: For "masked_lm" and "causal_lm", whether each row is read alone. Otherwise rows are joined and cut into
+            blocks.
+        label_all_tokens: For "token_classification", whether all sub-tokens of a word are learnt, and not only the
+            first.
+        image_size: Width and height of images in pixels. None: the size that the image processor has.
     """
 
     kind: Kind
@@ -54,7 +60,7 @@ class Task:
     metrics: tuple[str, ...]
     splits: Mapping[str, Split]
     name: str
-    subsampled: dict[str, Any] | None = None
+    subsampled: dict[str, JSON] | None = None
     by_row: bool = False
     label_all_tokens: bool = False
     image_size: int | None = None
@@ -65,7 +71,7 @@ class Task:
             object.__setattr__(self, "kind", kind_of(self.kind))
 
     def __repr__(self) -> str:
-        """What is asked, and of how many rows."""
+        """Return name, kind, labels, metric and the number of rows of each split."""
         rows = ", ".join(f"{name}: {len(split)}" for name, split in self.splits.items())
         labels = f"[{', '.join(self.labels[:_SHOWN])}{', ...' * (len(self.labels) > _SHOWN)}]"
         return (
@@ -74,11 +80,11 @@ class Task:
 
     @property
     def pairs(self) -> bool:
-        """Whether its examples are pairs of texts."""
+        """Whether the examples are pairs of texts."""
         return any(split.pairs for split in self.splits.values())
 
     def split(self, name: str) -> Split:
-        """One part; an UnknownNameError if the task has none of that name."""
+        """Return the split of this name; raise UnknownNameError if the task has none."""
         check_known(f"task {self.name}", [name], self.splits, "split")
         return self.splits[name]
 
@@ -91,21 +97,23 @@ class Task:
         stratified: bool = False,
         seed: int = 0,
     ) -> Task:
-        """The same task with fewer rows to learn from; a class that is left without one is named in a warning.
+        """Return the same task with fewer training rows; a warning names classes that are left without a row.
+
+        Exactly one of `per_class`, `fraction` and `rows` must be passed.
 
         Args:
-            per_class: So many rows times the number of classes. Of token tasks whose tags mark spans the classes are
-                the span types (four in CoNLL-2003), as the papers count them.
-            fraction: This share of the rows.
-            rows: So many rows.
-            stratified: As many rows of each class (`per_class`), or the same share of each, where every row has one
-                class; else rows are drawn uniformly, without replacement, as in the papers.
-            seed: Which rows.
+            per_class: Rows per class; the subsample has this number times the number of classes. For tags that mark
+                spans, classes are the span labels (four in CoNLL-2003), as in papers on few-shot learning.
+            fraction: Share of the rows.
+            rows: Number of rows.
+            stratified: Whether to draw the same number of rows of each class (with `per_class`), or the same share. By
+                default rows are drawn uniformly without replacement, as in the papers.
+            seed: Seed of the choice.
 
         Raises:
-            UnknownNameError: If the task has no train part.
-            ConfigError: Unless exactly one size is given, and there are that many rows; or if `stratified` is set
-                where rows have several classes or none.
+            UnknownNameError: If the task has no train split.
+            ConfigError: If there are not that many rows, none or several sizes are passed, or `stratified` is set and
+                rows do not have exactly one class each.
         """
         size, kind, train = SampleSize(per_class, fraction, rows), self.kind, self.split("train")
         if stratified and not kind.single_label(self.problem_type):
@@ -115,29 +123,50 @@ class Task:
         chosen = subsample_rows(names, classes, size, stratified=stratified, seed=seed)
         for name in _without_rows(names, (classes[row] for row in chosen)):
             logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), name)
-        facts = {**size.given(), "of": len(train), "stratified": stratified, "seed": seed}
+        facts: dict[str, JSON] = {**size.chosen(), "of": len(train), "stratified": stratified, "seed": seed}
         if self.subsampled is not None:
             facts["before"] = self.subsampled
         return replace(self, splits={**self.splits, "train": train.select_rows(chosen)}, subsampled=facts)
 
     def masked_lm(self, *, rows: bool = False) -> Task:
-        """The texts that are read (no blank ones) as a task of masked language modelling, "<name>-mlm".
+        """Return a task of masked language modelling over the same texts, with the name "<name>-mlm".
+
+        Blank texts are left out.
 
         Args:
-            rows: Hide tokens of each row by itself, a pair joined into one text in the tokenizer's own form for pairs;
-                what is longer than the model reads loses its end. Else the texts, both of a pair, are joined one after
-                the other and cut into blocks of the model's length.
+            rows: Whether each row is read alone, pairs as the tokenizer joins them; a row that is longer than the model
+                reads loses its end. By default all texts are joined and cut into blocks of the model's length.
 
         Raises:
-            ConfigError: If the rows are images.
+            ConfigError: If the examples are not texts.
         """
         return self._of_running_text("masked_lm", "mlm", rows=rows)
 
     def causal_lm(self, *, rows: bool = False) -> Task:
-        """The same as a task of causal language modelling, "<name>-clm"; of pairs in `rows` the second is a reply."""
+        """Return a task of causal language modelling over the same texts, with the name "<name>-clm".
+
+        Blank texts are left out.
+
+        Args:
+            rows: Whether each row is read alone; the second text of a pair is then a reply, which alone is learnt. By
+                default all texts are joined and cut into blocks of the model's length.
+
+        Raises:
+            ConfigError: If the examples are not texts.
+        """
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
+        """Return a task of language modelling over the same texts; see `masked_lm`.
+
+        Args:
+            kind: Name of the new task's kind.
+            short: What is added to the task's name.
+            rows: Whether each row is read alone.
+
+        Raises:
+            ConfigError: If the examples are not texts.
+        """
         if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
         task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
@@ -145,12 +174,12 @@ class Task:
         return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows)
 
     def join_pairs(self, separator: str) -> Task:
-        """The same task with each pair of texts as one text, `separator` between the two, in place of the model's form.
+        """Return the same task with each pair of texts joined into one text, with `separator` between the two.
 
-        To predict, join the texts in the same way.
+        Without it, the tokenizer joins pairs in its own way. To predict, join the texts in the same way.
 
         Raises:
-            ConfigError: If the rows are no pairs, or the words or replies of the second text are what is learnt.
+            ConfigError: If the examples are not pairs, or the kind learns words or replies of the second text.
         """
         if not any(split.pairs for split in self.splits.values()):
             raise ConfigError(f"task {self.name}: its rows are no pairs of texts; there is nothing to join.")
@@ -161,9 +190,17 @@ class Task:
         return replace(self, splits=splits)
 
     def held_out(self, seed: int = 0, *, stratify: bool = True) -> Task:
-        """Validate on a tenth of the training rows, drawn by `seed`; an old validation part tests if no part does.
+        """Return the same task with a tenth of the training rows as its validation split.
 
-        `stratify` keeps the share of each class, where rows have one each.
+        The previous validation split becomes the test split, if there is none.
+
+        Args:
+            seed: Seed of the choice. For running text in blocks, the last tenth is held out instead.
+            stratify: Whether to keep the share of each class, if every row has one class.
+
+        Raises:
+            UnknownNameError: If the task has no train split.
+            DataError: If the train split has fewer than two rows.
         """
         kind, whole, test = (
             self.kind,
@@ -176,7 +213,7 @@ class Task:
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
 
     def sized(self, image_size: int | None) -> Task:
-        """The same task with images of so many pixels; a ConfigError if it has none, or the size is below 1."""
+        """Return the same task with another `image_size` (None: unchanged); raise ConfigError if it does not fit."""
         if image_size is None:
             return self
         check_image_size(image_size, self.kind, f"task {self.name}")
@@ -206,67 +243,78 @@ class Task:
         by_row: bool = False,
         stratify: bool = True,
     ) -> Task:
-        """Read a task from TSV, CSV, JSONL, Parquet, CoNLL-column or plain text files, or from images.
+        """Read a task from TSV, CSV, JSONL, Parquet, CoNLL or plain text files, or from images or audio clips.
 
         Args:
-            kind: What is asked; see `Task`.
-            train: Rows to learn from: a file. Summaries and translations: perhaps a pair of text files whose lines go
-                together. Images and sound: a folder (or a tar) with a folder per class, or a file of paths.
-            validation: Rows to choose by; else a tenth of `train`, class by class; of running text in blocks the last.
-            test: Rows that only `evaluate` looks at.
-            text: Column of the text or of the list of words (default "sentence", or "text" where there is none of that
-                name), or of images or sound (default "image", "audio"). In CoNLL files its number (default 0). In plain
-                text every line that is not blank is a row. "translation.en" is what objects in column "translation"
-                have under "en".
-            text_pair: Column of the second text of sentence-pair tasks; of "causal_lm" that of replies to `text`; of
-                "token_classification" that of texts whose spans are labelled, in the light of `text`.
-            label: Column of the label, of the list of tags, or of the text to write; in CoNLL files a number (default
-                the last). Of "token_classification" over plain texts, of the list of spans: texts, pairs of characters
-                (from, before), or objects with "start", "end" and "label".
-            labels: Class names in the order of their ids (one that no training row has is named in a warning); by
-                default those of `train`, sorted. The files hold these names, or whole numbers that are the ids.
-            metric: The metric that picks the best checkpoint; by default the usual one of the problem.
+            kind: The kind of task; see `Task`.
+            train: File of the train split. Summarization and translation also read a pair of text files whose lines
+                belong together. Images and audio are read from a folder (or tar file) with a folder per class, or from
+                a table with a column of paths.
+            validation: File of the validation split, which picks the best checkpoint. None: a tenth of `train`, drawn
+                class by class; for running text in blocks, the last tenth.
+            test: File of the test split, which only `evaluate` reads.
+            text: Column of the text or of the list of words (default "sentence", or "text" if there is no column of
+                that name), or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In
+                plain text files every line that is not blank is a row. "translation.en" is the value under "en" of the
+                objects in column "translation".
+            text_pair: Column of the second text of a pair. For "causal_lm" it has the replies to `text`; for
+                "token_classification" the texts whose spans are labelled, while `text` is their context.
+            label: Column of the label, of the list of tags, or of the text to generate; in CoNLL files a number
+                (default: the last column). For "token_classification" over plain texts it has lists of spans: a span is
+                a text, two characters (the first, and the one after the last), or an object with "start", "end" and
+                "label".
+            labels: Class names in the order of their ids. None: those of `train`, sorted. Files have these names, or
+                whole numbers that are the ids. A warning names a class that no training row has.
+            metric: The metric that picks the best checkpoint. None: the default of the problem type.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
-                labels); by default read off the labels, or what the kind says.
-            missing_labels: What becomes of rows without a label (a cell that is empty, null, NaN, or a text such as
-                "NA", "null" or "None" that is none of `labels`): "error", or "drop", with a warning that counts them;
-                of rows with spans that are not in their text, "ignore" keeps them, without labels.
-            label_all_tokens: Of "token_classification": learn from every sub-token of a word, with B- continued as I-,
-                and not from its first alone. Words are scored by their first sub-token either way.
-            name: What the task is called; by default the first file's name without its ending.
-            limit: At most so many training rows, drawn uniformly.
-            limit_validation: At most so many validation rows, drawn uniformly; the test part stays whole.
-            seed: Decides which rows are set aside and which are drawn.
-            image_size: Pixels of images' width and height; by default as the image processor has it. A model of another
-                size interpolates its position embeddings, if it can.
-            by_row: Of running text ("masked_lm", "causal_lm"): read each row by itself, not blocks of joined rows.
-            stratify: Set rows aside class by class; else by `seed` alone, as other tasks over as many rows do.
+                labels). None: inferred from the labels, or fixed by the kind.
+            missing_labels: What to do with rows without a label (a cell that is empty, null, NaN, or a text such as
+                "NA", "null" or "None" that is not among `labels`): "error", or "drop", which counts them in a warning.
+                "ignore" keeps rows with a span that is not in their text, without labels.
+            label_all_tokens: For "token_classification", whether to learn every sub-token of a word (B- is continued as
+                I-), and not only the first. Words are scored by their first sub-token in either case.
+            name: Name of the task. None: that of the first file, without its ending.
+            limit: Maximum number of training rows, drawn uniformly. None: all.
+            limit_validation: Maximum number of validation rows, drawn uniformly. None: all. The test split stays whole.
+            seed: Seed of the rows that are held out or drawn.
+            image_size: Width and height of images in pixels. None: the size that the image processor has. A model of
+                another size interpolates its position embeddings, if it can.
+            by_row: For running text ("masked_lm", "causal_lm"), whether to read each row alone, and not blocks of
+                joined rows.
+            stratify: Whether validation rows are held out class by class. Otherwise they depend on `seed` and the
+                number of rows alone, so that tasks over the same rows hold out the same ones.
 
         Raises:
-            DataError: If a file, row, column or label does not fit; names it.
+            DataError: If a file, row, column or label does not fit; the message names it.
             UnknownNameError: If there is no such kind, problem type or metric.
-            ConfigError: If a limit or `image_size` is below 1, a label is named twice, or a kind reads no pairs, has no
-                tags, no images or no running text.
+            ConfigError: If a limit or `image_size` is below 1, a label is named twice, or an option does not fit the
+                kind: it reads no pairs, has no tags, no images or no running text.
         """
-        given = zip(PARTS, (train, validation, test), strict=True)
-        sources = {part: source for part, source in given if source is not None}
+        kind = kind_of(kind) if isinstance(kind, str) else kind
+        by_part = zip(PARTS, (train, validation, test), strict=True)
+        sources = {part: source for part, source in by_part if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = check_names(labels)
-        spec = ColumnSpec(
-            kind_of(str(kind)), text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify
-        )
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
-        more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
-        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
+        return _assemble(
+            spec,
+            tables,
+            metrics=metric,
+            name=name,
+            seed=seed,
+            limits=(limit, limit_validation),
+            label_all_tokens=label_all_tokens,
+        ).sized(image_size)
 
     @classmethod
     def from_dataset(  # noqa: PLR0913
         cls,
         kind: str | Kind,
-        dataset: Mapping[str, Any],
+        dataset: Mapping[str, object],
         *,
         text: str = "sentence",
         text_pair: str | None = None,
@@ -284,36 +332,42 @@ class Task:
         by_row: bool = False,
         stratify: bool = True,
     ) -> Task:
-        """Make a task of data that is at hand; arguments and errors are those of `from_files`, but for these.
+        """Make a task of rows in memory. Arguments are those of `from_files`, with two differences.
 
-        `dataset` maps parts ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
-        `datasets.Dataset`s or of lists (or other iterables) of dicts. Images and sound stand in a column of
-        `datasets.Image` or `datasets.Audio`, or in dicts as `predict` takes them; `text` is their column. `labels` are
-        by default those that the column itself has, or those of "train", sorted.
+        `dataset` maps splits ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
+        `datasets.Dataset`s or of lists (or other iterables) of dicts. Images and audio are in a column of
+        `datasets.Image` or `datasets.Audio`, or in dicts in the forms that `predict` accepts; `text` is their column.
+        `labels` are by default those that the dataset has for its column, otherwise those of "train", sorted.
 
         Raises:
-            DataError: If a column is missing, or a cell or label does not fit; names the row.
-            UnknownNameError: If there is no such kind, problem type, metric or part.
-            ConfigError: If a limit or `image_size` is below 1, labels are named twice, a part holds no rows of a known
-                form, or the rows are texts and have an `image_size`.
+            DataError: If a column is missing, or a cell or label does not fit; the message names the row.
+            UnknownNameError: If there is no such kind, problem type, metric or split.
+            ConfigError: If a limit or `image_size` is below 1, a label is named twice, a split is neither a dataset nor
+                a list of dicts, or `image_size` is set for texts.
         """
         if not isinstance(dataset, Mapping):
             came = f"the dataset is {type(dataset).__name__}"
             raise ConfigError(f"task: {came}; it must map parts to rows, as in {{'train': ...}}.")
         check_known(f"task {name}", dataset, PARTS, "split")
-        parts = {part: rows_of(part, rows, label) for part, rows in dataset.items()}
+        kind = kind_of(kind) if isinstance(kind, str) else kind
+        parts = {part: _rows_of(part, rows, label) for part, rows in dataset.items()}
         if not parts:
             raise DataError("task: the dataset has no parts; it needs 'train', 'validation' or 'test'.")
         first = next(iter(parts.values()))
-        if labels is None and kind_of(str(kind)).has_classes and not isinstance(first, Mapping):
+        if labels is None and kind.has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
         classes = check_names(labels)
-        spec = ColumnSpec(
-            kind_of(str(kind)), text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify
-        )
+        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
-        more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
-        return _assemble(spec, tables, metrics=metric, name=name, seed=seed, **more).sized(image_size)
+        return _assemble(
+            spec,
+            tables,
+            metrics=metric,
+            name=name,
+            seed=seed,
+            limits=(limit, limit_validation),
+            label_all_tokens=label_all_tokens,
+        ).sized(image_size)
 
     @classmethod
     def preset(
@@ -327,24 +381,24 @@ class Task:
         seed: int = 0,
         image_size: int | None = None,
     ) -> Task:
-        """A known public task, from local files in the published format or from the hub.
+        """Return a public task, from local files in the published format or from the hub.
 
         Args:
             name: "cola", "sst2", "mrpc", "rte", "stsb", "wnli", "qnli", "imdb", "conll2003", "wikiann", "wikitext2",
-                "cnn_dailymail", "wmt16_en_ro", "cifar10", "cifar100" or "imagenet"; "glue/cola" is "cola", and
-                "wikiann/de" is WikiAnn's German part (else English).
-            files: Part ("train", "validation", "test") to file (or to what else `from_files` takes), or the folder
-                with the published files; None fetches the set from the hub.
-            label_all_tokens: As of `from_files`.
-            limit: At most so many training rows, drawn uniformly.
-            limit_validation: At most so many validation rows, drawn uniformly.
-            seed: Decides which rows are drawn, and which are set aside where there is no validation part.
-            image_size: Pixels of images' width and height; see `from_files`.
+                "cnn_dailymail", "wmt16_en_ro", "cifar10", "cifar100" or "imagenet". "glue/cola" is the same as "cola",
+                and "wikiann/de" is WikiAnn in German ("wikiann": in English).
+            files: The folder with the published files; or a mapping of splits ("train", "validation", "test") to files,
+                in any form that `from_files` reads. None: the dataset is downloaded from the hub.
+            label_all_tokens: As in `from_files`.
+            limit: Maximum number of training rows, drawn uniformly. None: all.
+            limit_validation: Maximum number of validation rows, drawn uniformly. None: all.
+            seed: Seed of the rows that are drawn, or held out if there is no validation split.
+            image_size: Width and height of images in pixels; see `from_files`.
 
         Raises:
-            UnknownNameError: If there is no such preset or part.
+            UnknownNameError: If there is no such preset or split.
             DataError: If a file, row, column or label does not fit, or the hub cannot be reached.
-            ConfigError: If a limit or `image_size` is below 1, or it is given for texts.
+            ConfigError: If a limit or `image_size` is below 1, or `image_size` is set for texts.
         """
         short, preset = find_preset(name)
         kind = kind_of(preset.kind)
@@ -358,8 +412,15 @@ class Task:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
             check_known(f"task {short}", sources, PARTS, "split")
             tables = {part: kind.read(source, spec, preset.header) for part, source in sources.items()}
-        more: dict[str, Any] = {"limits": (limit, limit_validation), "label_all_tokens": label_all_tokens}
-        return _assemble(spec, tables, metrics=preset.metrics, name=short, seed=seed, **more).sized(image_size)
+        return _assemble(
+            spec,
+            tables,
+            metrics=preset.metrics,
+            name=short,
+            seed=seed,
+            limits=(limit, limit_validation),
+            label_all_tokens=label_all_tokens,
+        ).sized(image_size)
 
 
 def _assemble(
@@ -372,8 +433,24 @@ def _assemble(
     seed: int = 0,
     label_all_tokens: bool = False,
 ) -> Task:
+    """Return a task over the tables of its splits.
+
+    Args:
+        spec: Which columns to read.
+        tables: Split name -> table.
+        metrics: The metric that the user has named, or None; or all metrics of a preset, which replace the kind's.
+        name: Name of the task.
+        limits: Maximum number of training and of validation rows.
+        seed: Seed of the rows that are held out or drawn.
+        label_all_tokens: As in `Task`.
+
+    Raises:
+        DataError: If a cell does not fit, or there is only one class.
+        ConfigError: If an option does not fit the kind.
+        UnknownNameError: If there is no such metric.
+    """
     kind = spec.kind
-    check_spec(spec)
+    _check_spec(spec)
     check_label_all_tokens(label_all_tokens, kind)
     named = bool(spec.labels)
     spec, splits = kind.build(spec, tables)
@@ -386,8 +463,17 @@ def _assemble(
         check_known(f"task {name}", [] if first is None else [first], (*known, *further), "metric")
         metrics = tuple(sorted(known, key=lambda name: name != first))
     ordered = {part: splits[part] for part in PARTS if part in splits}
-    more: dict[str, Any] = {"label_all_tokens": label_all_tokens, "by_row": spec.by_row}
-    task = Task(spec.kind, problem_type, labels, metrics[0], metrics, ordered, name, **more)
+    task = Task(
+        spec.kind,
+        problem_type,
+        labels,
+        metrics[0],
+        metrics,
+        ordered,
+        name,
+        by_row=spec.by_row,
+        label_all_tokens=label_all_tokens,
+    )
     if "train" in splits and "validation" not in splits:
         task = task.held_out(seed, stratify=spec.stratify)
     if "validation" in task.splits:
@@ -402,13 +488,23 @@ def _assemble(
 
 
 def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:
-    """The classes that no row is of."""
+    """Return the names of the classes that no row has; `classes` are the numbers of the classes of each row."""
     seen = set(chain.from_iterable(classes))
     return [name for number, name in enumerate(names) if number not in seen]
 
 
-def rows_of(part: str, given: Any, label: str | int) -> Any:
-    """One part as a data set, or (of dicts) as columns."""
+def _rows_of(part: str, given: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
+    """Return the rows of a split as a dataset, or as a mapping of columns if they are dicts.
+
+    Args:
+        part: Name of the split, for messages.
+        given: A dataset, or an iterable of dicts.
+        label: Column of the labels, in which arrays become lists.
+
+    Raises:
+        ConfigError: If it is neither.
+        DataError: If it has no rows.
+    """
     import datasets
 
     is_dataset = isinstance(given, datasets.Dataset)
@@ -425,14 +521,22 @@ def rows_of(part: str, given: Any, label: str | int) -> Any:
     return {key: [_plain(row.get(key), whole=key == label) for row in rows] for key in names}
 
 
-def _plain(cell: Any, *, whole: bool) -> Any:
-    """A number of NumPy or torch as one of Python; a `whole` array too, which else is an image or sound."""
+def _plain(cell: Any, *, whole: bool) -> object:
+    """Return a number of NumPy or torch as a number of Python, and any other cell as it is.
+
+    `whole` says that arrays become lists too; in other columns they are images or audio.
+    """
     is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
     return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell
 
 
-def check_spec(spec: ColumnSpec) -> None:
-    """Raise an error if a kind does not do what is asked of it, as far as that shows without the data."""
+def _check_spec(spec: ColumnSpec) -> None:
+    """Check that a kind can do what a user asks of it, as far as that can be known without the data.
+
+    Raises:
+        UnknownNameError: If the kind has no such problem type, or no such value of `missing_labels`.
+        ConfigError: If a label is named twice, or the kind has no running text or no pairs.
+    """
     kind, labels = spec.kind, spec.labels
     check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
     if spec.problem_type is not None:
