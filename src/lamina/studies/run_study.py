@@ -243,6 +243,7 @@ class TextsRecipe(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> TextsRecipe:
+        """Check that the texts come from exactly one place: a list, a file or a task."""
         if sum(source is not None for source in (self.lines, self.file, self.task)) != 1:
             raise ValueError("texts are a list, or have one of 'file' and 'task'")
         return self
@@ -258,6 +259,7 @@ class StudyTask(TaskRecipe):
 
     @model_validator(mode="after")
     def _no_readers(self) -> StudyTask:
+        """Check that the task has no keys that are for training readers."""
         if names := sorted(self.model_fields_set & {"readers", "epochs", "learning_rate"}):
             with error_at(names[0]):
                 raise ConfigError(
@@ -285,6 +287,7 @@ class StudyRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> StudyRecipe:
+        """Check that the task of the texts and all studies exist, and that the options fit the studies."""
         if self.texts is not None and self.texts.task is not None:
             with error_at("texts", "task"):
                 check_known("texts", [self.texts.task], self.tasks, "task")

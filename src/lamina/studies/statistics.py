@@ -136,7 +136,12 @@ def paired_bootstrap(
 
 
 def _as_counts(scores: Array, metric: Metric | None) -> Array:
-    """Return counts `[seeds, rows, counts]`; without a metric, the counts of a row are its score and 1."""
+    """Return scores as counts `[seeds, rows, counts]`, which a bootstrap sums over rows.
+
+    Args:
+        scores: With a metric, counts that only lack the axis of seeds; without one, scores `[rows]` or `[seeds, rows]`.
+        metric: Function from summed counts to scores. None: the counts of a row are its score and 1.
+    """
     if metric is not None:
         return scores if scores.ndim == 3 else scores[None]
     scores = scores if scores.ndim == 2 else scores[None]
@@ -144,12 +149,14 @@ def _as_counts(scores: Array, metric: Metric | None) -> Array:
 
 
 def _sizes(total: int, most: int) -> list[int]:
-    """Return the sizes of the parts when `total` resamples are made at most `most` at a time."""
+    """Return the sizes of the parts into which `total` resamples are divided, with at most `most` in each part."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Return Holm-corrected p values: with several comparisons, they bound the chance of any false conclusion.
+    """Return Holm-corrected p values, in the order of `values`.
+
+    With several comparisons, a threshold on corrected values bounds the chance that any conclusion is false.
 
     Source:
         Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
@@ -195,7 +202,11 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
 
 
 def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the share of all orders of `second` whose correlation with `first` is at least as far from 0."""
+    """Return the exact two-sided p value of Spearman's correlation of two short sequences.
+
+    It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as the observed
+    one; NaN if a value is not finite.
+    """
     from scipy.stats import rankdata
 
     if not all(map(math.isfinite, [*first, *second])):
@@ -214,8 +225,10 @@ def mean_and_interval(values: Sequence[float]) -> str:
 
 
 def _number(value: float) -> str:
+    """Return a score as text with three decimals."""
     return f"{value:.3f}"
 
 
 def _p_value(p: float) -> str:
+    """Return a p value with its relation sign, such as "= 0.04" or "< 0.001"."""
     return "< 0.001" if p < 0.001 else f"= {p:.3f}" if p < 0.01 else f"= {p:.2f}"

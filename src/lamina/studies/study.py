@@ -91,7 +91,10 @@ class Pivot:
 
 
 class _StudyFacts(SavedFacts):
-    """The fields of `lamina_study.json`; `table` is the SHA-256 of the Parquet file."""
+    """The content of `lamina_study.json`, the file that marks a folder as a saved study.
+
+    Its fields are those of `Study`, except that `table` is the SHA-256 of the Parquet file with the table.
+    """
 
     format: int
     lamina: str

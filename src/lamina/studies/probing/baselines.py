@@ -55,7 +55,13 @@ def baseline_predictions(task: Task, split: str) -> Iterator[tuple[str, list[Lab
 
 
 def _text_columns(split: Split, *, tags: bool) -> TextColumns:
-    """Return what the baselines read of a split: with `tags`, one row per word, else one row per example."""
+    """Return the texts that the baselines read from a split, as columns of strings.
+
+    Args:
+        split: The split.
+        tags: Whether the task tags words. Then there is one row per word, and the columns are the word, the word before
+            it and the word after it. Otherwise there is one row per example, and one column per text of a pair.
+    """
     if tags:
         padded = [
             ["", *(text[start:end] for start, end in spans), ""]
@@ -67,7 +73,12 @@ def _text_columns(split: Split, *, tags: bool) -> TextColumns:
 
 
 def _group_by_text(predictions: list[int], split: Split) -> Iterator[tuple[int, ...]]:
-    """Cut a flat list of predictions, one per word, into one tuple per text of the split."""
+    """Yield one tuple per text of a split, with the predictions for its words.
+
+    Args:
+        predictions: One prediction per word, over all texts of the split.
+        split: The split; its labels say how many words each text has.
+    """
     ends = accumulate((len(row) for row in split.labels), initial=0)
     return (tuple(predictions[start:end]) for start, end in pairwise(ends))
 
@@ -75,7 +86,19 @@ def _group_by_text(predictions: list[int], split: Split) -> Iterator[tuple[int, 
 def _fit_and_predict(
     name: str, problem: str, train: TextColumns, truths: Sequence[Label], test: TextColumns, *, tags: bool
 ) -> list[Any]:
-    """Train one baseline on `train` with the labels `truths`, and return its predictions for `test`."""
+    """Train one baseline, and return its predictions.
+
+    Args:
+        name: Name of the baseline, one of `BASELINES`.
+        problem: Problem type of the task, such as "regression" or "multi_label".
+        train: Columns of strings of the training rows.
+        truths: Label of each training row.
+        test: Columns of strings of the rows to predict.
+        tags: Whether rows are words, so that words are counted whole.
+
+    Returns:
+        One prediction per row of `test`. If all training labels are equal, it is that label everywhere.
+    """
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression, Ridge
@@ -99,7 +122,16 @@ def _fit_and_predict(
 
 
 def _features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
-    """Return the features of a baseline for the train and the test rows; the columns' features stand side by side."""
+    """Return the features of a baseline for the training rows and for the rows to predict, as two matrices.
+
+    The features of all columns stand side by side. Vectorizers are fitted on the training rows alone.
+
+    Args:
+        name: "length", "bag_of_words" or "tfidf".
+        train: Columns of strings of the training rows.
+        test: Columns of strings of the rows to predict.
+        tags: Whether rows are words; then words are counted whole, and TF-IDF reads their letters.
+    """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
     from sklearn.preprocessing import StandardScaler
@@ -126,12 +158,12 @@ def _features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -
 
 
 def _whole_word(word: str) -> list[str]:
-    """Return the word as the only item to count, for a vectorizer that would otherwise split it."""
+    """Return a list with the word alone: the analyzer of a vectorizer that would otherwise split words."""
     return [word]
 
 
 def _lengths(columns: TextColumns) -> NDArray[np.floating]:
-    """Return per row the number of characters and of words of each column, `[rows, 2 * columns]`."""
+    """Return the number of characters and of words of each row's text, column by column, `[rows, 2 * columns]`."""
     return np.array(
         [[size for text in row for size in (len(text), len(text.split()))] for row in zip(*columns, strict=True)], float
     )

@@ -60,26 +60,39 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
 
 
 def _words(split: Split) -> Iterable[list[str]]:
-    """Yield the words of each text."""
+    """Yield a list with the words of each text of a split, in tasks that tag words."""
     for text, spans in zip(split.texts, split.words or (), strict=True):
         yield [text[start:end] for start, end in spans]
 
 
 def _example_keys(split: Split, name: str) -> Iterable[Hashable]:
-    """Yield what identifies each example: its text or pair of texts; for an image or audio, split name and row."""
+    """Yield a key for each example of a split, so that equal texts get equal random labels.
+
+    The key is the text or the pair of texts. Images and audio are never equal: their key is `name`, the name of the
+    split, and the row number.
+    """
     for row, text in enumerate(split.texts):
         yield text if isinstance(text, str | tuple) else (name, row)
 
 
 def code_blocks(rows: int, seed: int) -> list[list[int]]:
-    """Shuffle the numbers of `rows` training rows and cut them into the blocks of an online code; no block is empty."""
+    """Return the numbers of `rows` training rows, shuffled with `seed` and cut into the blocks of an online code.
+
+    An online code sends the labels block by block, each block with a probe that was trained on all blocks before it.
+    The blocks end at the shares of the rows in `PORTIONS`; no block is empty.
+    """
     order = np.random.default_rng(derive_seed("code", seed)).permutation(rows).tolist()
     ends = sorted({math.ceil(share * rows) for share in PORTIONS})
     return [order[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
-    """Return the task's train split with the labels of all other rows replaced by the value that losses ignore."""
+    """Return the train split of a task in which only some rows have labels.
+
+    Args:
+        task: The task.
+        rows: Numbers of the rows that keep their labels. All other labels are replaced by the value that losses ignore.
+    """
     split, labelled, tags = task.split("train"), set(rows), task.kind.tags_words
     labels = [
         label if row in labelled else (IGNORED,) * len(label) if tags else IGNORED
@@ -89,7 +102,10 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 
 
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
-    """Return the bits to send the labels of some training rows without a model: log2 of the classes for each label."""
+    """Return the number of bits that the labels of some training rows need without a model.
+
+    That is log2 of the number of classes for each label: one label per row, or one per word in tasks that tag words.
+    """
     labels = task.split("train").labels
     tags = task.kind.tags_words
     return sum(len(labels[row]) if tags else 1 for row in rows) * math.log2(len(task.labels))
@@ -97,7 +113,9 @@ def uniform_bits(task: Task, rows: Iterable[int]) -> float:
 
 @final
 class LabelBits(Results):
-    """The bits needed to send the true labels under a probe's predicted probabilities, summed up batch by batch.
+    """Sums up, batch by batch, the bits that the true labels need under the probabilities that a probe predicts.
+
+    These are the negative log2 of the true labels' probabilities.
 
     Attributes:
         bits: The sum so far.
@@ -107,18 +125,27 @@ class LabelBits(Results):
         self._targets, self.bits = targets, 0.0
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:  # noqa: ARG002
-        """Add the bits of some rows; `outputs` are logits `[batch, classes]` or `[batch, tokens, classes]`."""
+        """Add the bits of the labels of some rows.
+
+        Args:
+            rows: Numbers of the rows, which find the true labels.
+            outputs: Logits of the probe, `[batch, classes]` or `[batch, tokens, classes]`.
+            labels: Not used; the true labels come from the targets.
+        """
         logits, truths = outputs.float().cpu().flatten(0, -2), self._targets.tensor(rows).flatten()
         loss = F.cross_entropy(logits, truths, ignore_index=IGNORED, reduction="sum")
         self.bits += float(loss) / math.log(2)
 
     def first_not_finite(self) -> int | None:
-        """Return None: the sum does not know its rows, and an infinite sum is visible in the table."""
+        """Return None, so that training does not stop: which row was not finite is unknown here.
+
+        An infinite sum is visible in the study's table.
+        """
         return None
 
 
 def code_length(bits: Sequence[float], task: Task, blocks: Sequence[Sequence[int]]) -> tuple[float, float]:
-    """Return the length of the online code of a task's training labels, and how many times shorter it makes them.
+    """Return the length of the online code of a task's training labels in bits, and the compression that it achieves.
 
     The first block of rows is sent with the uniform code; each later block is sent with the probabilities of a probe
     that was trained on all blocks before it.

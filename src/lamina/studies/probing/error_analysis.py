@@ -143,7 +143,14 @@ def errors(  # noqa: PLR0913 the options of a public entry point
 
 
 class _ErrorAnalysis:
-    """The outputs of one task's trained probes on a split, and the rows of the table that follow from them."""
+    """Runs the trained probes of one task over a split, and computes the rows of the study's table from their outputs.
+
+    Args:
+        task: The task.
+        split: Name of the split to analyse.
+        layers: Layers that have a probe.
+        trained: The trained probes, named "layer0" and so on.
+    """
 
     def __init__(self, task: Task, split: str, layers: Sequence[int], trained: TrainedProbes) -> None:
         self._task, self._split, self._layers, self._trained = task, split, layers, trained
@@ -152,13 +159,13 @@ class _ErrorAnalysis:
         self._predictions = {layer: results.guesses() for layer, results in self._results.items()}
 
     def _run(self, task: Task) -> dict[int, Results]:
-        """Run all probes over the split of a task, and return their outputs by layer."""
+        """Run all probes over the analysed split of a task, and return layer -> the collected outputs."""
         names = {f"layer{layer}": layer for layer in self._layers}
         results = self._trained.run(dict.fromkeys(names, task), self._split, results_of)
         return {names[name]: outputs for name, outputs in results.items()}
 
     def wrong_answers(self, count: int) -> list[Row]:
-        """Return the `count` most confident wrong answers of each layer."""
+        """Return table rows with the `count` most confident wrong answers of each layer's probe."""
         rows: list[Row] = []
         for layer, results in self._results.items():
             for wrong in results.errors(count):
@@ -169,7 +176,10 @@ class _ErrorAnalysis:
         return rows
 
     def agreement(self) -> list[Row]:
-        """Return how far each pair of layers gives the same answers, right or wrong."""
+        """Return a table row per pair of layers that says how far their probes give the same answers, right or wrong.
+
+        The score is Cohen's kappa, or Pearson's correlation if the labels are numbers.
+        """
         from sklearn.metrics import cohen_kappa_score
 
         regression = self._task.problem_type == "regression"
@@ -192,7 +202,10 @@ class _ErrorAnalysis:
         return rows
 
     def by_length(self) -> list[Row]:
-        """Return the scores of shorter and longer rows, in bins of about equal size; [] if the task has no text."""
+        """Return table rows with the score of each layer on shorter and longer texts; [] if the task has no text.
+
+        Texts are divided by their number of words into bins with about as many rows each.
+        """
         if not self._reads_text:
             return []
         texts = self._task.split(self._split).texts
@@ -209,7 +222,15 @@ class _ErrorAnalysis:
         return rows
 
     def deleted(self, shares: Sequence[float], seed: int) -> list[Row]:
-        """Return the scores with a span of words removed from every row; [] if the task has no text or no share."""
+        """Return table rows with the score of each layer after a span of words was removed from every text.
+
+        Args:
+            shares: Shares of the words to remove, one after the other; 0 is measured first.
+            seed: Seed of the places of the spans.
+
+        Returns:
+            A row per share and layer; [] if the task has no text or `shares` is empty.
+        """
         rows: list[Row] = []
         for share in (0.0, *shares) if self._reads_text and shares else ():
             shortened = without_span(self._task, self._split, share, seed)
@@ -238,6 +259,7 @@ class _ErrorAnalysis:
 
     @property
     def _reads_text(self) -> bool:
+        """Whether the examples of the task are texts, and not images or audio."""
         return self._task.kind.processor == "tokenizer"
 
 
@@ -247,7 +269,7 @@ def _as_text(value: JSON) -> str:
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return the charts of those measures that the table has."""
+    """Return chart name -> chart, for those measures of the study that the table has."""
     charts = {
         "agreement": Figure(
             "heat",

@@ -167,7 +167,19 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site], layers: Sequence[int]) -> None:
-    """Raise an error unless the layers of a model's stack can be read at these sites."""
+    """Check that layers of a model can be read at some sites in their blocks.
+
+    Args:
+        model: The model.
+        stack: The stack that the layers belong to.
+        sites: Names of the sites: "output", "attention" or "ffn".
+        layers: Numbers of the layers.
+
+    Raises:
+        UnknownNameError: If a site does not exist.
+        ConfigError: If there is no site, one is named twice, or a site in a block is asked of the embeddings alone.
+        UnsupportedModelError: If the parts of the model's blocks cannot be read separately.
+    """
     check_known("probe", sites, get_args(Site), "site")
     if not sites or len(set(sites)) < len(sites):
         raise ConfigError(f"probe: sites are {list(sites)}; at least one is needed, none twice.")
@@ -224,9 +236,10 @@ def _class_numbers(task: Task, part: str) -> list[tuple[int, ...]]:
 
 
 def baseline_rows(task: Task, split: str) -> list[Row]:
-    """Train the baselines of a task and return the table's rows of their scores on a split.
+    """Train the baselines that read only the text of a task, and return table rows with their scores on a split.
 
-    Rows of measure "score" also have "guesses", the predictions that were scored.
+    Each baseline has a row of measure "score", and one of "accuracy" if the task has that metric besides its own. Rows
+    of measure "score" also have "guesses", the predictions that were scored.
     """
     truths = list(task.split(split).labels)
     plain = plain_metric(task)
@@ -251,7 +264,16 @@ def _cells(
     seeds: Sequence[int],
     baselines: bool,
 ) -> list[Cell]:
-    """Return one cell per task and seed for the probes, and with `baselines` one per task for the baselines."""
+    """Return the cells of a probing study: one per task and seed, which trains the probes of all layers.
+
+    Args:
+        model: A model, or the name or folder that each cell loads it from.
+        processor: Tokenizer, image processor or feature extractor of the model.
+        tasks: Task name -> task.
+        settings: What all cells have in common.
+        seeds: Seeds of the probes.
+        baselines: Whether to add a cell per task for the baselines that read the text alone.
+    """
     cells: list[Cell] = []
     for name, task in tasks.items():
         if baselines:
@@ -265,7 +287,7 @@ def _cells(
 def _study(
     rows: pd.DataFrame, tasks: Mapping[str, Task], settings: Mapping[str, JSON], missing: Mapping[str, Sequence[str]]
 ) -> Study:
-    """Build the study from the rows of its cells.
+    """Return the study of probes: its table with comparisons, its charts and its conclusions.
 
     Args:
         rows: Rows of all cells, with their keys.
@@ -291,11 +313,15 @@ def _study(
 
 
 def _several_sites(table: pd.DataFrame) -> bool:
+    """Return whether a table of probes has scores at more than one site in the blocks."""
     return "site" in table and len(set(table["site"].dropna())) > 1
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return a line over layers for each measure: one colour per probe, or per site if there are several."""
+    """Return chart name -> line chart over layers, for each measure that the table has.
+
+    Colours are kinds of probes. If there are several sites, colours are sites and each kind of probe has its own chart.
+    """
     notes = {
         "score": ("Score of each layer's probe", "Above the text alone: see the baselines, and layer 0."),
         "selectivity": ("Selectivity of each layer's probe", "Low: the probe learns random labels as well."),

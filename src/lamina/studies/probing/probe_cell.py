@@ -72,7 +72,7 @@ class ProbeSpec:
 
     @property
     def name(self) -> str:
-        """The name of the probe's reader in the bank."""
+        """The name of the probe's reader in the bank, such as "layer3-linear" or "ffn3-mlp-control"."""
         site = "layer" if self.place.site == "output" else self.place.site
         role = {"task": "", "control": "-control", "code": f"-code{self.block}"}[self.role]
         return f"{site}{self.place.layer}-{self.place.probe}{role}"
@@ -108,7 +108,7 @@ class ProbeSettings:
 
     @property
     def places(self) -> list[Place]:
-        """Everything that is read, by every kind of probe. The embeddings have no sites and are read as they are."""
+        """All probes of a cell: each kind of probe at each site of each layer; the embeddings have the output alone."""
         embeddings: list[tuple[int, Site]] = [(0, "output")]
         blocks = [(layer, site) for site in self.sites for layer in self.layers if layer]
         reads = [*(embeddings if 0 in self.layers else []), *blocks]
@@ -145,7 +145,7 @@ class ProbeLayer(FusionConfig):
         return self.site != "output"
 
     def selector(self) -> int:
-        """Return the layer as the selector of what this fusion reads."""
+        """Return the number of the only layer that this fusion reads."""
         return self.layer
 
 
@@ -168,7 +168,7 @@ class _ProbeStream(Stream):
         self._state = state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the features of each member; pooled features are repeated for every token."""
+        """Return the features of each probe, `[batch, tokens, dim]`; pooled features are repeated for every token."""
         state: Tensor = require_fed(self._state)
         if self._config.hidden is None:
             features = state.expand(-1, mask.shape[1], -1) if self._config.pooled else state
@@ -214,7 +214,10 @@ class ProbeHead(HeadConfig):
     tags: bool = False
 
     def build(self, dim: int) -> Head:
-        """Return the module; without `tags` it reads the first token, since pooled features are equal at all tokens."""
+        """Return the head's module for features of width `dim`.
+
+        Without `tags` it reads the first token only, since pooled features are the same at all tokens.
+        """
         if self.tags:
             return TokenClassification(self.labels, encoder_layers=0, dropout=0.0).build(dim)
         return SequenceClassification(self.labels, pooling="first", dropout=0.0, problem_type=self.problem_type).build(
@@ -298,7 +301,10 @@ class TrainedProbes:
 
 @lru_cache(maxsize=1)
 def _loaded(source: str) -> PreTrainedModel:
-    """Load a model by its name or folder; a worker that runs several cells loads it once."""
+    """Return the model that is saved under a name or in a folder.
+
+    The last model is stored, so that a worker that runs several cells loads it once.
+    """
     return load(source)[0]
 
 
@@ -352,7 +358,7 @@ def probe_rows(
 
 
 def has_code(task: Task) -> bool:
-    """Return whether the labels of a task are classes, which an online code can send."""
+    """Return whether an online code of the labels can be measured: the labels of the task are two or more classes."""
     return task.problem_type == "classification" and len(task.labels) > 1
 
 
@@ -368,7 +374,17 @@ def plain_metric(task: Task) -> str:
 
 
 def _score_rows(task: Task, results: Results, control: Results | None) -> list[dict[str, JSON]]:
-    """Return the rows of one probe: its score, and with a control also the control's score and the selectivity."""
+    """Return the table rows of one probe.
+
+    Args:
+        task: The task.
+        results: Outputs of the probe.
+        control: Outputs of the same kind of probe that learnt random labels. None: there is no control.
+
+    Returns:
+        The row of measure "score" first, then "accuracy" if that is another metric; with a control also "control" and
+        "selectivity", the accuracy minus the control's accuracy.
+    """
     plain = plain_metric(task)
     scores = results.scores(tuple({task.metric: 0, plain: 0}))
     rows: list[dict[str, JSON]] = [{"measure": "score", "metric": task.metric, "score": scores[task.metric]}]
@@ -382,7 +398,10 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
 
 
 def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """Return the tasks with a single validation row: training needs one, but no probe is selected by its score."""
+    """Return the tasks with a validation split of a single row, from the split `split`.
+
+    Training needs a validation split, but no probe is selected by its score on it.
+    """
     first = next(iter(tasks.values())).split(split)
     row = next((row for row, label in enumerate(first.labels) if label != ()), 0)
     validation = first.select_rows([row])
@@ -398,7 +417,14 @@ def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task
 
 
 class _OnlineCode:
-    """The tasks of an online code: step i trains on blocks 0 to i, and then sends the labels of block i + 1.
+    """The tasks of the probes that send a task's labels by an online code.
+
+    The probe of step i is trained on the blocks of rows 0 to i. The labels of block i + 1 are then sent with the
+    probabilities that it predicts.
+
+    Args:
+        task: The task whose training labels are sent.
+        blocks: Row numbers of each block. Without blocks there are no tasks.
 
     Attributes:
         train_tasks: Per step, the task with labels on the rows that the step's probe learns.
@@ -416,11 +442,16 @@ class _OnlineCode:
             self.sent_tasks.append(self._with_labels_of(block))
 
     def _with_labels_of(self, rows: Sequence[int]) -> Task:
+        """Return the task with labels on some training rows only, given by their numbers."""
         splits = {**self._task.splits, "train": only_rows(self._task, rows)}
         return replace(self._task, splits=splits, label_all_tokens=False)
 
     def rows(self, bits: Sequence[float]) -> list[dict[str, JSON]]:
-        """Return the rows of one probe, from the bits of each step."""
+        """Return the table rows "code_length" and "compression" of one kind of probe at one layer.
+
+        Args:
+            bits: For each step, the bits that the labels of its block need.
+        """
         total, compression = code_length(bits, self._task, self._blocks)
         return [
             {"measure": "code_length", "metric": "bits", "score": total},

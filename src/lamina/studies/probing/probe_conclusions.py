@@ -132,17 +132,22 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
 
 
 def title(place: Place) -> str:
-    """Return what a sentence calls a probe, such as "attention of layer 3 (linear)"."""
+    """Return the name of a probe in sentences, such as "attention of layer 3 (linear)"."""
     return f"{_site_of(place.site)}layer {place.layer} ({place.probe})"
 
 
 def _site_of(site: Site) -> str:
-    """Return "attention of ", "ffn of ", or "" for the layer's own states."""
+    """Return the words that put a site before a layer in a sentence: "attention of ", "ffn of ", or "" for "output"."""
     return "" if site == "output" else f"{site} of "
 
 
 def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
-    """Return what may be concluded about one task, a sentence each, the most important first; [] without any score."""
+    """Return the conclusions about one task, one sentence each, the most important first.
+
+    Args:
+        task: Name of the task; each sentence begins with it.
+        comparison: The task's probes, compared with the baselines. If it has no score, there is no conclusion.
+    """
     if not comparison.scores:
         return []
     best = comparison.scores[comparison.best]
@@ -161,7 +166,12 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 
 
 def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
-    """Return a sentence that lists the probes that are better than the baseline; `baseline` is its description."""
+    """Return the part of a sentence that lists the probes that are conclusively better than the best baseline.
+
+    Args:
+        comparison: The probes of one task, compared with that baseline.
+        baseline: Description of the baseline, with its score.
+    """
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."
     layers: dict[tuple[str, Site], list[int]] = {}
@@ -182,7 +192,7 @@ def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
 
 
 def _ranges(layers: Sequence[int]) -> str:
-    """Return layer numbers as ranges, such as "1, 3-5"."""
+    """Return a list of layer numbers as text with ranges, such as "1, 3-5" for 1, 3, 4 and 5."""
     runs: list[list[int]] = []
     for layer in sorted(layers):
         if runs and layer == runs[-1][-1] + 1:

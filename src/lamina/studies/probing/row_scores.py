@@ -23,7 +23,7 @@ _Counter: TypeAlias = Callable[[Sequence[Label], Sequence[Label], Sequence[str]]
 @final
 @dataclass(frozen=True)
 class _RowMetric:
-    """A metric in two steps.
+    """A metric as a count per row and a function of sums of these counts, so that any rows can be scored together.
 
     Attributes:
         count: Return `[rows, counts]` from predictions, true labels and class names.
@@ -69,26 +69,32 @@ def row_counts(
 
 
 def _correct(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return per row whether the prediction equals the label, and 1."""
+    """Return, for each row, 1 if the prediction equals the label else 0, and the number 1, `[rows, 2]`."""
     pairs = zip(predictions, truths, strict=True)
     return np.array([[np.array_equal(prediction, truth), 1] for prediction, truth in pairs], float)
 
 
 def _correct_words(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return per text how many words have the right tag, and how many words there are."""
+    """Return, for each text, the number of words with the right tag and the number of words, `[texts, 2]`."""
     pairs = zip(map(np.atleast_1d, predictions), map(np.atleast_1d, truths), strict=True)
     return np.array([[(prediction == truth).sum(), len(truth)] for prediction, truth in pairs], float)
 
 
 def _confusion(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return per row its flattened confusion matrix `[classes * classes]`, true class first: one entry is 1."""
+    """Return, for each row, its flattened confusion matrix, `[rows, classes * classes]`: one entry is 1.
+
+    The entry is at `true class * classes + predicted class`.
+    """
     counts = np.zeros((len(truths), len(labels) ** 2), np.float32)
     counts[np.arange(len(truths)), np.asarray(truths, int) * len(labels) + np.asarray(predictions, int)] = 1
     return counts
 
 
 def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return per text the flattened confusion matrix of its words' tags, true tag first."""
+    """Return, for each text, the flattened confusion matrix of its words' tags, `[texts, tags * tags]`.
+
+    A word adds 1 at `true tag * tags + predicted tag`.
+    """
     size = len(labels)
     pairs = zip(predictions, truths, strict=True)
     cells = (np.asarray(truth, int) * size + np.asarray(prediction, int) for prediction, truth in pairs)
@@ -96,7 +102,7 @@ def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], l
 
 
 def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return per text how many spans are right, how many were predicted, and how many are true."""
+    """Return, for each text, the numbers of right, predicted and true spans, which BIO tags describe, `[texts, 3]`."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     def spans(tags: Label) -> set[tuple[str, int, int]]:
@@ -107,36 +113,39 @@ def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequen
 
 
 def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return per row how many labels are right, how many were predicted, and how many are true."""
+    """Return, for each row with several labels, the numbers of right, predicted and true labels, `[rows, 3]`."""
     predicted, true = np.asarray(predictions, bool), np.asarray(truths, bool)
     return np.stack([(predicted & true).sum(1), predicted.sum(1), true.sum(1)], axis=1).astype(float)
 
 
 def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return per row x, y, x², y², xy and 1, centred, from which Pearson's correlation of any rows follows."""
+    """Return, for each row, x, y, x², y², xy and 1, `[rows, 6]`, where x is the prediction and y the label.
+
+    Both are centred by their means over all rows. Pearson's correlation over any rows follows from the sums.
+    """
     x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))
     return np.stack([x, y, x * x, y * y, x * y, np.ones_like(x)], axis=1)
 
 
 def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return `_moments` of the ranks."""
+    """Return what `_moments` returns for the ranks of predictions and labels, for Spearman's correlation."""
     from scipy.stats import rankdata
 
     return _moments(rankdata(predictions).tolist(), rankdata(truths).tolist(), labels)
 
 
 def _ratio(top: Array, bottom: Array) -> Array:
-    """Return `top / bottom`, and 0 where `bottom` is 0."""
+    """Return the elementwise quotient of two arrays, and 0 where the denominator `bottom` is 0."""
     return np.divide(top, bottom, out=np.zeros_like(top, float), where=bottom > 1e-12)
 
 
 def _share(totals: Array) -> Array:
-    """Return the accuracy from sums of `_correct` or `_correct_words`."""
+    """Return the accuracy from the summed numbers of right items and of all items, `[..., 2]`."""
     return _ratio(totals[..., 0], totals[..., 1])
 
 
 def _f1(totals: Array) -> Array:
-    """Return F1 from sums of right, predicted and true items."""
+    """Return the F1 score from the summed numbers of right, predicted and true items, `[..., 3]`."""
     return _ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
 
@@ -147,20 +156,23 @@ def _matrix(totals: Array) -> Array:
 
 
 def _per_class_f1(totals: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the F1 of each class, and which classes were predicted or are true at all."""
+    """Return the F1 score of each class, and whether the class occurs at all, as a prediction or as a label.
+
+    `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
+    """
     table = _matrix(totals)
     predicted_and_true = table.sum(-1) + table.sum(-2)
     return _ratio(2 * np.diagonal(table, axis1=-2, axis2=-1), predicted_and_true), predicted_and_true > 0
 
 
 def _macro_f1(totals: Array) -> Array:
-    """Return the mean F1 over the classes that occur."""
+    """Return the mean F1 score over the classes that occur, from summed, flattened confusion matrices."""
     scores, present = _per_class_f1(totals)
     return _ratio(scores.sum(-1), present.sum(-1).astype(float))
 
 
 def _second_class_f1(totals: Array) -> Array:
-    """Return the F1 of the second class."""
+    """Return the F1 score of the second class, from summed, flattened confusion matrices."""
     return _per_class_f1(totals)[0][..., 1]
 
 
@@ -174,7 +186,7 @@ def _mcc(totals: Array) -> Array:
 
 
 def _correlation(totals: Array) -> Array:
-    """Return Pearson's correlation from sums of `_moments`."""
+    """Return Pearson's correlation from the sums of x, y, x², y², xy and 1 over rows, `[..., 6]`."""
     x, y, xx, yy, xy, n = np.moveaxis(totals, -1, 0)
     varies = np.sqrt(np.clip(xx - x * x / n, 0, None) * np.clip(yy - y * y / n, 0, None))
     return _ratio(xy - x * y / n, varies)
