@@ -111,7 +111,7 @@ def test_cut_off_anywhere(kind: str):
 def test_what_is_no_file(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.png")
     for path in (tmp_path / "pipe.png", tmp_path, "/dev/zero"):
-        with pytest.raises(DataError, match=r"cannot be read \(it is no file\)"):
+        with pytest.raises(DataError, match=r"cannot be read \(it is not a file\)"):
             LazyImage(str(path), str(path)).open()
 
 

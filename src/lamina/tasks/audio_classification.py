@@ -114,7 +114,7 @@ class LazyAudio(LazyFile):
         else:
             values = np.frombuffer(self.data or b"", np.float32)[:needed]
         if not np.isfinite(values).all():
-            raise self.bad(self.name, "has samples that are NaN or infinite; a sound has none.")
+            raise self.bad(self.name, "has samples that are NaN or infinite; audio samples are finite numbers.")
         if own_rate != rate and len(values):
             common = math.gcd(own_rate, rate)
             values = _resample(values, rate // common, own_rate // common)
@@ -176,7 +176,7 @@ def _rate_of(name: str, entry: Any) -> int:
     """Return the "sampling_rate" of a mapping with samples; raise DataError if it is missing or not allowed."""
     rate = entry.get("sampling_rate")
     if rate is None:
-        problem = "has an array without its rate; which pitch it has is not known."
+        problem = "has an array without a sampling rate, which is needed to resample it."
         raise LazyAudio.bad(name, f"{problem} Give {{'array': ..., 'sampling_rate': ...}}.")
     return _checked_rate(name, rate)
 
@@ -204,8 +204,8 @@ def _mono(name: str, values: npt.NDArray[Any]) -> Samples:
         shift = scale if values.dtype == np.uint8 else 0
         values = (values.astype(np.float64) - shift) / scale
     elif not np.issubdtype(values.dtype, np.floating):
-        came = f"is an array of {values.dtype}; how loud its largest value is is not known."
-        raise LazyAudio.bad(name, f"{came} Give floats between -1 and 1, or int16.")
+        got = f"is an array of {values.dtype}; its full scale is not known."
+        raise LazyAudio.bad(name, f"{got} Give floats between -1 and 1, or int16.")
     return np.ascontiguousarray(values.mean(1) if values.ndim == 2 else values, dtype=np.float32)
 
 
@@ -225,12 +225,12 @@ def feature_extractor(processor: object) -> Any:
     """Return the feature extractor of a processor, or the feature extractor itself; raise ConfigError without one."""
     from transformers import SequenceFeatureExtractor
 
-    own = getattr(processor, "feature_extractor", processor)
-    if not isinstance(own, SequenceFeatureExtractor):
-        rule = "sound is made a model's input by its feature extractor"
+    extractor = getattr(processor, "feature_extractor", processor)
+    if not isinstance(extractor, SequenceFeatureExtractor):
+        rule = "audio needs the model's feature extractor"
         hint = "Give the one that AutoFeatureExtractor.from_pretrained finds for the model."
         raise ConfigError(f"audio: the processor is a {type(processor).__name__}; {rule}. {hint}")
-    return own
+    return extractor
 
 
 def sample_limit(processor: object, asked: int | None) -> int:
@@ -243,12 +243,12 @@ def sample_limit(processor: object, asked: int | None) -> int:
     Raises:
         ConfigError: If `asked` is below 1, or more than the feature extractor reads.
     """
-    own = feature_extractor(processor)
-    allowed = _window(own)
+    extractor = feature_extractor(processor)
+    allowed = _window(extractor)
     if asked is not None and (asked < 1 or (allowed is not None and asked > allowed)):
         most = "it must be positive" if allowed is None else f"the feature extractor takes 1 to {allowed}"
         raise ConfigError(f"audio: max_length is {asked} samples; {most}.")
-    return asked or min(allowed or LONGEST_S * own.sampling_rate, LONGEST_S * own.sampling_rate)
+    return asked or min(allowed or LONGEST_S * extractor.sampling_rate, LONGEST_S * extractor.sampling_rate)
 
 
 def _window(extractor: Any) -> int | None:
@@ -284,7 +284,7 @@ class AudioInputs:
         DataError: If the header of a clip cannot be read.
     """
 
-    uncacheable = "the inputs are sound; only texts are cached"
+    uncacheable = "the inputs are audio; only texts are cached"
 
     def __init__(self, split: Split, processor: object, *, limit: int) -> None:
         self._split, self._extractor, self._limit = split, feature_extractor(processor), limit
@@ -354,8 +354,8 @@ class AudioInputs:
         try:
             outputs = self._extractor(list(sounds), **options)
         except Exception as error:  # feature extractors raise errors of many types
-            came = f"{type(self._extractor).__name__} fails on {len(sounds)} clips ({first_line(error)})"
-            raise DataError(f"audio: {came}; a model's sound is made by it.") from error
+            got = f"{type(self._extractor).__name__} fails on {len(sounds)} clips ({first_line(error)})"
+            raise DataError(f"audio: {got}; check its settings.") from error
         names = dict.fromkeys((*self._extractor.model_input_names, _MASK))
         return {name: outputs[name] for name in names if name in outputs and (name != _MASK or self._masked)}
 

@@ -285,24 +285,24 @@ class Results(Protocol[OutputsT, AnswerT]):
         return []
 
 
-def as_examples(given: object) -> list[Any]:
+def as_examples(examples: object) -> list[Any]:
     """Return the examples that a user passed to `predict` as a list.
 
     Args:
-        given: A list or another iterable with a fixed order: a NumPy array, a tensor, a column of pandas. An array of
-            numbers with several axes is a list of images or clips.
+        examples: A list or another iterable with a fixed order, such as a NumPy array, a tensor or a column of pandas.
+            An array of numbers with several axes is a list of images or clips.
 
     Raises:
         ConfigError: If it is a single text or path, a mapping, a set or a table.
     """
-    is_numeric = getattr(getattr(given, "dtype", None), "kind", "f") in "biuf"
-    has_media = is_numeric and getattr(given, "ndim", 1) > 1
-    to_list = None if has_media else getattr(given, "tolist", None)
-    listed = given if to_list is None else to_list()
+    is_numeric = getattr(getattr(examples, "dtype", None), "kind", "f") in "biuf"
+    has_media = is_numeric and getattr(examples, "ndim", 1) > 1
+    to_list = None if has_media else getattr(examples, "tolist", None)
+    listed = examples if to_list is None else to_list()
     is_single = isinstance(listed, str | bytes | Path | Mapping | Set) or hasattr(listed, "__dataframe__")
     if is_single or not isinstance(listed, Iterable):
         raise ConfigError(
-            f"predict: got one {type(given).__name__}; a list of texts, pairs of texts, images or clips is needed."
+            f"predict: got one {type(examples).__name__}; a list of texts, pairs of texts, images or clips is needed."
         )
     return list(listed)
 

@@ -130,14 +130,14 @@ class CausalLMKind(LanguageModelingKind):
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Return in words why the model is not a causal language model in one stack; None if it is."""
         if model.config.is_encoder_decoder:
-            return "it reads one text and writes another"
+            return "it is an encoder-decoder"
         if not model.can_generate():
-            return "it does not write"
+            return "it does not generate text"
         try:
             causal = all(is_causal(model, stack) for stack in stacks(model).values())
         except UnsupportedModelError:  # the layers cannot be found, so that the class of the model has to be trusted
             return None
-        return None if causal else "in it the states of a token change with later tokens, which it is to predict"
+        return None if causal else "its tokens see later tokens, which they are to predict"
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
         """Return in words that the logits are not those of a vocabulary for every token; None if they are."""
@@ -160,10 +160,10 @@ class CausalLMKind(LanguageModelingKind):
         limit, width = length_limit(model, processor), prompts["input_ids"].shape[1]
         room = limit - options.max_target_length
         if room < 1:
-            came = f"max_target_length is {options.max_target_length} for a model of {limit} tokens"
-            raise ConfigError(f"predict: {came}; at least one is needed for the text itself. Use a smaller one.")
+            got = f"max_target_length is {options.max_target_length} for a model of {limit} tokens"
+            raise ConfigError(f"predict: {got}; at least one token is needed for the text itself. Use a smaller one.")
         if width > room:
-            logger.warning("predict: only the last %d tokens of a text leave room for what is to be written", room)
+            logger.warning("predict: texts are cut to their last %d tokens, to leave room for the generated text", room)
         prompts = {key: value[:, -room:] for key, value in prompts.items()}
         padding = padding_of(processor)["input_ids"]
         ids = generate(model, prompts, options, pad_token_id=padding)

@@ -113,9 +113,9 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
     tokenizer: Tokenizer = tokenizer_of(processor)
     messages = list(chat.messages)
     if not tokenizer.chat_template:
-        came = f"{type(tokenizer).__name__} has no chat template, which makes a text of a chat"
+        got = f"{type(tokenizer).__name__} has no chat template, which turns a chat into a text"
         hint = "Set tokenizer.chat_template, or name the columns of prompts and replies: text=..., text_pair=..."
-        raise ConfigError(f"causal_lm: {came}. {hint}")
+        raise ConfigError(f"causal_lm: {got}. {hint}")
     with convert_errors(lambda reason: ConfigError(f"{op}: the chat template fails on {messages[0]} ... ({reason}).")):
         if prompt:
             return _text(tokenizer, messages, prompt=True), []
@@ -158,8 +158,10 @@ def _differences(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, li
             before = _text(tokenizer, messages[:number], prompt=True)
             after = _text(tokenizer, messages[: number + 1])
             if not whole.startswith(after) or not after.startswith(before):
-                came = f"the chat template writes message {number} otherwise once others follow, or begins it otherwise"
                 hint = "Mark the replies in the template with {% generation %} and {% endgeneration %}."
-                raise ConfigError(f"causal_lm: {came}, so that it does not tell where the reply is. {hint}")
+                raise ConfigError(
+                    f"causal_lm: the chat template writes message {number} differently once others follow, or begins "
+                    f"it differently, so that the place of the reply cannot be found. {hint}"
+                )
             spans.append((len(before), len(after)))
     return whole, spans

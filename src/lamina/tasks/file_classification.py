@@ -154,7 +154,7 @@ class LazyFile(ABC):
         path = Path(self.path)
         try:
             if path.exists() and not path.is_file():  # a pipe or device may never end
-                raise IsADirectoryError(EISDIR, "it is no file")
+                raise IsADirectoryError(EISDIR, "it is not a file")
             with path.open("rb") as file:
                 rest = max(0, file.seek(0, SEEK_END) - self.offset)
                 file.seek(self.offset)
@@ -187,9 +187,9 @@ def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile
     feature = getattr(datasets, file_class.feature)
     known = [name for name, kind in rows.features.items() if isinstance(kind, feature) or _has_files(kind)]
     if column not in known:
-        came = f"has no {file_class.many} in" if column in rows.features else "has no"
+        got = f"has no {file_class.many} in" if column in rows.features else "has no"
         rule = f"its columns of {file_class.many} are: {', '.join(known) or 'none'}"
-        raise DataError(f"{file_class.op}: the data set {came} column '{column}'; {rule}.", column=column)
+        raise DataError(f"{file_class.op}: the data set {got} column '{column}'; {rule}.", column=column)
     plain = rows.with_format(None).select_columns([column])
     if isinstance(rows.features[column], feature):
         plain = plain.cast_column(column, feature(decode=False))
@@ -280,8 +280,8 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     names = sorted(files)
     counts = ", ".join(f"{count} {what}" for what, count in sorted((+ignored).items())) or "nothing"
     if not names:
-        came = f"has no {file_class.many} (ignored: {counts}); they end in {', '.join(sorted(file_class.endings))}"
-        raise file_class.bad(path, f"{came}. Put the {file_class.many} of each class into a folder named after it.")
+        got = f"has no {file_class.many} (ignored: {counts}); they end in {', '.join(sorted(file_class.endings))}"
+        raise file_class.bad(path, f"{got}. Put the {file_class.many} of each class into a folder named after it.")
     _check_classes(path, names, file_class)
     labels = [parts[-2] for parts in names]
     level = logging.WARNING if +ignored else logging.INFO

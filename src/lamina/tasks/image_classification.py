@@ -138,7 +138,7 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
         DataError: If its pixels have 32 bits, so that no one knows which value is white; the message calls it `name`.
     """
     if image.mode in ("I", "F"):
-        problem = f"has pixels of 32 bits (mode {image.mode}); which of their values is white is not known."
+        problem = f"has pixels of 32 bits (mode {image.mode}); their white level is not known."
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
     if image.mode.startswith("I;16"):
         # without scaling, Pillow turns all values above 255 into white
@@ -237,8 +237,8 @@ class ImageClassificationKind(FileKind[ImageInputs]):
         Raises:
             ConfigError: If the processor has no image processor, or one that cannot make images of that size.
         """
-        own = processor if options.image_size is None else resized(processor, options.image_size)
-        return ImageInputs(split, own, augment=options.augment and options.part == "train", seed=options.seed)
+        sized = processor if options.image_size is None else resized(processor, options.image_size)
+        return ImageInputs(split, sized, augment=options.augment and options.part == "train", seed=options.seed)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
         """Return 1, because images have no length."""
@@ -326,12 +326,12 @@ def image_processor(processor: object) -> ImageProcessingMixin:
     """Return the image processor of a processor, or the image processor itself; raise ConfigError without one."""
     from transformers import ImageProcessingMixin
 
-    own = getattr(processor, "image_processor", processor)
-    if not isinstance(own, ImageProcessingMixin):
-        rule = "images are resized and normalised by the model's image processor"
+    candidate = getattr(processor, "image_processor", processor)
+    if not isinstance(candidate, ImageProcessingMixin):
+        rule = "images need the model's image processor"
         hint = "Give the one that AutoImageProcessor.from_pretrained finds for the model."
         raise ConfigError(f"images: the processor is a {type(processor).__name__}; {rule}. {hint}")
-    return own
+    return candidate
 
 
 def target_of(processor: Any) -> Target:
@@ -344,9 +344,9 @@ def target_of(processor: Any) -> Target:
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
-        came = f"makes pixel_values of shape {small} of an image of 64 x 64, and {large} of one of 80 x 80"
+        got = f"makes pixel_values of shape {small} of an image of 64 x 64, and {large} of one of 80 x 80"
         rule = "a classifier takes [1, channels, height, width], the same for all. Set its do_resize and size"
-        raise ConfigError(f"images: {type(processor).__name__} {came}; {rule}.")
+        raise ConfigError(f"images: {type(processor).__name__} {got}; {rule}.")
     return Target(small[2], small[3], fixed=wide == small)
 
 
@@ -355,15 +355,15 @@ def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
     try:
         return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
     except Exception as error:  # processors raise errors of many types
-        came = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({first_line(error)})"
-        raise ConfigError(f"images: {came}; a classifier's images are made by it.") from error
+        got = f"{type(processor).__name__} fails on an RGB image of {size[0]} x {size[1]} ({first_line(error)})"
+        raise ConfigError(f"images: {got}; check its settings.") from error
 
 
 def resized(processor: object, size: int) -> Processor:
     """Return a copy of a processor that makes images of `size` x `size` pixels; see `set_image_size` for errors."""
-    own = copy.deepcopy(processor)
-    set_image_size(own, size)
-    return own  # pyright: ignore[reportReturnType]
+    changed = copy.deepcopy(processor)
+    set_image_size(changed, size)
+    return changed  # pyright: ignore[reportReturnType]
 
 
 def set_image_size(processor: object, size: int) -> None:
@@ -375,10 +375,10 @@ def set_image_size(processor: object, size: int) -> None:
         ConfigError: If there is no image processor, or changing `size` and `crop_size` does not give such images. The
             processor is then unchanged.
     """
-    own: Any = image_processor(processor)
-    before = target_of(own)
-    settings = {name: getattr(own, name, None) for name in ("size", "crop_size")}
-    crop = settings["crop_size"] if getattr(own, "do_center_crop", False) else None
+    resizer: Any = image_processor(processor)
+    before = target_of(resizer)
+    settings = {name: getattr(resizer, name, None) for name in ("size", "crop_size")}
+    crop = settings["crop_size"] if getattr(resizer, "do_center_crop", False) else None
     scale = size / (max(_edges(crop).values()) if crop else size)
     fits = False
     try:
@@ -386,16 +386,16 @@ def set_image_size(processor: object, size: int) -> None:
             exact = name == "crop_size" or not crop
             edges = {edge: size if exact else round(scale * length) for edge, length in _edges(setting).items()}
             if setting is not None:
-                setattr(own, name, type(setting)(**edges))
-        after = target_of(own)
+                setattr(resizer, name, type(setting)(**edges))
+        after = target_of(resizer)
         fits = after[:2] == (size, size)
     finally:
         for name, setting in settings.items() if not fits else ():
-            setattr(own, name, setting)
+            setattr(resizer, name, setting)
     if not fits:
-        came = f"{type(own).__name__} makes images of {after.height} x {after.width} when asked for {size} x {size}"
+        got = f"{type(resizer).__name__} makes images of {after.height} x {after.width} when asked for {size} x {size}"
         raise ConfigError(
-            f"images: {came}; image_size is for processors whose size and crop_size say what they make. "
+            f"images: {got}; image_size is for processors whose size and crop_size say what they make. "
             f"Leave it out for {before.height} x {before.width}."
         )
 

@@ -109,9 +109,9 @@ def check_tokenizer(processor: object) -> Processor:
 
     tokenizer = getattr(processor, "tokenizer", processor)
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        came = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
+        got = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
         hint = "Give the one that AutoTokenizer.from_pretrained finds for the model."
-        raise ConfigError(f"task: {came}; texts are read by a tokenizer. {hint}")
+        raise ConfigError(f"task: {got}; texts need a tokenizer. {hint}")
     return cast("Processor", processor)
 
 

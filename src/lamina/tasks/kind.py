@@ -219,8 +219,8 @@ class Kind(ABC, Generic[InputsT]):
             ConfigError: If `source` is a pair of files, which only text-to-text kinds read.
         """
         if not isinstance(source, str | Path):
-            came = f"{len(source)} files were given for one part of a task of kind {spec.kind}"
-            raise ConfigError(f"task: {came}; it reads one. A pair of files is for texts that become others.")
+            got = f"{len(source)} files were given for one part of a task of kind {spec.kind}"
+            raise ConfigError(f"task: {got}; it reads one. Only kinds that generate texts read a pair of files.")
         return read_table(source, header=header, other=self.other_files)
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
@@ -381,18 +381,18 @@ class ClassKind(Kind[InputsT]):
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
         if config.num_labels != count:
-            came = f"the head has {config.num_labels} classes, the task has {count} ({shown}); they must agree"
+            got = f"the head has {config.num_labels} classes, the task has {count} ({shown}); they must agree"
             hint = f"Load the model with {self.auto_class}.from_pretrained(..., num_labels={count})."
-            raise ConfigError(f"finetune: {came}. {hint}")
+            raise ConfigError(f"finetune: {got}. {hint}")
         id2label = cast("dict[int, str]", config.id2label)
         names = [str(id2label[number]) for number in range(count)]
         if names == [f"LABEL_{number}" for number in range(count)]:
             config.id2label = dict(enumerate(task.labels))
             config.label2id = {name: number for number, name in enumerate(task.labels)}
         elif [name.lower() for name in names] != [name.lower() for name in task.labels]:
-            came = f"the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must agree"
+            got = f"the classes of the head are {', '.join(names[:5])}, those of the task {shown}; they must agree"
             hint = "Give the task labels=[...], or change model.config.id2label."
-            raise ConfigError(f"finetune: {came}, in this order. {hint}")
+            raise ConfigError(f"finetune: {got}, in this order. {hint}")
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
         """Return in words that the logits are not one per label; None if they are."""
@@ -408,9 +408,9 @@ class ClassKind(Kind[InputsT]):
         """
         logits = super().outputs(model, batch, processor, options)
         if not isinstance(logits, Tensor) or logits.ndim != self.logits_axes:
-            came = f"a {type(model).__name__} gives logits of {list(getattr(logits, 'shape', ()))}"
+            got = f"a {type(model).__name__} gives logits of {list(getattr(logits, 'shape', ()))}"
             raise ConfigError(
-                f"task: {came}; its head is for no task of kind '{self.name}'. Load it as {self.auto_class}."
+                f"task: {got}; its head is for no task of kind '{self.name}'. Load it as {self.auto_class}."
             )
         return logits
 
@@ -445,7 +445,7 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
     if len(raw) == 0 or isinstance(raw[0], str):
         return [_checked_text(row, text) for row, text in enumerate(raw)]
     if not pairs:
-        raise ConfigError("predict: single texts are read here, and pairs were given.")
+        raise ConfigError("predict: got pairs of texts; this kind of task reads single texts.")
     return [_checked_pair(row, pair) for row, pair in enumerate(raw)]
 
 

@@ -96,10 +96,10 @@ def _is_missing(cell: object, labels: Sequence[str], *, texts: bool) -> bool:
 
 def _no_label(table: Table, row: int, column: str | int, cell: object) -> DataError:
     """Return the error that a row has no label; a text such as "NA" is shown, since it may be a class name."""
-    came, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
+    got, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
     if isinstance(cell, str) and (name := cell.strip()):
-        came, hint = f"{came} ({name})", f"{hint}, or labels=['{name}', ...] if that is a class"
-    return bad_cell(table, row, column, f"{came}; every row needs one. {hint}.")
+        got, hint = f"{got} ({name})", f"{hint}, or labels=['{name}', ...] if that is a class"
+    return bad_cell(table, row, column, f"{got}; every row needs one. {hint}.")
 
 
 # The problem type
@@ -124,16 +124,18 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     has_classes = len(spec.labels or ()) > 1
     if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not has_classes):
         (first_row, first_cell), (row, cell) = sorted(first.values(), key=_row_of)[:2]
-        came = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
-        raise bad_cell(table, row, spec.label, f"{came}; labels are of one form. Put it right, or give problem_type.")
+        got = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
+        raise bad_cell(
+            table, row, spec.label, f"{got}; all labels must have one form. Correct the file, or set problem_type."
+        )
     if "list" in first:
         return "multi_label"
     if "number" not in first or has_classes:
         return "classification"
     if are_whole and spec.missing_labels == "drop":
-        came = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
-        rule = "classes beside empty cells are often written so. Give problem_type"
-        raise DataError(f"task: {came}; {rule} 'classification' or 'regression'.", path=table.path)
+        got = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
+        rule = "class ids are often written like that beside empty cells. Set problem_type"
+        raise DataError(f"task: {got}; {rule} 'classification' or 'regression'.", path=table.path)
     return "regression"
 
 
@@ -197,7 +199,7 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
 def label_source(tables: Mapping[str, Table]) -> Table:
     """Return the table of the train split, from which class names are read; raise DataError if there is none."""
     if "train" not in tables:
-        raise DataError("task: no train file was given, and no labels; one of them says which labels there are.")
+        raise DataError("task: neither a train split nor labels were given; class names come from one of them.")
     return tables["train"]
 
 
@@ -210,7 +212,7 @@ def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
     if labels is None:
         return None
     if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(f"task: labels are {labels!r}; a list of the classes' names is needed.")
+        raise ConfigError(f"task: labels are {labels!r}; a list of class names is needed.")
     return tuple(name.strip() for name in labels)
 
 
@@ -221,8 +223,8 @@ def texts(table: Table, column: str | int) -> Sequence[str]:
     """Return a column of texts; raise DataError for the first cell that is not a text."""
     for row, cell in _cells(table, column):
         if not isinstance(cell, str):
-            came = type(cell).__name__
-            raise bad_cell(table, row, column, f"has no text in column '{column}' but {came}; this kind reads text.")
+            got = type(cell).__name__
+            raise bad_cell(table, row, column, f"has no text in column '{column}' but {got}; this kind reads text.")
     return table.column(column)
 
 
@@ -297,8 +299,8 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
         ConfigError: If the user passed other labels; `instead` says in the message what the kind has in their place.
     """
     if spec.labels not in (None, labels):
-        came = f"labels are {', '.join(spec.labels or ())}"
-        raise ConfigError(f"task: {came}; a task of kind {spec.kind} has {instead} in their place.")
+        got = f"labels are {', '.join(spec.labels or ())}"
+        raise ConfigError(f"task: {got}; a task of kind {spec.kind} has {instead} in their place.")
     return replace(spec, labels=labels, problem_type=problem_type)
 
 

@@ -156,7 +156,7 @@ class TokenSums(Results[Tensor, None]):
             ConfigError: If there are no labels.
         """
         if labels is None:
-            raise ConfigError(f"metrics: no labels for {len(rows)} rows; tokens are scored by them.")
+            raise ConfigError(f"metrics: no labels for {len(rows)} rows; tokens cannot be scored without labels.")
         labels = labels.to(outputs.device)
         has_label = labels != IGNORED
         logits, labels = outputs if outputs.ndim == 2 else outputs[has_label], labels[has_label]

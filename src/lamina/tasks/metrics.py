@@ -188,8 +188,8 @@ def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels:
         from seqeval.metrics import f1_score
 
         if not marks_spans(labels):
-            came = f"the labels {', '.join(labels)} mark no spans"
-            raise DataError(f"metrics: {came}; span F1 needs tags as O, B-x and I-x. Use 'accuracy' or 'f1'.")
+            got = f"the labels {', '.join(labels)} mark no spans"
+            raise DataError(f"metrics: {got}; span F1 needs tags such as O, B-x and I-x. Use 'accuracy' or 'f1'.")
         names = _names(labels, targets), _names(labels, predictions)
         scores["span_f1"] = float(f1_score(*names, zero_division=0))  # pyright: ignore[reportArgumentType]
     return {name: scores[name] for name in metrics}
@@ -377,8 +377,8 @@ def _check_tags(predictions: Tags, targets: Tags) -> None:
         raise DataError("metrics: there are no words; a score needs at least one.")
     for row, (guess, truth) in enumerate(zip(predictions, targets, strict=True)):
         if len(guess) != len(truth):
-            came = f"text {row} has {len(guess)} predictions for {len(truth)} words"
-            raise DataError(f"metrics: {came}; every word has one.", row=row)
+            got = f"text {row} has {len(guess)} predictions for {len(truth)} words"
+            raise DataError(f"metrics: {got}; every word has one.", row=row)
 
 
 def marks_spans(tags: Iterable[str]) -> bool:

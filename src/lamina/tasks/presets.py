@@ -95,7 +95,9 @@ def find_preset(name: str) -> tuple[str, Preset]:
     if not slash:
         return short, preset
     if not _LANGUAGE.fullmatch(language):
-        raise ConfigError(f"task: '{name}' names the language '{language}'; a language is a short code, as {short}/de.")
+        raise ConfigError(
+            f"task: '{name}' names the language '{language}'; a language is a short code, as in {short}/de."
+        )
     return f"{short}-{language}", replace(preset, config=language)
 
 
@@ -111,17 +113,17 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path |
     sources = {part: _first_present(folder, names) for part, names in preset.files.items()}
     if sources["train"] is None and kind_of(preset.kind).sequential and sources["validation"] is not None:
         sources["train"] = sources.pop("validation")
-        logger.warning("task %s: %s has no train file; the validation file stands in for it", name, folder)
-        logger.warning("task %s: the last tenth of the text is set aside for validation", name)
+        logger.warning("task %s: %s has no train file; the validation file is used instead", name, folder)
+        logger.warning("task %s: the last tenth of the text is held out for validation", name)
     elif not any(sources.values()) and (stand_in := _first_present(folder, preset.stand_ins)):
         sources["train"] = stand_in
-        logger.warning("task %s: %s has no train file; the train part is read from %s", name, folder, _names(stand_in))
+        logger.warning("task %s: %s has no train file; the train split is read from %s", name, folder, _names(stand_in))
     if sources["train"] is None:
         known = " or ".join(_names(names) for names in preset.files["train"])
         problem = f"{folder} has no {known}; a folder holds the published files, or `files` names them one by one."
         raise DataError(f"task {name}: {problem}", path=str(folder))
     if sources.get("validation", folder) is None:
-        logger.warning("task %s: %s has no validation file; a tenth of the train part is set aside", name, folder)
+        logger.warning("task %s: %s has no validation file; a tenth of the train split is held out", name, folder)
     return {part: source for part, source in sources.items() if source is not None}
 
 
@@ -138,8 +140,8 @@ def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
     try:
         fetched = datasets.load_dataset(preset.hub, preset.config, revision=preset.revision)
     except Exception as error:  # the hub's clients raise errors of many types
-        came = f"'{preset.hub}' cannot be fetched ({first_line(error)})"
-        raise DataError(f"task {name}: {came}; without `files` a preset comes from the hub.") from error
+        got = f"'{preset.hub}' cannot be fetched ({first_line(error)})"
+        raise DataError(f"task {name}: {got}; without `files`, a preset is downloaded from the hub.") from error
     return {part: fetched[part] for part in preset.rows}  # pyright: ignore
 
 

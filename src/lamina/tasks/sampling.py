@@ -31,8 +31,8 @@ class SampleSize:
     def __post_init__(self) -> None:
         chosen = self.chosen()
         if len(chosen) != 1:
-            came = " and ".join(chosen) or "nothing"
-            raise ConfigError(f"subsample: {came} given; exactly one of per_class, fraction and rows is needed.")
+            got = " and ".join(chosen) or "nothing"
+            raise ConfigError(f"subsample: {got} given; exactly one of per_class, fraction and rows is needed.")
         for name, value in chosen.items():
             is_number = isinstance(value, int | float if name == "fraction" else int) and not isinstance(value, bool)
             if not is_number or not 0 < value <= (1 if name == "fraction" else math.inf):
@@ -56,13 +56,13 @@ class SampleSize:
         if self.per_class is not None and not classes:
             raise ConfigError(f"subsample: per_class is {self.per_class}; this task has no classes.")
         if self.fraction is not None:
-            count, said = round(self.fraction * total), f"a fraction of {self.fraction}"
+            count, described = round(self.fraction * total), f"a fraction of {self.fraction}"
         else:
             count = self.rows or (self.per_class or 0) * classes
-            said = f"{self.rows} rows" if self.rows else f"{self.per_class} x {classes} classes = {count} rows"
+            described = f"{self.rows} rows" if self.rows else f"{self.per_class} x {classes} classes = {count} rows"
         if not 1 <= count <= total:
-            came = f"{said} of {total} rows {'is no row' if count < 1 else 'were asked for'}"
-            raise ConfigError(f"subsample: {came}; it must be 1 to {total} rows.")
+            got = f"{described} of {total} rows {'is no row' if count < 1 else 'were asked for'}"
+            raise ConfigError(f"subsample: {got}; it must be 1 to {total} rows.")
         return count
 
 

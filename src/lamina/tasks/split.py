@@ -217,7 +217,9 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
     """
     count = len(split)
     if count < 2:
-        raise DataError(f"task: the train part has {count} rows; two are needed to set one aside for validation.")
+        raise DataError(
+            f"task: the train split has {count} rows; two are needed, because one is held out for validation."
+        )
     tenth = max(1, round(HELD_OUT * count))
     if last:
         return split.select_rows(range(count - tenth)), split.select_rows(range(count - tenth, count))

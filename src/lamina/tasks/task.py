@@ -117,8 +117,8 @@ class Task:
         """
         size, kind, train = SampleSize(per_class, fraction, rows), self.kind, self.split("train")
         if stratified and not kind.single_label(self.problem_type):
-            came = f"stratified is set for a task of kind {self.kind} ({self.problem_type})"
-            raise ConfigError(f"subsample: {came}; its rows have not one class each.")
+            got = f"stratified is set for a task of kind {self.kind} ({self.problem_type})"
+            raise ConfigError(f"subsample: {got}; its rows do not have exactly one class each.")
         names, classes = kind.row_classes(self, train)
         chosen = subsample_rows(names, classes, size, stratified=stratified, seed=seed)
         for name in _without_rows(names, (classes[row] for row in chosen)):
@@ -182,10 +182,10 @@ class Task:
             ConfigError: If the examples are not pairs, or the kind learns words or replies of the second text.
         """
         if not any(split.pairs for split in self.splits.values()):
-            raise ConfigError(f"task {self.name}: its rows are no pairs of texts; there is nothing to join.")
+            raise ConfigError(f"task {self.name}: its rows are not pairs of texts; there is nothing to join.")
         if self.kind.judges_second:
-            came = f"a task of kind {self.kind} is about the second text of a pair"
-            raise ConfigError(f"task {self.name}: {came}; leave its pairs as they are.")
+            got = f"a task of kind {self.kind} is about the second text of a pair"
+            raise ConfigError(f"task {self.name}: {got}; leave its pairs as they are.")
         splits = {name: Split.of(map(separator.join, part.texts), part.labels) for name, part in self.splits.items()}
         return replace(self, splits=splits)
 
@@ -346,13 +346,13 @@ class Task:
                 a list of dicts, or `image_size` is set for texts.
         """
         if not isinstance(dataset, Mapping):
-            came = f"the dataset is {type(dataset).__name__}"
-            raise ConfigError(f"task: {came}; it must map parts to rows, as in {{'train': ...}}.")
+            got = f"the dataset is {type(dataset).__name__}"
+            raise ConfigError(f"task: {got}; it must map splits to rows, as in {{'train': ...}}.")
         check_known(f"task {name}", dataset, PARTS, "split")
         kind = kind_of(kind) if isinstance(kind, str) else kind
         parts = {part: _rows_of(part, rows, label) for part, rows in dataset.items()}
         if not parts:
-            raise DataError("task: the dataset has no parts; it needs 'train', 'validation' or 'test'.")
+            raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
         first = next(iter(parts.values()))
         if labels is None and kind.has_classes and not isinstance(first, Mapping):
             labels = class_names(first, label)
@@ -456,7 +456,7 @@ def _assemble(
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     if len(labels) == 1 and "train" in splits and kind.single_label(problem_type):
-        raise DataError(f"task {name}: '{labels[0]}' is its only class; there must be another to tell it from.")
+        raise DataError(f"task {name}: '{labels[0]}' is its only class; a task needs at least two classes.")
     if not isinstance(metrics, tuple):
         known, further, first = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels), metrics
         known = (*known, *further) if first in further else known
@@ -483,7 +483,7 @@ def _assemble(
         return task.subsample(rows=limits[0], seed=seed)
     if named and "train" in splits:
         for label in _without_rows(*kind.row_classes(task, task.split("train"))):
-            logger.warning("task %s: no row of the train part is of class '%s', which nothing can learn", name, label)
+            logger.warning("task %s: no row of the train split has class '%s', which cannot be learnt", name, label)
     return task
 
 
@@ -493,12 +493,12 @@ def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> lis
     return [name for number, name in enumerate(names) if number not in seen]
 
 
-def _rows_of(part: str, given: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
+def _rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
     """Return the rows of a split as a dataset, or as a mapping of columns if they are dicts.
 
     Args:
         part: Name of the split, for messages.
-        given: A dataset, or an iterable of dicts.
+        source: A dataset, or an iterable of dicts.
         label: Column of the labels, in which arrays become lists.
 
     Raises:
@@ -507,14 +507,14 @@ def _rows_of(part: str, given: object, label: str | int) -> datasets.Dataset | d
     """
     import datasets
 
-    is_dataset = isinstance(given, datasets.Dataset)
-    rows: Any = given if is_dataset else [None]
-    if isinstance(given, Iterable) and not isinstance(given, datasets.Dataset | str | bytes | Mapping):
-        rows = list(given)
+    is_dataset = isinstance(source, datasets.Dataset)
+    rows: Any = source if is_dataset else [None]
+    if isinstance(source, Iterable) and not isinstance(source, datasets.Dataset | str | bytes | Mapping):
+        rows = list(source)
     if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"task: part '{part}' is {type(given).__name__}; it must be a Dataset or a list of dicts.")
+        raise ConfigError(f"task: split '{part}' is {type(source).__name__}; it must be a Dataset or a list of dicts.")
     if len(rows) == 0:
-        raise DataError(f"task: part '{part}' is empty; it needs at least one row.")
+        raise DataError(f"task: split '{part}' is empty; it needs at least one row.")
     if is_dataset:
         return rows.with_format(None)
     names = dict.fromkeys(key for row in rows for key in row)
@@ -542,8 +542,8 @@ def _check_spec(spec: ColumnSpec) -> None:
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")
     if labels is not None and (not labels or len(set(labels)) < len(labels)):
-        raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class has a name of its own.")
+        raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class needs its own name.")
     if spec.by_row and not kind.sequential:
         raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
     if spec.text_pair is not None and not kind.reads_pairs:
-        raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text a row.")
+        raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text per row.")

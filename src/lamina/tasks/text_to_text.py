@@ -52,7 +52,7 @@ class PairInputs(Windows):
     @property
     def uncacheable(self) -> str | None:
         """The reason why a model's states cannot be cached: they depend on the text that was generated so far."""
-        return "the model writes texts"
+        return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the sources with these numbers; "labels" are the targets, padded with -100, which the model shifts."""
@@ -75,7 +75,7 @@ class _TargetTokenizer:
         self._is_unset = getattr(self._tokenizer, "tgt_lang", "") is None
         if self._is_unset:
             language = self._tokenizer.src_lang
-            logger.warning("generation: the tokenizer's tgt_lang is not set; targets are taken to be in %s", language)
+            logger.warning("generation: the tokenizer's tgt_lang is not set; targets are read in %s", language)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -136,7 +136,7 @@ class TextToTextKind(Kind[PairInputs]):
         text, label = self.usual_columns
         text = lab.usual_column(spec.text, text, "text", tables)
         spec = replace(spec, text=text, label=lab.usual_column(spec.label, label, "target", tables))
-        spec = lab.without_classes(spec, ("text",), "generation", "texts to write")
+        spec = lab.without_classes(spec, ("text",), "generation", "texts to generate")
         return spec, {name: _split(table, spec) for name, table in lab.labelled(tables, spec, texts=True).items()}
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> PairInputs:
@@ -162,8 +162,8 @@ class TextToTextKind(Kind[PairInputs]):
         targets = list(split.labels)
         for row, label in enumerate(targets):
             if not isinstance(label, str):
-                came = f"row {row} has {label} for its target; texts are written"
-                raise DataError(f"generation: {came}. Use a task of kind summarization or translation.", row=row)
+                got = f"row {row} has {label} as its target; targets are texts"
+                raise DataError(f"generation: {got}. Use a task of kind summarization or translation.", row=row)
         encoded = encode(
             targets,
             cast("Processor", _TargetTokenizer(processor)),
@@ -179,7 +179,7 @@ class TextToTextKind(Kind[PairInputs]):
     def model_problem(self, model: PreTrainedModel) -> str | None:
         """Return in words that the model is not an encoder-decoder that generates; None if it is."""
         generates = model.config.is_encoder_decoder and model.can_generate()
-        return None if generates else "it reads and writes one text in one stack"
+        return None if generates else "it is not an encoder-decoder that generates text"
 
     def outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions

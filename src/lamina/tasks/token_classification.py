@@ -430,7 +430,9 @@ def _spans_of_rows(table: Table, spec: ColumnSpec, default: str) -> list[list[La
         spans: list[LabelledSpan] | None = []
         for span in cell:
             if not isinstance(span, str | Mapping | list | tuple):
-                raise lab.bad_cell(table, row, spec.label, f"has {span!r} for a span; that is a text or two places.")
+                raise lab.bad_cell(
+                    table, row, spec.label, f"has {span!r} as a span; a span is a text or two characters."
+                )
             places = _places(span, text)
             if not places and spec.missing_labels != "ignore":
                 rule = "which is not in its text; give missing_labels='ignore' to leave such rows without labels"

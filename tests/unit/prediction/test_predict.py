@@ -385,7 +385,9 @@ def said(answer: Any) -> Any:
 
 def test_what_cannot_be_filled_in():
     bank = masked_bank("m")
-    with pytest.raises(ConfigError, match=r"(?s)predict: single texts are read here, and pairs were given.*'m'"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)predict: got pairs of texts; this kind of task reads single texts.*'m'"
+    ):
         predict(bank, [("a", "b")])
     bank.processor = tiny_tokenizer()
     with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):

@@ -118,7 +118,7 @@ def test_integers_are_divided_by_full_scale(kind: Any, scale: int):
     sound = np.linspace(-0.9, 0.9, 50).astype(np.float32)
     np.testing.assert_allclose(opened((sound * scale).astype(kind)), sound, atol=1e-4)
     assert opened(np.full(50, 192, np.uint8)).tolist() == [0.5] * 50
-    with pytest.raises(DataError, match=r"entry 0 is an array of int64; how loud .* is not known. Give floats"):
+    with pytest.raises(DataError, match=r"entry 0 is an array of int64; its full scale is not known. Give floats"):
         clips(np.arange(50))
 
 
@@ -136,7 +136,7 @@ def test_another_rate_is_resampled():
 
 @pytest.mark.parametrize("rate", [None, 0, -8000, 1.5, 10**9, math.nan])
 def test_arrays_need_a_rate_that_is_one(rate: Any):
-    with pytest.raises(DataError, match=r"entry 0 has (an array without its rate|a rate of )"):
+    with pytest.raises(DataError, match=r"entry 0 has (an array without a sampling rate|a rate of )"):
         clips({"array": tone(), "sampling_rate": rate})
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_sound_is_named(tmp_path: Path):
         ),
         (data[:20], r"entry 0 cannot be decoded \("),
         (put(tmp_path, "b.raw", "xxxx"), r"b\.raw cannot be decoded"),
-        (tmp_path, r"cannot be read \(it is no file\)"),
+        (tmp_path, r"cannot be read \(it is not a file\)"),
         (None, "entry 0 is empty; every row of an audio task has a clip"),
         (sound_bytes(np.zeros(0, np.float32)), "entry 0 has no samples; a clip has at least one"),
         (sound_bytes(np.zeros((4, 65), np.float32)), "entry 0 has 65 channels; at most 64 are read"),

@@ -134,7 +134,7 @@ def test_a_long_text_loses_its_start_so_that_there_is_room(caplog: pytest.LogCap
         for part in (words, words[-(LENGTH - 4) :])
     )
     assert long == end
-    assert f"only the last {LENGTH - 4} tokens of a text leave room" in caplog.text
+    assert f"texts are cut to their last {LENGTH - 4} tokens, to leave room" in caplog.text
     assert tokenizer.truncation_side == "right"
     with pytest.raises(ConfigError, match=f"max_target_length is {LENGTH} for a model of {LENGTH} tokens"):
         predict(model, TEXTS, processor=tokenizer, max_target_length=LENGTH)
@@ -155,7 +155,7 @@ def test_a_reader_says_what_may_come_next():
 
 @pytest.mark.parametrize(
     ("family", "reason"),
-    [("bert", "it does not write"), ("t5", "it reads one text and writes another")],
+    [("bert", "it does not generate text"), ("t5", "it is an encoder-decoder")],
 )
 def test_models_that_are_not_causal_are_refused(family: str, reason: str):
     with pytest.raises(ConfigError, match=f"no head for a task of kind causal_lm .{reason}.*AutoModelForCausalLM"):
@@ -174,7 +174,7 @@ def test_an_encoder_with_a_language_model_head_is_refused():
         intermediate_size=16,
         max_position_embeddings=LENGTH,
     )
-    with pytest.raises(ConfigError, match=r"evaluate: BertLMHeadModel .*states of a token change with later tokens"):
+    with pytest.raises(ConfigError, match=r"evaluate: BertLMHeadModel .*its tokens see later tokens"):
         evaluate(BertLMHeadModel(config), lines(), processor=causal_tokenizer())
 
 

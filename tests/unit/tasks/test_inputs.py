@@ -31,7 +31,7 @@ def test_inputs_of_texts_pickle_and_need_a_tokenizer(words: Any, name: str):
     assert inputs.digest != kind.encode(split.select_rows([1, 0]), words, OPTIONS).digest
     assert all(len(value) == len(rows) for value in inputs.batch(rows).values())
     for processor, message in [(None, "no processor was given"), (3, "the processor is a int")]:
-        with pytest.raises(ConfigError, match=f"task: {message}; texts are read by a tokenizer"):
+        with pytest.raises(ConfigError, match=f"task: {message}; texts need a tokenizer"):
             kind.encode(split, processor, OPTIONS)
 
 

@@ -112,7 +112,7 @@ def test_running_text_has_no_labels_and_no_pairs(tmp_path: Path):
     path = put(tmp_path / "t.txt", "a\nb\n")
     with pytest.raises(ConfigError, match="labels are x, y; a task of kind masked_lm has the texts' own tokens"):
         Task.from_files("masked_lm", train=path, labels=("x", "y"))
-    with pytest.raises(ConfigError, match="text_pair is 'b'; a task of kind masked_lm reads one text a row"):
+    with pytest.raises(ConfigError, match="text_pair is 'b'; a task of kind masked_lm reads one text per row"):
         Task.from_files("masked_lm", train=path, text_pair="b")
     with pytest.raises(UnknownNameError, match="unknown metric 'f1'; known: perplexity, accuracy"):
         Task.from_files("masked_lm", train=path, metric="f1")
@@ -260,7 +260,7 @@ def test_predicting_needs_a_mask_token(byte_level: Any):
         KIND.examples(["a"], byte_level)
     with pytest.raises(ConfigError, match="masked_lm: the tokenizer has no mask token"):
         KIND.encode(Split.of(["a"]), byte_level, EncodeOptions(part="train", max_length=8))
-    with pytest.raises(ConfigError, match="task: the processor is a int; texts are read by a tokenizer"):
+    with pytest.raises(ConfigError, match="task: the processor is a int; texts need a tokenizer"):
         KIND.encode(Split.of(["a"]), 3, EncodeOptions(part="train", max_length=8))
 
 

@@ -185,8 +185,8 @@ def test_without_a_train_file_the_validation_text_stands_in(tmp_path: Path, capl
     put(tmp_path / "test.txt", "other\n")
     task = Task.preset("wikitext2", files=tmp_path)
     assert {part: len(split) for part, split in task.splits.items()} == {"train": 36, "validation": 4, "test": 1}
-    assert "has no train file; the validation file stands in for it" in caplog.text
-    assert "the last tenth of the text is set aside" in caplog.text
+    assert "has no train file; the validation file is used instead" in caplog.text
+    assert "the last tenth of the text is held out" in caplog.text
     (tmp_path / "valid.txt").unlink()
     with pytest.raises(DataError, match=r"has no train\.txt or wiki\.train\.raw"):
         Task.preset("wikitext2", files=tmp_path)
@@ -197,8 +197,8 @@ def test_lone_articles_stand_in(tmp_path: Path, caplog: pytest.LogCaptureFixture
     put(tmp_path / "articles.csv", "article,highlights,id\n" + rows)
     task = Task.preset("cnn_dailymail", files=tmp_path)
     assert {part: len(split) for part, split in task.splits.items()} == {"train": 18, "validation": 2}
-    assert "has no train file; the train part is read from articles.csv" in caplog.text
-    assert "has no validation file; a tenth of the train part is set aside" in caplog.text
+    assert "has no train file; the train split is read from articles.csv" in caplog.text
+    assert "has no validation file; a tenth of the train split is held out" in caplog.text
     put(tmp_path / "validation.csv", PUBLISHED["cnn_dailymail"][0])  # the articles may be a part of it
     with pytest.raises(DataError, match=r"has no train\.csv; a folder holds the published files"):
         Task.preset("cnn_dailymail", files=tmp_path)

@@ -138,7 +138,7 @@ def test_without_a_chat_template():
 
 def test_templates_that_do_not_tell_where_a_reply_is_or_fail():
     task = of([{"messages": CHATS[1]}] * 2)
-    with pytest.raises(ConfigError, match=r"writes message 1 otherwise once others follow.*\{% generation %\}"):
+    with pytest.raises(ConfigError, match=r"writes message 1 differently once others follow.*\{% generation %\}"):
         evaluate(causal_model(), task, processor=causal_tokenizer(FORGETFUL))
     with pytest.raises(ConfigError, match=r"the chat template fails on .*only users speak"):
         evaluate(causal_model(), task, processor=causal_tokenizer("{{ raise_exception('only users speak') }}"))

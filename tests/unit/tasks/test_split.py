@@ -50,7 +50,7 @@ def test_unstratified_needs_no_class():
 
 
 def test_one_row_cannot_be_split():
-    with pytest.raises(DataError, match="train part has 1 rows; two are needed"):
+    with pytest.raises(DataError, match="train split has 1 rows; two are needed"):
         held_out(rows([0]), stratify=True, seed=0)
 
 

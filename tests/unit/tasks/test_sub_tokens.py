@@ -317,7 +317,7 @@ def test_pairs_are_joined_into_one_text():
 
 @pytest.mark.parametrize("task", [yes_no(train=4), names(train=4), length_of_text(train=4)], ids=lambda task: task.kind)
 def test_single_texts_have_nothing_to_join(task: Task):
-    with pytest.raises(ConfigError, match="its rows are no pairs of texts; there is nothing to join"):
+    with pytest.raises(ConfigError, match="its rows are not pairs of texts; there is nothing to join"):
         task.join_pairs(" ")
 
 

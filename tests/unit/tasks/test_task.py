@@ -80,7 +80,7 @@ def test_files_and_labels_are_needed(tmp_path: Path):
     with pytest.raises(DataError, match="no file was given"):
         Task.from_files(SEQUENCE)
     path = tsv(tmp_path / "t.tsv", ["a\tx", "b\ty"])
-    with pytest.raises(DataError, match="no train file was given, and no labels"):
+    with pytest.raises(DataError, match="neither a train split nor labels were given"):
         Task.from_files(SEQUENCE, test=path)
     task = Task.from_files(SEQUENCE, test=path, labels=["x", "y"])
     assert list(task.splits) == ["test"]
@@ -88,7 +88,7 @@ def test_files_and_labels_are_needed(tmp_path: Path):
 
 @pytest.mark.parametrize("labels", [[], ["x", "y", "x"]])
 def test_labels_are_distinct(tmp_path: Path, labels: list[str]):
-    with pytest.raises(ConfigError, match="every class has a name of its own"):
+    with pytest.raises(ConfigError, match="every class needs its own name"):
         Task.from_files(SEQUENCE, train=tsv(tmp_path / "t.tsv", ["a\tx"]), labels=labels)
 
 
@@ -150,7 +150,7 @@ def test_a_class_that_no_training_row_has_is_named(caplog: pytest.LogCaptureFixt
         "validation": [{"text": "c", "label": "z"}],
     }
     Task.from_dataset(SEQUENCE, rows, text="text", label="label", labels=("x", "y", "z"), name="t")
-    assert "task t: no row of the train part is of class 'z', which nothing can learn" in caplog.text
+    assert "task t: no row of the train split has class 'z', which cannot be learnt" in caplog.text
     assert caplog.text.count("no row of") == 1
 
 
@@ -322,15 +322,19 @@ def test_images_at_hand(tmp_path: Path):
         ),
         ({"train": [ROWS[0], {"sentence": "b"}]}, DataError, "task/train row 2 has no label in column 'label'"),
         ({"train": ROWS, "dev": ROWS}, UnknownNameError, "task task: unknown split 'dev'; known: train, validation"),
-        ({}, DataError, "task: the dataset has no parts"),
-        ({"train": []}, DataError, "task: part 'train' is empty; it needs at least one row"),
-        ({"train": datasets.Dataset.from_list(ROWS).select([])}, DataError, "task: part 'train' is empty"),
-        ({"train": "rows.csv"}, ConfigError, "task: part 'train' is str; it must be a Dataset or a list of dicts"),
-        ({"train": {"sentence": ["a"]}}, ConfigError, "task: part 'train' is dict; it must be a Dataset"),
-        ({"train": [("a", 1)]}, ConfigError, "task: part 'train' is list; it must be a Dataset or a list of dicts"),
-        ({"train": 3}, ConfigError, "task: part 'train' is int; it must be a Dataset"),
-        (datasets.Dataset.from_list(ROWS), ConfigError, r"the dataset is Dataset; it must map parts to rows, as in \{"),
-        (ROWS, ConfigError, "the dataset is list; it must map parts to rows"),
+        ({}, DataError, "task: the dataset has no splits"),
+        ({"train": []}, DataError, "task: split 'train' is empty; it needs at least one row"),
+        ({"train": datasets.Dataset.from_list(ROWS).select([])}, DataError, "task: split 'train' is empty"),
+        ({"train": "rows.csv"}, ConfigError, "task: split 'train' is str; it must be a Dataset or a list of dicts"),
+        ({"train": {"sentence": ["a"]}}, ConfigError, "task: split 'train' is dict; it must be a Dataset"),
+        ({"train": [("a", 1)]}, ConfigError, "task: split 'train' is list; it must be a Dataset or a list of dicts"),
+        ({"train": 3}, ConfigError, "task: split 'train' is int; it must be a Dataset"),
+        (
+            datasets.Dataset.from_list(ROWS),
+            ConfigError,
+            r"the dataset is Dataset; it must map splits to rows, as in \{",
+        ),
+        (ROWS, ConfigError, "the dataset is list; it must map splits to rows"),
     ],
 )
 def test_data_that_does_not_fit(dataset: Any, error: type[Exception], message: str):
@@ -370,7 +374,7 @@ def test_its_print_is_a_line_and_says_how_many_rows_there_are():
 
 
 def test_labels_are_names(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"task: labels are .*; a list of the classes' names is needed"):
+    with pytest.raises(ConfigError, match=r"task: labels are .*; a list of class names is needed"):
         Task.from_files(SEQUENCE, train=tsv(tmp_path / "t.tsv", ["a\tx", "b\ty"] * 10), labels="xy")
 
 

@@ -96,7 +96,7 @@ def test_blank_lines_of_a_pair_are_refused(tmp_path: Path):
 
 def test_what_texts_to_write_do_not_have(tmp_path: Path):
     path = jsonl(tmp_path / "t.jsonl", [{"text": "a", "target": "b"}] * 3)
-    with pytest.raises(ConfigError, match="labels are x; a task of kind translation has texts to write"):
+    with pytest.raises(ConfigError, match="labels are x; a task of kind translation has texts to generate"):
         Task.from_files("translation", train=path, labels=("x",))
     assert Task.from_files("translation", train=path, labels=("text",)).labels == ("text",)
     with pytest.raises(ConfigError, match="text_pair is 'b'; a task of kind summarization reads one text"):
@@ -144,7 +144,7 @@ def test_sources_and_targets_are_tokens(metaspace: Any):
     assert tokens(rows.encoded) == [metaspace(text)["input_ids"] for text in SPLIT.texts]
     assert tokens(rows.targets) == [metaspace(text)["input_ids"] for text in SPLIT.labels]
     assert list(rows.lengths) == [len(metaspace(text)["input_ids"]) for text in SPLIT.texts]
-    assert rows.uncacheable == "the model writes texts"
+    assert rows.uncacheable == "the model generates texts"
     assert (
         KIND.targets(Task(kind_of("translation"), "generation", ("text",), "bleu", ("bleu",), {}, ""), SPLIT, rows)
         is None
@@ -194,7 +194,7 @@ def test_the_tokenizer_is_left_as_it_was(tokenizer: Any):
 
 
 def test_classes_are_no_targets(metaspace: Any):
-    with pytest.raises(DataError, match="generation: row 0 has 1 for its target; texts are written") as info:
+    with pytest.raises(DataError, match="generation: row 0 has 1 as its target; targets are texts") as info:
         pairs(metaspace, Split.of(("a", "b"), (1, 2)))
     assert info.value.row == 0
 
@@ -242,7 +242,7 @@ def test_without_one_they_are_in_the_language_of_sources(bilingual: Any, caplog:
     assert caplog.text == ""
     bilingual.tgt_lang = None
     assert last_tokens(pairs(bilingual, TWO), bilingual) == [{"en_XX"}, {"en_XX"}]
-    assert "tgt_lang is not set; targets are taken to be in en_XX" in caplog.text
+    assert "tgt_lang is not set; targets are read in en_XX" in caplog.text
     assert bilingual.tgt_lang is None
 
 
@@ -326,8 +326,8 @@ def test_only_models_that_write_can_do_it():
         )
 
     assert KIND.model_problem(model(True, True)) is None
-    assert KIND.model_problem(model(False, True)) == "it reads and writes one text in one stack"
-    assert KIND.model_problem(model(True, False)) == "it reads and writes one text in one stack"
+    assert KIND.model_problem(model(False, True)) == "it is not an encoder-decoder that generates text"
+    assert KIND.model_problem(model(True, False)) == "it is not an encoder-decoder that generates text"
 
 
 def test_what_an_estimate_asks():

@@ -174,10 +174,10 @@ def test_a_processor_of_another_kind():
     refused(
         bert(),
         yes_no(),
-        "the processor is a ViTImageProcessorPil; texts are read by a tokenizer",
+        "the processor is a ViTImageProcessorPil; texts need a tokenizer",
         processor=image_processor(),
     )
-    refused(vit(), shades(), "images: the processor is a .*; images are resized", processor=tiny_tokenizer())
+    refused(vit(), shades(), "images: the processor is a .*; images need", processor=tiny_tokenizer())
 
 
 def test_images_of_another_size():
@@ -195,7 +195,7 @@ def test_a_tokenizer_without_a_mask():
 def test_a_task_that_is_written_with_labels():
     task = copies()
     numbers = Split.of(task.split("train").texts, [1] * len(task.split("train")))
-    refused(t5(), replace(task, splits={**task.splits, "train": numbers}), "texts are written", DataError)
+    refused(t5(), replace(task, splits={**task.splits, "train": numbers}), "targets are texts", DataError)
 
 
 def test_a_run_that_falls_apart_is_stopped():
