@@ -1,4 +1,4 @@
-"""Advice: what is proposed from scores by layer, what is done, and when nothing may be concluded."""
+"""The study `advise`: proposals from scores by layer, the cut model, and the conclusions."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def tried(whole: list[float], cut: list[float], metric: str = "accuracy", **cost
         ([0.9], [0.9], r"accuracy \+0.000. One seed allows no interval, and no conclusion"),
     ],
 )
-def test_what_the_interval_allows_to_say(whole, cut, told):
+def test_the_verdict_follows_from_the_interval(whole, cut, told):
     said = sentence("a", Proposal(2, (1, 2), "main"), 3, tried(whole, cut), "accuracy", 0.01)
     assert said.startswith("a: read at 1 and 2; keep 2 of 3 blocks: accuracy ")
     pd.testing.assert_series_equal(pd.Series([said]).str.contains(told), pd.Series([True]))
 
 
-def test_costs_are_told_and_of_perplexity_less_is_better():
+def test_the_sentence_lists_costs_and_a_lower_perplexity_is_better():
     table = tried([3.0, 3.1, 3.0], [2.9, 3.0, 2.9], "perplexity", speedup=1.5, parameters=69)
     said = sentence("a", Proposal(2, (2,), "main"), 3, table, "perplexity", 0.01)
     assert "1.50 x as fast, 31% fewer parameters" in said
@@ -86,7 +86,7 @@ def test_costs_are_told_and_of_perplexity_less_is_better():
     assert "could not be measured" in sentence("a", Proposal(2, (2,), "main"), 3, table[:0], "perplexity", 0.01)
 
 
-def test_the_proposal_is_done_measured_and_written(tmp_path, monkeypatch):
+def test_the_proposed_cut_is_made_measured_and_saved(tmp_path, monkeypatch):
     save_folder, model, tokenizer = tmp_path / "out", masked_model(), masking_tokenizer()
     options = {"processor": tokenizer, "tolerance": 1.0, "seeds": [0, 1], "output": save_folder, **QUICK}
     study = advise(model, {"who": task()}, TEXTS, **options)
@@ -117,7 +117,7 @@ def test_the_proposal_is_done_measured_and_written(tmp_path, monkeypatch):
     assert json.loads(json.dumps(again.settings)) == again.settings
 
 
-def test_what_is_chosen_is_not_chosen_by_the_rows_that_measure_it():
+def test_validation_rows_play_no_part_in_the_choice():
     """Validation labels that are all wrong change what is measured, and nothing of what is proposed."""
     wrong = [{**row, "label": 1 - row["label"]} for row in ROWS]
     sides = [
@@ -153,7 +153,7 @@ def test_nothing_is_cut_where_every_block_counts(tmp_path, monkeypatch):
     assert set(study.table["phase"]) == {"layers", "whole"}
 
 
-def test_what_cannot_be_advised_is_refused(tmp_path):
+def test_invalid_options_are_refused(tmp_path):
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     with pytest.raises(ConfigError, match="advise: tolerance is -1; it must be at least 0"):
         advise(model, {"who": task()}, processor=tokenizer, tolerance=-1)

@@ -1,4 +1,4 @@
-"""What studies conclude follows from their tables, and every figure says what to see."""
+"""Conclusions of studies follow from their tables, and every figure has a note and a title for its values."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_variability_names_the_layer_of_the_lowest_nu(model: Any):
     assert explained(study)
 
 
-def test_the_lens_names_the_layer_where_the_answers_are(words: Any):
+def test_lens_names_the_first_layer_with_most_of_the_accuracy(words: Any):
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 24}
     llama = LlamaForCausalLM(LlamaConfig(vocab_size=20, **sizes, max_position_embeddings=32)).eval()

@@ -1,4 +1,4 @@
-"""Distances of weights, written out; and what cannot be compared says what differs."""
+"""The study `drift`: distances of weights equal their formulas, and models of different shapes are refused."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def changed(model, layer: int = 2, amount: float = 0.1):
     return other
 
 
-def test_distances_written_out(model):
+def test_distances_equal_their_formulas(model):
     other = changed(model)
     study = drift(model, {"run": other})
     table = study.table.set_index(["layer", "role", "measure"])["score"]
@@ -74,7 +74,7 @@ def test_a_family_without_a_row_has_all_its_linear_maps(monkeypatch: pytest.Monk
     assert set(table.index.get_level_values("role")) == {"linear"}
 
 
-def test_of_several_matrices_the_largest_counts(monkeypatch: pytest.MonkeyPatch, model):
+def test_the_spectral_distance_is_the_largest_over_all_matrices(monkeypatch: pytest.MonkeyPatch, model):
     monkeypatch.delitem(ROLES, "bert")
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -102,7 +102,7 @@ def test_the_power_iteration_finds_the_largest_singular_value():
     assert spectral_norm(torch.zeros(60, 40), largest_svd=8) == 0
 
 
-def test_other_shapes_say_what_differs(model):
+def test_different_shapes_are_refused_with_what_differs(model):
     with pytest.raises(ConfigError, match=r"depth is 3 in the base and 2 in '1'; .*only models of one shape"):
         drift(model, tiny_model(num_hidden_layers=2), layers=[1, 2])
     with pytest.raises(
@@ -114,7 +114,7 @@ def test_other_shapes_say_what_differs(model):
         drift(model, model_of("roberta"))
 
 
-def test_what_cannot_be(model):
+def test_invalid_options_are_refused(model):
     with pytest.raises(ConfigError, match="layer 0, the embeddings, is selected"):
         drift(model, model, layers="all")
     with pytest.raises(LayerIndexError, match="drift: layer 7"):

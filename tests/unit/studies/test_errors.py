@@ -1,4 +1,4 @@
-"""Where probes err, on a tiny model."""
+"""The study `errors`: wrong answers, agreement and scores by length, on a tiny model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_scores_by_length_and_without_words_are_of_all_rows(study):
     assert set(study.figures) == {"agreement", "by_length", "deleted"}
 
 
-def test_the_study_comes_back(study, tmp_path):
+def test_a_saved_study_loads_as_it_was(study, tmp_path):
     study.save(tmp_path)
     assert Study.load(tmp_path).table.equals(study.table)
 
@@ -112,7 +112,7 @@ def test_numbers(model, tokenizer, mood):
     assert study.conclusions == ()
 
 
-def test_a_span_is_left_out(mood, tags):
+def test_one_span_of_words_is_removed(mood, tags):
     split = mood.split("validation")
     half = without_span(mood, "validation", 0.5, seed=0)
     for text, left, row in zip(split.texts, half.texts, range(len(split)), strict=True):
@@ -137,7 +137,7 @@ def test_a_span_is_left_out(mood, tags):
     assert [len(side.split()) for side in without_span(pairs, "train", 0.5, seed=0).texts[0]] == [1, 2]
 
 
-def test_what_does_not_exist(model, tokenizer, mood):
+def test_names_that_do_not_exist_are_refused(model, tokenizer, mood):
     with pytest.raises(ConfigError, match=r"deleted is 1\.0; it must be at least 0 and below 1"):
         errors(model, mood, processor=tokenizer, deleted=[1.0])
     with pytest.raises(LayerIndexError, match="errors: layer 9 does not exist"):

@@ -45,7 +45,7 @@ def test_every_count_fraction_and_seed_is_a_cell(base):
     assert study.conclusions[0].startswith("mood, 100% of the rows: accuracy with the top 3 blocks re-initialised")
 
 
-def test_a_cell_gives_what_editing_and_fine_tuning_by_hand_give():
+def test_a_cell_equals_editing_and_fine_tuning_by_hand():
     model = tiny_model(3, BertForSequenceClassification)
     before = copy.deepcopy(model.state_dict())
     edits = [("truncate", {"keep": 2})]
@@ -103,7 +103,7 @@ def test_a_fraction_without_rows_fails_its_cells_only(base):
     assert "nothing to compare it with: no score without the edit" in study.conclusions[1]
 
 
-def test_what_may_be_concluded_of_paired_seeds():
+def test_the_sentence_about_paired_seeds():
     assert comparison_sentence("a", {0: 0.5}, {0: 0.4}) == "a: 0.500, +0.100 (one seed; no interval is claimed)."
     same = comparison_sentence("a", {0: 0.5, 1: 0.4}, {0: 0.4, 1: 0.5})
     assert same.endswith("2 seeds): no difference can be concluded.")

@@ -1,4 +1,4 @@
-"""Learned layer weights as a table, and what layers add at each token, written out."""
+"""The studies `importance` and `contributions` equal their formulas for every fusion that supports them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_shares_of_several_runs():
     assert [said.partition(":")[0] for said in study.conclusions] == ["first, mix", "second, mix", "second, ada"]
 
 
-def test_what_may_be_said_of_readers_of_several_seeds():
+def test_conclusions_about_readers_of_several_seeds():
     def told(*scores: list[float]) -> tuple[str, ...]:
         bank = ReaderBank(tiny_model(), tiny_tokenizer())
         for seed, own in enumerate(scores):
@@ -74,7 +74,7 @@ def test_what_may_be_said_of_readers_of_several_seeds():
     assert told([0.24, 0.26, 0.22, 0.28]) == ("mood: no layer stands out; shares are from 0.220 to 0.280.",)
 
 
-def test_readers_that_weigh_anew_need_texts():
+def test_readers_with_weights_per_token_need_texts():
     bank = bank_of(gated=Gated(8))
     with pytest.raises(ConfigError, match=r"reader 'gated' weighs layers anew for each token, .* Pass texts"):
         importance(bank)
@@ -98,7 +98,7 @@ def test_a_bank_without_weights():
 
 
 @torch.no_grad()
-def test_contributions_are_the_lengths_of_terms():
+def test_contributions_are_the_norms_of_the_terms():
     bank = bank_of(mix=ScalarMix(layers=[1, 3]), each=Elementwise())
     study = contributions(bank, TEXTS[0])
     states = bank.model(**bank.processor(TEXTS[0], return_tensors="pt"), output_hidden_states=True).hidden_states
@@ -113,7 +113,7 @@ def test_contributions_are_the_lengths_of_terms():
     assert sums.to_numpy().tolist() == pytest.approx([1.0] * len(sums))
 
 
-def test_contributions_are_the_weights_of_fusions_that_weigh_anew():
+def test_contributions_are_the_weights_of_fusions_with_weights_per_token():
     bank = bank_of(gated=Gated(8), dwatt=DWAtt())
     importance(bank, TEXTS)
     before = {name: bank[name].fusion.importance().tolist() for name in bank}
@@ -128,7 +128,7 @@ def test_contributions_are_the_weights_of_fusions_that_weigh_anew():
             assert mean == pytest.approx(alone[name].fusion.importance().tolist(), abs=1e-5)
 
 
-def test_routing_says_by_its_credit():
+def test_contributions_of_routing_are_its_credit():
     bank = bank_of(routing=Routing(8, vectors=4))
     table = contributions(bank, TEXTS[0]).table
     batch = bank.processor(TEXTS[0], return_tensors="pt")
@@ -141,7 +141,7 @@ def test_routing_says_by_its_credit():
 
 
 @torch.no_grad()
-def test_contributions_of_states_side_by_side_are_the_lengths_of_what_is_added():
+def test_contributions_of_concat_are_the_norms_of_the_terms():
     bank = bank_of(side=Concat(dim=8, bias=True))
     table = contributions(bank, TEXTS[0]).table
     states = bank.model(**bank.processor(TEXTS[0], return_tensors="pt"), output_hidden_states=True).hidden_states
@@ -151,7 +151,7 @@ def test_contributions_of_states_side_by_side_are_the_lengths_of_what_is_added()
 
 
 @torch.no_grad()
-def test_contributions_of_pooled_layers_are_what_is_taken_of_each_token():
+def test_contributions_of_pooled_layers_are_shares_of_the_pooling():
     bank = ReaderBank(tiny_model(), tiny_tokenizer())
     head = SequenceClassification(("no", "yes"), pooling="first")
     fusion = bank.add("pooled", Reader(PooledLayers(8, heads=2, queries=3), head)).fusion
@@ -169,7 +169,7 @@ def test_contributions_of_pooled_layers_are_what_is_taken_of_each_token():
     assert shares == pytest.approx((amounts / amounts.sum(0)).flatten().tolist(), abs=1e-5)
 
 
-def test_fusions_that_cannot_say():
+def test_fusions_without_contributions_are_left_out_or_refused():
     bank = bank_of(ada=AdaLayers(dim=8), mix=ScalarMix())
     assert contributions(bank, TEXTS[0]).settings["left_out"] == ["'ada' (AdaLayers)"]
     with pytest.raises(ConfigError, match=r"contributions: 'ada' \(AdaLayers\) cannot say what a layer adds"):

@@ -1,4 +1,4 @@
-"""The logit lens: the last layer says what the model says, lower ones what its norm and head make of them."""
+"""The logit lens: the last layer predicts what the model predicts; lower layers go through its norm and head."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_causal_model_predicts_next_tokens(llama, words):
     assert by_layer(study, "accuracy") == pytest.approx([values.count(1) / len(values) for values in ranks])
 
 
-def test_padding_by_a_token_that_is_not_special_is_not_foretold(llama, words):
+def test_padding_with_a_token_that_is_not_special_is_not_predicted(llama, words):
     bare = deepcopy(words)
     bare.pad_token = None
     study = lens(llama, ["ben", "a bad film and a good film"], processor=bare)
@@ -100,7 +100,7 @@ def test_the_likeliest_tokens_of_one_text(llama, bert, words):
     assert len(masked.table) == 3 * 5
 
 
-def test_the_model_is_left_as_it_was(llama, words):
+def test_the_model_is_not_changed(llama, words):
     hooks = [len(block._forward_hooks) for block in llama.model.layers]
     llama.train()
     lens(llama, TEXTS, processor=words)
@@ -109,12 +109,12 @@ def test_the_model_is_left_as_it_was(llama, words):
     llama.eval()
 
 
-def test_models_of_other_norms():
+def test_a_model_with_another_norm():
     model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
     assert OutputHead(model, op="lens").causal
 
 
-def test_what_cannot_be(llama, bert, words):
+def test_invalid_models_texts_and_options_are_refused(llama, bert, words):
     with pytest.raises(ConfigError, match=r"LlamaModel has no output over a vocabulary\. Load it with"):
         lens(llama.model, TEXTS, processor=words)
     with pytest.raises(UnsupportedModelError, match="it is no single stack with a module per block"):

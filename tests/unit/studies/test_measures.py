@@ -1,4 +1,4 @@
-"""Debiased CKA: what it must be for known data, and against the estimator written out."""
+"""Debiased CKA: its values for known data, and equality with the published estimator."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_rotation_scale_and_shift_change_nothing(x: torch.Tensor):
     assert (estimate(x, x @ rotation, -7.5 * x, x + 100, parts=5) - 1).abs().max() < 1e-6
 
 
-def test_it_is_the_estimator_written_out(x: torch.Tensor):
+def test_cka_equals_the_published_estimator(x: torch.Tensor):
     y = x[:, -9:] @ torch.randn(9, 40) + torch.randn(200, 40)
     for parts in (1, 3, 8):
         found = estimate(x, y, parts=parts)
@@ -77,7 +77,7 @@ def test_a_layer_that_does_not_vary_has_no_cka(x: torch.Tensor):
     assert found.isnan().tolist() == [[False, True], [True, True]]
 
 
-def test_too_little():
+def test_too_few_rows_are_refused():
     with pytest.raises(ConfigError, match="a minibatch has 3 rows; the unbiased estimate needs at least 4"):
         MinibatchCKA().add([torch.randn(3, 2)])
     with pytest.raises(ConfigError, match="no minibatch was added"):

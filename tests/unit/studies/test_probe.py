@@ -93,14 +93,14 @@ def test_the_table_has_every_probe_with_its_control_and_code(study):
     assert "guesses" not in study.table
 
 
-def test_probes_find_what_words_say_and_controls_do_not(study):
+def test_probes_learn_the_words_and_controls_do_not(study):
     assert np.mean(values(study, "score", layer=2)) > 0.75
     assert np.mean(values(study, "control")) == pytest.approx(0.5, abs=0.2)
     score, control = values(study, "score", layer=1), values(study, "control", layer=1)
     assert values(study, "selectivity", layer=1) == pytest.approx(np.subtract(score, control).tolist())
 
 
-def test_labels_that_a_layer_shows_have_a_shorter_code(model, tokenizer, study, mood):
+def test_labels_that_are_easy_to_read_have_a_shorter_code(model, tokenizer, study, mood):
     bits, ratio = values(study, "code_length"), values(study, "compression")
     assert ratio == pytest.approx([32 / own for own in bits])
     noise = control_task(mood, ("train", "validation"), seed=0)
@@ -109,7 +109,7 @@ def test_labels_that_a_layer_shows_have_a_shorter_code(model, tokenizer, study, 
     assert np.mean(values(other, "compression")) < np.mean(ratio) - 0.1
 
 
-def test_the_baselines_stand_beside_the_probes(study):
+def test_the_table_has_the_baselines(study):
     baselines = study.table[study.table["layer"].isna()]
     assert baselines["probe"].tolist() == ["majority", "length", "bag_of_words", "tfidf"]
     assert baselines["seed"].isna().all()
@@ -117,7 +117,7 @@ def test_the_baselines_stand_beside_the_probes(study):
     assert values(study, "score", probe="bag_of_words") == [1.0]
 
 
-def test_what_may_be_concluded(study):
+def test_the_conclusions(study):
     assert study.conclusions[0].startswith("mood: layer ")
     assert "n = 24 rows" in study.conclusions[0]
     assert "no probe is shown to beat the best baseline" in study.conclusions[1]
@@ -143,12 +143,12 @@ def test_the_readers_of_a_cell_are_named_by_what_they_read_and_learn():
     assert [spec.name for spec in specs] == ["layer0-linear", "ffn3-mlp-control", "ffn3-mlp-code2"]
 
 
-def test_the_study_comes_back(study, tmp_path):
+def test_a_saved_study_loads_as_it_was(study, tmp_path):
     study.save(tmp_path)
     assert Study.load(tmp_path).table.equals(study.table)
 
 
-def test_probes_that_read_noise_have_found_nothing(model, tokenizer, mood):
+def test_probes_of_noise_are_no_better_than_the_text(model, tokenizer, mood):
     task = control_task(mood, ("train", "validation"), seed=0)
     study = probe(model, task, processor=tokenizer, seeds=[0, 1], probes=["linear"], code_length=False, **FAST)
     assert "no probe is shown to beat the best baseline" in study.conclusions[1]
@@ -235,7 +235,7 @@ def test_a_probe_does_not_depend_on_its_neighbours(model, tokenizer, mood):
     assert alone["score"].tolist() == pytest.approx(both["score"].tolist(), rel=1e-4)
 
 
-def test_the_model_is_left_as_it_is(tokenizer, mood):
+def test_the_model_is_not_changed(tokenizer, mood):
     model = tiny_model(hidden_size=16, num_hidden_layers=2).train()
     next(model.parameters()).requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -288,7 +288,7 @@ def test_images(tmp_path):
     assert "compression" in set(study.table["measure"])
 
 
-def test_a_study_goes_on_where_it_was(model, tokenizer, mood, tmp_path, monkeypatch):
+def test_an_interrupted_study_resumes(model, tokenizer, mood, tmp_path, monkeypatch):
     options = {"processor": tokenizer, "controls": False, "code_length": False, "probes": ["linear"], **FAST}
     first = probe(model, {"mood": mood}, seeds=[0], output=tmp_path, **options)
     ran: list[int] = []
@@ -319,7 +319,7 @@ def test_a_cell_that_fails_is_recorded(model, tokenizer, mood, monkeypatch):
         probe(model, {"mood": mood}, processor=tokenizer, seeds=[1], **options)
 
 
-def test_a_cell_travels_and_loads_its_model_itself(model, tokenizer, mood, tmp_path):
+def test_a_cell_can_be_pickled_and_loads_its_model_itself(model, tokenizer, mood, tmp_path):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     options = {"seeds": [0], "layers": [1], "controls": False, "baselines": False, **FAST}
@@ -367,7 +367,7 @@ def test_a_class_that_no_row_has(model, tokenizer, caplog):
         ({"hidden": 0}, ConfigError, "hidden is 0"),
     ],
 )
-def test_what_does_not_exist(model, tokenizer, mood, options, error, match):
+def test_names_that_do_not_exist_are_refused(model, tokenizer, mood, options, error, match):
     with pytest.raises(error, match=match):
         probe(model, mood, processor=tokenizer, **options)
 

@@ -106,7 +106,7 @@ def test_a_site_alone_beside_the_embeddings(model, tags: Task):
     assert study.conclusions[0].startswith(("tags: attention of layer ", "tags: layer 0 "))
 
 
-def test_what_is_said_of_sites():
+def test_the_conclusions_about_sites():
     from lamina.studies.probing.probe_cell import Place
     from lamina.studies.probing.probe_conclusions import title
 
@@ -117,7 +117,7 @@ def test_what_is_said_of_sites():
     ]
 
 
-def test_what_is_said_of_many_probes_is_corrected_for_their_number(mood: Task):
+def test_conclusions_are_corrected_for_the_number_of_probes(mood: Task):
     truth = list(mood.split("validation").labels)
     wrong = [1 - label for label in truth[:3]] + truth[3:]
     text = {"measure": "score", "seed": None, "probe": "words", "score": 0.5, "guesses": wrong}
@@ -147,7 +147,7 @@ def test_sites_that_cannot_be_probed(model, mood: Task, options, error, match):
         probe(model, mood, processor=tiny_tokenizer(), **{**PLAIN, **options})
 
 
-def test_a_model_whose_sites_cannot_be_seen_is_refused_with_the_reason(mood: Task):
+def test_a_model_whose_sites_cannot_be_read_is_refused_with_the_reason(mood: Task):
     reason = "what its blocks add to the states is not the output of modules in them"
     with pytest.raises(UnsupportedModelError, match=rf"^probe: .*{reason}\. Use sites=\['output'\]"):
         probe(model_of("mobilebert"), mood, processor=tiny_tokenizer(), sites=["output", "attention"], **PLAIN)

@@ -1,4 +1,4 @@
-"""Blocks that are left out: what a pass then gives, what is lost, and what proxies predict of it."""
+"""The study `removal`: passes without some blocks, what is lost, and what proxies predict."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def task() -> Task:
 
 @pytest.mark.parametrize("name", [name for name, family in READABLE.items() if family.blocks])
 @torch.no_grad()
-def test_a_block_that_is_out_hands_on_its_input(name: str):
+def test_a_block_that_is_left_out_returns_its_input(name: str):
     family, model = READABLE[name], model_of(name)
     inputs = family.inputs(model)
     for stack_name in family.stacks:
@@ -66,7 +66,7 @@ def test_without_the_top_block_a_model_is_the_truncated_one():
         torch.testing.assert_close(model(**batch).logits, cut(**batch).logits, rtol=0, atol=0)
 
 
-def test_the_task_and_the_perplexity_are_measured_beside_what_proxies_predict():
+def test_drops_of_the_task_and_of_perplexity_stand_beside_predictions():
     model, tokenizer = masked_model(), masking_tokenizer()
     before = copy.deepcopy(model.state_dict())
     study = removal(model, {"mood": task()}, TEXTS, processor=tokenizer, runs=[1, 2], seeds=[0, 1], epochs=2)
@@ -125,7 +125,7 @@ def test_a_model_without_an_output_head_has_no_perplexity():
     assert set(study.table["task"]) == {"mood"}
 
 
-def test_what_cannot_be_measured_is_refused():
+def test_nothing_to_measure_is_refused():
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     with pytest.raises(ConfigError, match="removal: there is no task and no text"):
         removal(model, processor=tokenizer)
@@ -161,7 +161,7 @@ def test_a_proxy_without_spread_is_not_said_to_predict_anything():
     assert "least is lost without block 1, a drop of 0.100 (one value; no interval)" in conclusions[0]
 
 
-def test_of_perplexities_the_drop_is_that_of_their_logarithms():
+def test_the_drop_of_perplexity_is_the_rise_of_its_logarithm():
     scores = {(0, 0): 2.0, (1, 1): 3.0, (2, 1): 8.0}
     facts = {"task": "a", "seed": 0}
     rows = [

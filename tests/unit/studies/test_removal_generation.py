@@ -1,4 +1,4 @@
-"""What a causal model writes without some of its blocks, beside what it writes with all of them."""
+"""The study `removal`: text that a causal model generates without some blocks, compared with the whole model."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_the_share_of_same_tokens(own, other, share):
     assert same_share(own, other) == share
 
 
-def test_prompts_of_ones_own_and_none(llama, words):
+def test_given_prompts_and_no_generation(llama, words):
     study = removal(llama, texts=TEXTS, processor=words, prompts=["anna was"], new_tokens=3)
     texts = study.table[study.table["measure"] == "same_tokens"]["text"]
     assert all(text.startswith("anna was") for text in texts)

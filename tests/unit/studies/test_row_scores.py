@@ -45,7 +45,7 @@ def test_numbers(metric: str):
     assert ours(task, metric, [1.0] * 60, truths.tolist()) == 0
 
 
-def test_the_correlation_of_some_rows_is_their_own():
+def test_the_correlation_of_a_subset_of_rows():
     truths, noise = np.random.default_rng(1).normal(size=(2, 60))
     guesses = truths + noise
     task = TaskOutline("sequence_classification", "regression", ("score",))
@@ -73,6 +73,6 @@ def test_tags(metric: str):
     assert ours(task, metric, guesses, truths) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_metric_that_rows_do_not_give():
+def test_a_metric_that_is_no_function_of_sums_is_refused():
     with pytest.raises(UnknownNameError, match="unknown metric 'perplexity'"):
         row_counts(TaskOutline("sequence_classification", "classification", ("a", "b")), "perplexity", [0], [0])

@@ -52,7 +52,7 @@ def matrix(study: Study, model: str = "model", other: str = "model") -> np.ndarr
     return table.pivot_table(index="layer", columns="other_layer", values="score", dropna=False).to_numpy()
 
 
-def test_cka_is_that_of_each_texts_mean_state(model, tokenizer):
+def test_cka_compares_the_mean_states_of_texts(model, tokenizer):
     means = torch.stack([states_of(model, tokenizer, text).mean(1) for text in TEXTS], dim=1)
     whole = MinibatchCKA()
     whole.add(list(means))
@@ -62,14 +62,14 @@ def test_cka_is_that_of_each_texts_mean_state(model, tokenizer):
     assert study.settings["minibatches"] == 1
 
 
-def test_the_batch_size_and_with_it_padding_change_nothing(model, tokenizer):
+def test_batch_size_and_padding_change_nothing(model, tokenizer):
     studies = [similarity(model, TEXTS, processor=tokenizer, batch_size=size, minibatch=10) for size in (1, 5, 64)]
     assert studies[0].settings["minibatches"] == 4
     for study in studies[1:]:
         pd.testing.assert_frame_equal(study.table, studies[0].table, atol=1e-4, rtol=1e-4)
 
 
-def test_the_other_measures_written_out(model, tokenizer):
+def test_the_other_measures_equal_their_formulas(model, tokenizer):
     study = similarity(model, TEXTS, processor=tokenizer, batch_size=8)
     influence, angular, entropy, curvature = [], [], [], []
     for text in TEXTS:
@@ -98,7 +98,7 @@ def test_steps_from_padding_are_no_part_of_a_path():
     assert padded.scores()["curvature"] == pytest.approx(alone.scores()["curvature"])
 
 
-def test_which_rows_of_a_batch_make_a_minibatch_is_drawn(model, tokenizer):
+def test_minibatches_are_random_rows_of_a_batch(model, tokenizer):
     batch = dict(tokenizer(sorted(TEXTS), return_tensors="pt", padding=True))
     one, again, other = (
         matrix(similarity(model, batches=[batch], minibatch=10, seed=seed, measures=["cka"])) for seed in (0, 0, 1)
@@ -156,7 +156,7 @@ def test_intrinsic_dimension():
     assert math.isnan(two_nn(torch.ones(9, 4)))
 
 
-def test_the_model_is_left_as_it_was(model, tokenizer):
+def test_the_model_is_not_changed(model, tokenizer):
     trained = copy.deepcopy(model).train()
     hooks = [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in trained.modules()]
     trained.encoder.layer[0].eval()
@@ -167,7 +167,7 @@ def test_the_model_is_left_as_it_was(model, tokenizer):
     assert hooks == [(len(module._forward_hooks), len(module._forward_pre_hooks)) for module in trained.modules()]
 
 
-def test_what_cannot_be(model, tokenizer):
+def test_invalid_options_are_refused(model, tokenizer):
     def call(**options):
         return similarity(model, **({"texts": TEXTS, "processor": tokenizer} | options))
 
@@ -199,14 +199,14 @@ def test_what_cannot_be(model, tokenizer):
         call(texts=None, batches=[])
 
 
-def test_a_pass_that_does_not_come_to_a_layer():
+def test_a_pass_that_skips_a_layer_is_refused():
     model = model_of("bart")
     inputs = FAMILIES["bart"].inputs(model, batch=4) | {"encoder_outputs": (torch.zeros(4, 9, 32),)}
     with pytest.raises(UnsupportedModelError, match=r"a pass computed the layers \[\] of its stack 'encoder'"):
         LayerReader(model, op="similarity").read(inputs, lambda *_: None)
 
 
-def test_models_of_other_tokens_have_no_tokens_in_common():
+def test_models_with_different_tokens_cannot_be_compared_per_token():
     batch = FAMILIES["vit"].inputs(model_of("vit"), batch=8)
     other = FAMILIES["deit"].build()
     with pytest.raises(ConfigError, match="different numbers of tokens for the same rows; use per='text'"):

@@ -63,7 +63,7 @@ def test_a_metric_of_counts():
     assert 0 < ahead.low < ahead.value < ahead.high
 
 
-def test_draws_in_parts_are_draws(monkeypatch):
+def test_resampling_in_parts_changes_nothing(monkeypatch):
     monkeypatch.setattr("lamina.studies.statistics._AT_ONCE", 100)
     rows = RNG.normal(size=40)
     ahead = paired_bootstrap(rows, np.zeros(40), repeats=1000)

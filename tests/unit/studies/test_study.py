@@ -1,4 +1,4 @@
-"""A study comes back as it was saved, and a folder that holds none, or a damaged one, says so."""
+"""A saved study loads as it was; folders without a study, or with a damaged one, are refused."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def study(name: str = "drift") -> Study:
     return Study(name, table, settings, figures, ("Layer 2 moved most.", "Layer 1 did not move."))
 
 
-def test_what_is_saved_comes_back(tmp_path: Path):
+def test_a_saved_study_loads_as_it_was(tmp_path: Path):
     saved = study()
     saved.save(tmp_path / "deep" / "drift")
     loaded = Study.load(tmp_path / "deep" / "drift")
@@ -41,7 +41,7 @@ def test_what_is_saved_comes_back(tmp_path: Path):
     assert csv["score"].tolist()[::2] == [0.5, 2.0]
 
 
-def test_a_figure_has_its_rows():
+def test_rows_returns_what_a_figure_shows():
     assert study().rows("by run")["layer"].tolist() == [1, 2]
     with pytest.raises(UnknownNameError, match="study drift: unknown figure 'by task'; known: by run"):
         study().rows("by task")
@@ -76,7 +76,7 @@ def test_settings_are_json():
         Study("x", pd.DataFrame(), {"layers": {1}})
 
 
-def test_a_second_study_takes_the_place_of_the_first_and_foreign_files_are_refused(tmp_path: Path):
+def test_a_second_study_replaces_the_first_and_foreign_files_are_refused(tmp_path: Path):
     (tmp_path / "notes.txt").write_text("mine")
     study("drift").save(tmp_path)
     study("lens").save(tmp_path)
@@ -116,7 +116,7 @@ def test_a_study_of_another_version(tmp_path: Path):
         Study.load(tmp_path)
 
 
-def test_damage(tmp_path: Path):
+def test_a_damaged_study_is_refused(tmp_path: Path):
     study().save(tmp_path)
     table = (tmp_path / "table.parquet").read_bytes()
     (tmp_path / "table.parquet").write_bytes(table[:-9])
@@ -138,13 +138,13 @@ def test_damage(tmp_path: Path):
         Study.load(tmp_path)
 
 
-def test_facts_of_a_model_tell_models_apart():
+def test_model_facts_differ_between_models():
     facts = model_facts(model_of("bert")), model_facts(model_of("roberta"))
     assert [fact["family"] for fact in facts] == ["bert", "roberta"]
     assert facts[0]["fingerprints"]["main"] != facts[1]["fingerprints"]["main"]
     assert len(facts[0]["fingerprints"]["main"]) == 64
 
 
-def test_its_print_is_what_may_be_concluded():
+def test_repr_lists_the_conclusions():
     study = Study("probe", pd.DataFrame({"score": [1.0] * 3}), conclusions=("Read at layer 3.",))
     assert repr(study) == "Study('probe', 3 rows, figures: none)\n- Read at layer 3."

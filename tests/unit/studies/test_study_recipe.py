@@ -1,4 +1,4 @@
-"""Recipes of studies: every study by its own parameters, and whatever is wrong named with its line."""
+"""Recipes of studies: options are the parameters of each study, and mistakes are named with their line."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_study_has_options_that_a_recipe_can_give(name):
         ("", DataError, "holds no keys"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(tmp_path, text, kind, told):
+def test_mistakes_are_named_with_their_line(tmp_path, text, kind, told):
     with pytest.raises(kind, match=told):
         load(tmp_path, text)
 
@@ -67,7 +67,7 @@ def test_a_study_gets_the_model_tasks_texts_and_options_of_its_recipe(data, tmp_
     assert Study.load(tmp_path).settings == study.settings
 
 
-def test_a_study_that_the_recipe_does_not_name_runs_as_it_is(data):
+def test_a_study_that_the_recipe_does_not_name_runs_with_its_defaults(data):
     study = run_study("variability", load(data, HEAD), data=data, progress=False)
     assert study.table["task"].unique().tolist() == ["film"]
     assert len(study.table) == 4
@@ -99,7 +99,7 @@ def test_texts_come_from_a_list_or_a_file(data):
         ("nothing", "model: base", "unknown name 'nothing'; known: .*similarity"),
     ],
 )
-def test_what_a_study_needs_and_the_recipe_lacks_is_told(tmp_path, name, text, told):
+def test_missing_inputs_of_a_study_are_named(tmp_path, name, text, told):
     with pytest.raises(LaminaError, match=told):
         run_study(name, load(tmp_path, text))
 
@@ -110,7 +110,7 @@ def test_a_study_of_one_pass_has_no_cells_to_resume_or_spread(data, option):
         run_study("variability", load(data, HEAD), data=data, **option)
 
 
-def test_a_folder_that_cannot_take_the_study_is_told_before_it_runs(data, tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_refused_before_the_study_runs(data, tmp_path, monkeypatch):
     (tmp_path / "table.csv").write_text("mine")
     monkeypatch.setattr("lamina.studies.run_study._inputs", lambda *_: pytest.fail("it ran"))
     with pytest.raises(StoreError, match=r"holds table.csv but no lamina_study.json"):

@@ -1,4 +1,4 @@
-"""nu against its definition with a pseudo-inverse, on the model's own states."""
+"""The study `variability`: nu equals its definition with a pseudo-inverse, on the model's own states."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def task(rows=ROWS, name: str = "mood", **options) -> Task:
 
 
 @torch.no_grad()
-def test_nu_is_that_of_the_definition(model, tokenizer):
+def test_nu_equals_its_definition(model, tokenizer):
     study = variability(model, {"mood": task()}, processor=tokenizer, batch_size=7)
     means = []
     for row in ROWS:
@@ -69,7 +69,7 @@ def test_nu_is_that_of_the_definition(model, tokenizer):
 
 
 @torch.no_grad()
-def test_nu_of_a_decoder_is_that_of_the_tokens_it_reads_behind_the_start(tokenizer):
+def test_nu_of_a_decoder_leaves_out_the_start_token(tokenizer):
     bart, means = model_of("bart"), []
     for row in ROWS:
         out = bart(**tokenizer(row["sentence"], return_tensors="pt"), output_hidden_states=True)
@@ -92,7 +92,7 @@ def probed(scores: dict[int, float], name: str = "probe") -> Study:
     return Study(name, pd.DataFrame([*rows, *({**facts, "layer": 2, "score": 9.0, **other} for other in others)]))
 
 
-def test_beside_the_scores_of_probes(model, tokenizer, tmp_path):
+def test_comparison_with_the_scores_of_probes(model, tokenizer, tmp_path):
     given = {"processor": tokenizer}
     nus = variability(model, {"mood": task()}, **given).table["score"]
     order = nus.rank().astype(int).to_dict()  # 1: the lowest nu
@@ -113,7 +113,7 @@ def test_beside_the_scores_of_probes(model, tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("score", "said"), [(-0.9, "a low nu goes with a high score of a probe"), (0.9, "nu contradicts the probe's score")]
 )
-def test_what_a_clear_correlation_says(score: float, said: str):
+def test_the_sentence_about_a_clear_correlation(score: float, said: str):
     facts = f"rank correlation {score:.2f}, p = 0.01, n = 7 layers"
     assert comparison_sentence("mood", RankCorrelation(7, 0.01, score)) == f"mood: {said} ({facts})."
 
@@ -125,7 +125,7 @@ def test_too_little_to_compare(model, tokenizer):
     assert "cannot be concluded (rank correlation" in same.conclusions[-1]
 
 
-def test_studies_that_are_not_of_these_probes_are_refused(model, tokenizer):
+def test_other_studies_as_probed_are_refused(model, tokenizer):
     with pytest.raises(ConfigError, match="'drift'; pass one that `probe` returned"):
         variability(model, {"mood": task()}, probed=probed({1: 0.5}, name="drift"), processor=tokenizer)
     with pytest.raises(UnknownNameError, match="mood"):
@@ -154,7 +154,7 @@ def test_several_tasks(model, tokenizer):
     assert nu["coin"] > nu["mood"]
 
 
-def test_what_cannot_be(model, tokenizer):
+def test_invalid_tasks_and_options_are_refused(model, tokenizer):
     alike = [dict(row, label="good") for row in ROWS]
     with pytest.raises(DataError, match=r"rows of task 'mood' \(train\) are of one class only \('good'\); 2 are"):
         variability(model, {"mood": task(alike, labels=["bad", "good"])}, processor=tokenizer)
