@@ -309,7 +309,7 @@ class AudioInputs:
         return self._split.key
 
     def _shape(self, tenths: int) -> tuple[int, ...]:
-        """Return the shape of the output for so many tenths of a second of silence."""
+        """Return the shape of the feature extractor's output for silence of `tenths` tenths of a second."""
         outputs = self._extract([np.zeros(round(self.rate * tenths / 10), np.float32)], {})
         return tuple(next(iter(outputs.values())).shape)
 
@@ -319,7 +319,11 @@ class AudioInputs:
         return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
 
     def _with_silence(self, samples: int) -> int:
-        """Return the length to which a clip with so many samples is padded with silence."""
+        """Return the length to which a clip of this many samples is padded with silence.
+
+        That is at least a tenth of a second. If batches need clips of equal length, it is a whole number of seconds,
+        or the maximum length.
+        """
         if self.equal_lengths:
             return max(samples, min(self._limit, -(-samples // self.rate) * self.rate), self._shortest)
         return max(samples, self._shortest)
@@ -375,11 +379,11 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     file = LazyAudio
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
-        """Return the clips as inputs of the feature extractor; see `AudioInputs` for errors."""
+        """Return the clips of a split, of which `options.max_length` samples are read; see `AudioInputs` for errors."""
         return AudioInputs(split, processor, limit=options.max_length)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return how many samples of a clip are read; see `sample_limit`."""
+        """Return how many samples of a clip are read; `asked` is the user's limit. See `sample_limit` for errors."""
         return sample_limit(processor, asked)
 
     def truncated(self, inputs: AudioInputs) -> int:

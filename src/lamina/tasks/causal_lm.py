@@ -299,6 +299,7 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
         self._answers: list[str | list[list[float]]] = [[] for _ in inputs.lengths]
 
     def add(self, rows: Sequence[int], outputs: Outputs, labels: Tensor | None = None) -> None:
+        """Store what follows the texts with these numbers: generated texts, or logits `[batch, tokens, classes]`."""
         for at, row in enumerate(rows):
             if isinstance(outputs, Tensor):
                 self._answers[row] = best_tokens(outputs[at, self._lengths[row] - 1]).tolist()
@@ -306,10 +307,12 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
                 self._answers[row] = outputs[at]
 
     def first_not_finite(self) -> int | None:
+        """Return the number of the first text whose next tokens have NaN for a probability; None if there is none."""
         bad = (row for row, best in enumerate(self._answers) if not isinstance(best, str) and has_nan(best))
         return next(bad, None)
 
     def predictions(self) -> list[TextAnswer | CandidatesAnswer]:
+        """Return for each text the generated text, or the candidates for the next token with their leading spaces."""
         return [
             TextAnswer(text=answer)
             if isinstance(answer, str)

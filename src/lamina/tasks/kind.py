@@ -292,7 +292,13 @@ class Kind(ABC, Generic[InputsT]):
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
-        """Return how many rows to score at a time, at most `asked`; `outputs` is the number of scores per position."""
+        """Return how many rows to score at a time.
+
+        Args:
+            asked: The number that the user asks for, which is the maximum.
+            inputs: The encoded examples.
+            outputs: Number of scores that a model returns per position: of classes, or of the vocabulary.
+        """
         return asked
 
     def model_rows(
@@ -315,10 +321,14 @@ class Kind(ABC, Generic[InputsT]):
     # Encoding for whole models with a head of their own
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write the task's class names and kind of loss into a model's config; raise ConfigError if they do not fit."""
+        """Write the task's class names and kind of loss into a model's config, in place; the default changes nothing.
+
+        Raises:
+            ConfigError: If the head of the model is for other classes.
+        """
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
-        """Change a processor in place so that it makes inputs as the task asks; return whether it was changed."""
+        """Change a processor in place to the task's settings, such as `image_size`; return whether the task has any."""
         return False
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
@@ -450,14 +460,14 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
 
 
 def _checked_text(row: int, entry: object) -> str:
-    """Return an example if it is a text; otherwise raise ConfigError with its number."""
+    """Return an example if it is a text; otherwise raise ConfigError, which names the example by its number `row`."""
     if isinstance(entry, str):
         return entry
     raise _not_alike(row, entry)
 
 
 def _checked_pair(row: int, entry: object) -> tuple[str, str]:
-    """Return an example as a tuple if it is a pair of texts; otherwise raise ConfigError with its number."""
+    """Return an example as a tuple if it is a pair of texts; otherwise raise ConfigError, which names its number."""
     if isinstance(entry, tuple | list) and len(entry) == 2:
         first, second = entry
         if isinstance(first, str) and isinstance(second, str):

@@ -255,7 +255,10 @@ def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
 
 
 def _ids(table: Table, column: str | int, labels: Sequence[str], *, several: bool) -> Iterator[list[int]]:
-    """Yield the ids of the classes in each cell of a column; `several`: a cell may have any number of classes."""
+    """Yield the ids of the classes in each cell of a column; DataError for a class that is not in `labels`.
+
+    `several` says that a cell may have any number of classes; otherwise it has one.
+    """
     index = {name: number for number, name in enumerate(labels)}
     if not any(_WHOLE.fullmatch(name) for name in labels):
         index |= {str(number): number for number in range(len(labels))}

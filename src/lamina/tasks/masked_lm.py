@@ -182,15 +182,18 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         self._places = word_places(inputs.encoded, self._masks)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Store the most probable tokens at each mask token, from logits `[batch, tokens, vocabulary]`."""
         for at, row in enumerate(rows):
             for position, number in self._places[row]:
                 self._best[number] = best_tokens(outputs[at, position]).tolist()
 
     def first_not_finite(self) -> int | None:
+        """Return the number of the first text with NaN for a probability at a mask token; None if there is none."""
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
         return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 
     def predictions(self) -> list[list[MaskAnswer]]:
+        """Return for each text a list with the prediction for each of its mask tokens."""
         best = iter(self._best)
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 

@@ -145,16 +145,19 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._places = word_places(inputs.encoded, words)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
+        """Store the logits of each word from those of its first token, `[batch, tokens, classes]`."""
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places[row]]
         if places:
             at, position, word = torch.tensor(places).T
             self._logits[word] = outputs.float().cpu()[at, position]
 
     def first_not_finite(self) -> int | None:
+        """Return the number of the first text with a word whose logits are NaN or infinite; None if there is none."""
         word = first_invalid_row(self._logits)
         return None if word is None else bisect_right(list(accumulate(self._counts)), word)
 
     def guesses(self) -> list[Label]:
+        """Return for each text the number of the predicted tag of every word."""
         return [*self._predicted_tags()]
 
     def _predicted_tags(self) -> list[tuple[int, ...]]:
@@ -162,6 +165,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return [tuple(tags.tolist()) for tags in self._logits.argmax(-1).split(self._counts)]
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Return metric -> score over the texts that have labels."""
         return score_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -171,6 +175,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return [guess for guess, _ in scored], [truth for _, truth in scored]
 
     def per_class(self) -> list[ClassRow]:
+        """Return the rows of a table of scores per span label, or per tag if tags mark no spans."""
         labels, (guesses, truths) = self._task.labels, self._both()
         if marks_spans(labels):
             return span_table(guesses, truths, labels)
@@ -178,6 +183,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return class_table(guesses, truths, labels)
 
     def errors(self, count: int) -> list[WrongAnswer]:
+        """Return at most `count` texts with wrong spans, the most confident first; see `wrong_spans`."""
         return error_rows(self._wrong(), self._split.texts, count)
 
     def _wrong(self) -> Iterator[WrongAnswer]:
@@ -195,6 +201,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return zip(logits, map(_tagged, self._split.texts), self._split.words or (), strict=True)
 
     def predictions(self) -> list[list[SpanAnswer]]:
+        """Return for each text the list of its predicted spans."""
         answers: list[list[SpanAnswer]] = []
         for logits, text, words in self._texts():
             scores, ids = (values.tolist() for values in logits.softmax(-1).max(-1))
@@ -301,7 +308,7 @@ def _tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
 
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str, ...]]:
-    """Return the names of the tags in each row of a table; DataError if a row has not one tag for every word."""
+    """Return the names of the tags in each row of a table; raise DataError unless every word has one tag."""
     tags: list[tuple[str, ...]] = []
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
