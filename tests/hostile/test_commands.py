@@ -245,7 +245,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
         **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size", "page")),
-        **dict.fromkeys(("max_concurrent_passes",)),
+        **dict.fromkeys(("max_concurrent_passes", "title", "example")),
         **dict.fromkeys(("max_concurrent_generations", "max_total_tokens", "admin_key", "readers_root", "ray")),
         **dict.fromkeys(("replicas", "max_replicas", "replica_cpus", "replica_gpus")),
     },
@@ -408,7 +408,7 @@ CLOSED = "error: output: standard output is closed; results are printed there. U
         ("lamina cache --cache-dir /dev/null 2>&-", (2, "")),
         ("lamina cache 2>&- > /dev/null", (0, "")),
         ("lamina cache | head -0; exit ${PIPESTATUS[0]}", (141, "")),
-        ("lamina predict bank <&-", (2, "error: predict: there is no text; texts are arguments, --file or standard")),
+        ("lamina predict bank <&-", (2, "error: predict: there is no text. Give texts as arguments, with --file or")),
     ],
 )
 def test_streams_that_are_closed_or_full(line: str, ran: tuple[int, str]):

@@ -148,7 +148,7 @@ def test_declared_classes_that_read_as_numbers_are_classes(tmp_path: Path):
 @pytest.mark.parametrize("labels", [["0.0", "", "1.0"], [0.0, math.nan, 1.0]])
 def test_whole_numbers_that_an_empty_cell_made_floats(labels: list[Any]):
     rows = [{"sentence": "a", "label": label} for label in labels]
-    with pytest.raises(DataError, match=r"are whole numbers with a decimal point.*Give problem_type"):
+    with pytest.raises(DataError, match=r"are whole numbers with a decimal point.*Set problem_type"):
         Task.from_dataset(KIND, {"train": rows}, missing_labels="drop")
     for problem in ("classification", "regression"):
         task = Task.from_dataset(KIND, {"train": rows}, missing_labels="drop", problem_type=problem)
