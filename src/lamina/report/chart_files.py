@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.tasks.metrics import BOUNDS
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
     from lamina.recipes.report_file import Curves
 
-    Marks = list[dict[str, Any]]
-    Rows = Sequence[Mapping[str, Any]]
+    Rows: TypeAlias = Sequence[Mapping[str, Any]]  # rows of a table of results: column -> cell
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
+Mark: TypeAlias = dict[str, Any]  # one row of a chart's data, as Vega-Lite reads it
 FORMATS = (".png", ".svg", ".html")
-MOST_BARS = 4  # readers drawn as bars; more are drawn as a heat map
-FEW_LAYERS = 9  # layers up to which the readers' charts stand side by side
-INTERVAL_SEEDS = 3  # runs from which an interval is drawn; fewer are drawn as single points
+MOST_BARS = 4  # with more readers than this, their importances are drawn as a heat map instead of bars
+FEW_LAYERS = 9  # up to this many layers, the bar charts of readers stand side by side
+INTERVAL_SEEDS = 3  # smallest number of runs for which an interval is drawn
 UNBOUNDED = (float("-inf"), float("inf"))
 PIXELS = 2  # PNG pixels for each unit of the drawing, so that it stays sharp on fine screens
 INK, QUIET, RULE = "#1f2933", "#616e7c", "#e4e7eb"
@@ -39,8 +39,8 @@ COLOURS = ("#2f6db3", "#e07b39", "#3a9d6e", "#9b5fb5", "#c9a227", "#5bb5c9", "#c
 def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each reader uses") -> Path:
     """Draw the importance of each layer for each reader and return the path of the file.
 
-    Up to four readers get a bar chart each, on one scale and with a line at equal shares (1/n of n layers). More
-    readers become a heat map.
+    Up to four readers get a bar chart each, on one scale and with a line at equal shares (1/n for n layers). For more
+    readers the chart is a heat map.
 
     Args:
         rows: One row per reader and layer, with `reader` (name), `layer` (0 is the embeddings) and `importance` (the
@@ -63,11 +63,12 @@ def importance(rows: Rows, path: Path | str, *, title: str = "Which layers each 
 def scores(
     rows: Rows, path: Path | str, *, title: str = "Scores by method", axis: str = "score (higher is better)"
 ) -> Path:
-    """Draw the scores of several methods, bars for each reader, and return the path of the file.
+    """Draw the scores of several methods as a group of bars for each reader, and return the path of the file.
 
     Args:
-        rows: One row per reader and method, with `reader` (a reader or task), `method` and `score`. Optional are
-            `metric` (its name, shown with the reader) and `spread` (in the unit of the score, drawn to both sides).
+        rows: One row per reader and method, with `reader` (name of a reader or task), `method` and `score`. Optional
+            keys are `metric` (name of the metric, shown beside the reader) and `spread` (half the length of an error
+            bar, in the unit of the score).
         path: File to write; ends in `.png`, `.svg` or `.html`.
         title: Title of the chart.
         axis: Title of the score axis.
@@ -83,10 +84,10 @@ def scores(
 
 
 def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
-    """Return `path` as a Path, once its suffix and the rows are known to be usable.
+    """Return `path` as a Path, after checking its suffix and that a chart can be drawn from the rows.
 
     Args:
-        op: What an error names as the operation.
+        op: The operation that error messages begin with.
         path: File to write.
         rows: The data of the chart.
         keys: Keys that every row must have.
@@ -109,7 +110,14 @@ def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -
 
 
 def chart_package(op: str) -> ModuleType:
-    """Return the package altair; raise MissingExtraError, which names `op`, if a package that draws is missing."""
+    """Import altair, check that it can save charts, and return it.
+
+    Args:
+        op: The operation that the error message begins with.
+
+    Raises:
+        MissingExtraError: If altair or vl-convert is not installed.
+    """
     try:
         import altair
         import vl_convert  # noqa: F401  altair saves through it
@@ -119,21 +127,21 @@ def chart_package(op: str) -> ModuleType:
 
 
 def in_order(rows: Rows, key: str) -> list[Any]:
-    """Return the different values of a key, in the order in which they appear."""
+    """Return the distinct values of a key, in the order in which they first appear in the rows."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 
 def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 1.0) -> tuple[float, float]:
-    """Return the ends of the interval mean ± half as a chart shows them, cut off at the range of the metric.
+    """Return the ends of the interval mean ± half as a chart shows them: cut off at the range of the metric.
 
-    A t interval over few seeds can reach beyond the highest possible score; tables give it as it is. Nothing is cut off
-    if the range of a metric is not known, or if the mean is outside it (a difference of scores, for example).
+    A t interval over few seeds can reach beyond the highest possible score. Nothing is cut off if the range of a metric
+    is not known, or if the mean is outside the range (because it is a difference of scores, for example).
 
     Args:
         mean: Middle of the interval.
-        half: Half its width.
-        metrics: Names of the metrics; the widest of their ranges counts.
-        scale: Factor of the scores, such as 100 for per cent.
+        half: Half the width of the interval.
+        metrics: Names of the metrics that the mean is over; the widest of their ranges is used.
+        scale: Factor by which the scores were multiplied, such as 100 for per cent.
     """
     ranges = [BOUNDS.get(metric, UNBOUNDED) for metric in metrics] or [UNBOUNDED]
     low, high = (scale * end for end in (min(low for low, _ in ranges), max(high for _, high in ranges)))
@@ -143,25 +151,38 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
 
 
 def single_runs(mean: float, spread: float, runs: int) -> list[float]:
-    """Return the values of two runs, from their mean and sample standard deviation; [] for another number of runs.
+    """Return the scores of two runs, computed from their mean and sample standard deviation.
 
-    Two values a and b have the standard deviation |a - b| / sqrt(2).
+    Two values a and b have the sample standard deviation |a - b| / sqrt(2). For another number of runs, return [].
+
+    Args:
+        mean: Mean score of the runs.
+        spread: Sample standard deviation of the scores.
+        runs: Number of runs.
     """
     return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
 
 
 def _panel_header(altair: ModuleType) -> alt.Header:
-    """Return the style of the names above panels."""
+    """Return altair's settings for the names above the panels of a chart."""
     return altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
 
 
 def _layer_axis(altair: ModuleType) -> alt.X:
-    """Return the x channel of layers."""
+    """Return altair's x channel for charts with layers along the x axis."""
     return altair.X("layer:O", title="layer (0 = embeddings)", axis=altair.Axis(labelAngle=0, labelOverlap=True))
 
 
 def _importance_bars(altair: ModuleType, rows: Rows, readers: list[str]) -> Chart:
-    """Return a bar chart per reader, with a dashed line at equal shares: 1/n of the n layers that the reader uses."""
+    """Return a bar chart per reader, with a dashed line at equal shares.
+
+    The line of a reader that uses n layers is at 1/n.
+
+    Args:
+        altair: The package.
+        rows: One row per reader and layer, as in `importance`.
+        readers: Names of the readers, in the order of the charts.
+    """
     layers = len(in_order(rows, "layer"))
     counts = Counter(row["reader"] for row in rows)
     values = [{**row, "equal": 1 / counts[row["reader"]]} for row in rows]
@@ -183,7 +204,15 @@ def _importance_bars(altair: ModuleType, rows: Rows, readers: list[str]) -> Char
 
 
 def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[str]) -> Chart:
-    """Return a heat map with a row per reader and a column per layer; up to 26 layers have their numbers."""
+    """Return a heat map with a row per reader and a column per layer.
+
+    With at most 26 layers, each cell shows its number.
+
+    Args:
+        altair: The package.
+        rows: One row per reader and layer, as in `importance`.
+        readers: Names of the readers, from top to bottom.
+    """
     layers = len(in_order(rows, "layer"))
     top = max(float(row["importance"]) for row in rows)
     base = altair.Chart(altair.Data(values=[dict(row) for row in rows])).encode(
@@ -203,7 +232,13 @@ def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[str]) -> 
 
 
 def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Chart:
-    """Return a group of bars per reader, with the numbers beside them; `axis` is the title of the score axis."""
+    """Return a chart with a group of bars per reader and the numbers beside the bars.
+
+    Args:
+        altair: The package.
+        rows: One row per reader and method, as in `scores`.
+        axis: Title of the score axis.
+    """
     values = [{**row, **_labels(row)} for row in rows]
     methods = in_order(rows, "method")
     base = altair.Chart(altair.Data(values=values)).encode(
@@ -223,7 +258,10 @@ def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Chart:
 
 
 def _labels(row: Mapping[str, Any]) -> dict[str, str | float]:
-    """Return what a bar needs beside its row: "group", the ends "low" and "high" of its spread, and its "label"."""
+    """Return the fields that are added to a row of `scores` for drawing.
+
+    They are "group" (title of the panel), "low" and "high" (ends of the error bar), and "label" (the number as text).
+    """
     score, spread = float(row["score"]), float(row.get("spread") or 0)
     group = f"{row['reader']} ({row['metric']})" if row.get("metric") else str(row["reader"])
     label = f"{score:.3f} ± {spread:.3f}" if spread else f"{score:.3f}"
@@ -232,7 +270,13 @@ def _labels(row: Mapping[str, Any]) -> dict[str, str | float]:
 
 
 def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
-    """Return a chart with its title, in the style of all charts; `below` are small lines under the title."""
+    """Return a chart with a title and the fonts, colours and margins that all charts in files share.
+
+    Args:
+        chart: The chart.
+        title: Title above the chart.
+        below: Lines in small type under the title.
+    """
     font = "Helvetica, Arial, sans-serif"
     axis = {
         "labelColor": QUIET,
@@ -252,8 +296,14 @@ def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
     )
 
 
-def save_chart(chart: Any, path: Path) -> Path:
-    """Write a chart in the format of the suffix and return the path; an older file is replaced whole or not at all."""
+def save_chart(chart: alt.TopLevelMixin, path: Path) -> Path:
+    """Write a chart to a file in the format of its suffix (png, svg or html) and return the path.
+
+    An older file is replaced as a whole or not at all.
+
+    Raises:
+        StoreError: If the file cannot be written.
+    """
     kind = path.suffix.lower()[1:]
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
     with atomic_write(path) as beside:
@@ -261,19 +311,23 @@ def save_chart(chart: Any, path: Path) -> Path:
     return path
 
 
-CURVE_WIDTH, CURVE_HEIGHT, PANEL_WIDTH = 440, 260, 250  # of a single panel, and the width of one of several
+CURVE_WIDTH, CURVE_HEIGHT = 440, 260  # size of a chart with a single panel, in pixels
+PANEL_WIDTH = 250  # width of each panel of a chart with several panels
 LETTERS = 84  # characters of a line below the title
-MARKS = ("circle", "diamond", "triangle-up", "square")  # shapes of points: the next one when the colours repeat
+SHAPES = ("circle", "diamond", "triangle-up", "square")  # shapes of points; each time the colours repeat, the next one
 
 
-def curve_rows(figure: Curves) -> Marks:
-    """Return the data of a figure: a row per point, and for a line across the panel a row at each of its ends.
+def curve_rows(figure: Curves) -> list[Mark]:
+    """Return the data of a figure for a chart: a row per point.
 
-    Rows have "facet", "series", "x", "mean", "runs", "across" and the ends of the interval "low" and "high" (see
-    `drawn_ends`). Both ends are the mean where there are fewer than `INTERVAL_SEEDS` runs; "values" then holds the
-    value of each run, if there are two.
+    A point without x is a line across the panel and becomes two rows, one at each end of the x axis.
+
+    Rows have the fields of the point (such as "facet", "series", "x", "mean" and "runs"), "across" (whether the point
+    has no x) and "low" and "high", the ends of the interval as a chart shows them (see `drawn_ends`). With fewer than
+    `INTERVAL_SEEDS` runs, both ends are the mean. "values" holds the score of each run if there are exactly two, and is
+    empty otherwise.
     """
-    rows: Marks = []
+    rows: list[Mark] = []
     places: dict[str, list[float | str]] = {}
     several = len({point.metric for point in figure.points}) > 1
     for point in figure.points:
@@ -294,7 +348,8 @@ def curve_rows(figure: Curves) -> Marks:
 def draw_curves(figure: Curves, path: Path | str) -> Path:
     """Draw the curves of a figure and return the path of the file.
 
-    Each point has its 95 % interval, or from two runs the two values. A method without an x is a dashed line across.
+    Each point is drawn with its 95 % interval, or with the two scores if there are two runs. A method that has no x is
+    a dashed line across the panel.
 
     Args:
         figure: A figure of a run's report.
@@ -312,18 +367,18 @@ def draw_curves(figure: Curves, path: Path | str) -> Path:
     return save_chart(styled(_curve_chart(altair, rows, figure), figure.title, below), path)
 
 
-def _curve_chart(altair: ModuleType, rows: Marks, figure: Curves) -> Chart:
+def _curve_chart(altair: ModuleType, rows: list[Mark], figure: Curves) -> Chart:
     """Return the chart of a figure, from the rows of `curve_rows`."""
     series, metrics, panels = (in_order(rows, key) for key in ("series", "metric", "facet"))
     numbers = all(isinstance(row["x"], int | float) for row in rows)
     colours = altair.Scale(domain=series, range=[COLOURS[n % len(COLOURS)] for n in range(len(series))])
-    marks = [MARKS[n // len(COLOURS) % len(MARKS)] for n in range(len(series))]
-    look: dict[str, Any] = {"labelLimit": 260, "symbolOpacity": 1, "labelFontSize": 12, "labelColor": INK}
-    if len(set(marks)) == 1:  # else the marks themselves are shown
+    shapes = [SHAPES[n // len(COLOURS) % len(SHAPES)] for n in range(len(series))]
+    look: dict[str, object] = {"labelLimit": 260, "symbolOpacity": 1, "labelFontSize": 12, "labelColor": INK}
+    if len(set(shapes)) == 1:  # with several shapes, the legend shows the shapes instead of lines
         look |= {"symbolType": "stroke", "symbolStrokeWidth": 3}
     legend = altair.Legend(orient="bottom", columns=3, **look) if len(series) > 1 else None
     colour = altair.Color("series:N", title=None, scale=colours, legend=legend)
-    shape = altair.Shape("series:N", title=None, scale=altair.Scale(domain=series, range=marks), legend=legend)
+    shape = altair.Shape("series:N", title=None, scale=altair.Scale(domain=series, range=shapes), legend=legend)
     x = _numbers_axis(altair, rows, figure) if numbers else _names_axis(altair, rows, figure)
     base = altair.Chart(altair.Data(values=rows)).encode(x=x, color=colour)
     times = "" if figure.scale == 1 else f" x {figure.scale:g}"
@@ -346,7 +401,7 @@ def _curve_chart(altair: ModuleType, rows: Marks, figure: Curves) -> Chart:
         else curve.mark_rule(strokeWidth=1.5).encode(y=low, y2="high:Q"),
         across.mark_line(strokeWidth=2, strokeDash=[6, 4]).encode(y=y),
         curve.mark_point(filled=True, size=42, opacity=1).encode(
-            y=y, tooltip=tooltip, **({"shape": shape} if len(set(marks)) > 1 else {})
+            y=y, tooltip=tooltip, **({"shape": shape} if len(set(shapes)) > 1 else {})
         ),
         *layers,
     )
@@ -360,106 +415,132 @@ def _curve_chart(altair: ModuleType, rows: Marks, figure: Curves) -> Chart:
     return charts.resolve_scale(y="independent") if len(metrics) > 1 else charts
 
 
-def _numbers_axis(altair: ModuleType, rows: Marks, figure: Curves) -> alt.X:
-    """Return an x axis of numbers with a tick at each point; labels that would overlap are left out."""
+def _numbers_axis(altair: ModuleType, rows: list[Mark], figure: Curves) -> alt.X:
+    """Return an x axis of numbers with a tick at the x of each row; labels that would overlap are left out."""
     values = sorted({row["x"] for row in rows if not row["across"]})
     scale = (
         altair.Scale(type="log", base=2, nice=False, padding=12)
         if figure.log_x and all(value > 0 for value in values)  # 0 has no place on an axis of logarithms
         else altair.Scale(zero=False, nice=False, padding=12)
     )
-    ticks: dict[str, Any] = {"values": values, "format": "~r"} if values else {}
+    ticks: dict[str, object] = {"values": values, "format": "~r"} if values else {}
     return altair.X("x:Q", title=figure.x_title, scale=scale, axis=altair.Axis(grid=False, labelOverlap=True, **ticks))
 
 
-def _names_axis(altair: ModuleType, rows: Marks, figure: Curves) -> alt.X:
+def _names_axis(altair: ModuleType, rows: list[Mark], figure: Curves) -> alt.X:
+    """Return an x axis of names, in the order of the rows."""
     names = in_order([row for row in rows if not row["across"]], "x")
     return altair.X("x:O", title=figure.x_title, sort=names, axis=altair.Axis(labelAngle=0, labelOverlap=True))
 
 
 FINAL, TRAINING = "importance", "importance-over-training"
-TRAINING_WIDTH, TRAINING_HEIGHT, TRAINING_COLUMNS = 380, 210, 2  # of a panel, and panels side by side
-FEW_POINTS = 12  # up to so many on a line, each is drawn
-NAMED = 3  # lines at most whose layer stands at their end
-LEGEND_ROWS = 13  # more layers have a legend of two columns
-RAMP = ("#54398f", "#2f6db3", "#1f9aa8", "#3a9d4e", "#c2a01e", "#e0702f", "#b5263c")  # of the lowest layer to the top
+TRAINING_WIDTH, TRAINING_HEIGHT = 380, 210  # size of a panel, in pixels
+TRAINING_COLUMNS = 2  # panels side by side
+FEW_POINTS = 12  # up to this many points on a line, each point is drawn
+NAMED = 3  # number of lines with the highest ends, which have the number of the layer at their end
+LEGEND_ROWS = 13  # with more layers than this, the legend has two columns
+RAMP = ("#54398f", "#2f6db3", "#1f9aa8", "#3a9d4e", "#c2a01e", "#e0702f", "#b5263c")  # lowest layer to highest layer
+
+
+class DrawnRun(TypedDict):
+    """A run whose importances are drawn: the title of its panel, and its best epoch if it is known."""
+
+    reader: str
+    kept: int | None
 
 
 def draw_importances(
     importances: Rows, table: Rows, folder: Path | str, formats: Sequence[str] = ("png",)
 ) -> list[Path]:
-    """Draw the importances of a recipe's run into a folder and return the paths; [] if no reader mixes layers.
+    """Draw the importances of the layers in a recipe's run as two charts.
 
-    The files are `importance.png` and `importance-over-training.png`.
-
-    The first has a bar per layer at the epoch that was kept; the second a line per layer over steps (where
-    `importance_steps` was set) or epochs. Runs of several seeds are their mean, with its 95 % t interval; of a grid
-    the best setting of each task and method is drawn.
+    `importance.png` has a bar per layer, at the best epoch. `importance-over-training.png` has a line per layer, over
+    steps if the option `importance_steps` was set, otherwise over epochs. Runs that differ only in their seed are
+    averaged, and the mean is drawn with its 95 % t interval. If a grid of settings was searched, only the best setting
+    of each task and method is drawn.
 
     Args:
         importances: `Run.importances`, or the rows of `importances.parquet`.
         table: `Run.table`, or the rows of `table.json`.
-        folder: Where to.
-        formats: "png", "svg" and "html".
+        folder: Folder to write to.
+        formats: Formats of the files: "png", "svg" and "html".
 
     Returns:
-        The paths; none where nothing mixes layers.
+        The paths of the files; an empty list if no reader mixes layers.
 
     Raises:
         MissingExtraError: If there is something to draw and the packages of `lamina[report]` are not installed.
+        StoreError: If a file cannot be written.
 
     Source:
         Dremov 2024, figures 8 and 9, 12 and 13, 16 and 17.
     """
-    own, final = _kept(importances, table)
-    if not final:
+    drawn_rows, best = _drawn_rows(importances, table)
+    if not best:
         return []
     drawn: list[Path] = []
     for kind in dict.fromkeys(formats):
-        drawn.append(importance(_means(final, ("reader", "layer")), Path(folder) / f"{FINAL}.{kind}"))
-        drawn.append(importance_over_training(own, Path(folder) / f"{TRAINING}.{kind}"))
+        drawn.append(importance(_means(best, ("reader", "layer")), Path(folder) / f"{FINAL}.{kind}"))
+        drawn.append(importance_over_training(drawn_rows, Path(folder) / f"{TRAINING}.{kind}"))
     return drawn
 
 
-def averaged_importances(importances: Rows, table: Rows) -> tuple[Marks, Marks, str]:
-    """Return the data of the two charts of `draw_importances`, and the x axis of the second one: "step" or "epoch".
+def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark], str]:
+    """Return the data of the two charts of `draw_importances`, averaged over seeds.
 
-    Rows have "reader", "layer", "importance" and, where there are several seeds, "low" and "high".
+    Args:
+        importances: `Run.importances`, or the rows of `importances.parquet`.
+        table: `Run.table`, or the rows of `table.json`.
+
+    Returns:
+        The rows at the best epoch, the rows over training, and the key of their x axis: "step" or "epoch". Rows have
+        "reader", "layer", "importance" and, where there are enough seeds for an interval, its ends "low" and "high".
     """
-    own, final = _kept(importances, table)
-    chosen, x = _over(own)
-    return _means(final, ("reader", "layer")), _means(chosen, ("reader", "layer", x)), x
+    drawn_rows, best = _drawn_rows(importances, table)
+    over, x = _over_training(drawn_rows)
+    return _means(best, ("reader", "layer")), _means(over, ("reader", "layer", x)), x
 
 
-def _kept(importances: Rows, table: Rows) -> tuple[Marks, Marks]:
-    """Return all rows of the runs that are drawn, under their titles, and the rows at the best epoch of each run."""
-    known, runs = {row["reader"] for row in importances}, _runs(table)
-    runs = {reader: run for reader, run in runs.items() if reader in known}
-    own = [{**row, "run": row["reader"], **runs[row["reader"]]} for row in importances if row["reader"] in runs]
-    own.sort(key=lambda row: list(runs).index(row["run"]))
-    last: dict[str, int] = {}
-    for row in own:
+def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
+    """Return the rows of importances that are drawn, and those of them that are at the best epoch of their run.
+
+    Runs of settings that are not the best of a grid are left out. In the rows that remain, "reader" is the title of the
+    run and "run" the name of the reader.
+    """
+    known = {row["reader"] for row in importances}
+    runs = {reader: run for reader, run in _runs(table).items() if reader in known}
+    rows = [{**row, "run": row["reader"], **runs[row["reader"]]} for row in importances if row["reader"] in runs]
+    rows.sort(key=lambda row: list(runs).index(row["run"]))
+    last: dict[str, int] = {}  # run -> its best epoch, or the last one before it for which there are importances
+    for row in rows:
         if row["epoch"] is not None and row["epoch"] <= (row["kept"] or row["epoch"]):
             last[row["run"]] = row["epoch"]
-    return own, [row for row in own if row["epoch"] == last.get(row["run"], -1)]
+    return rows, [row for row in rows if row["epoch"] == last.get(row["run"], -1)]
 
 
-def _over(rows: Rows) -> tuple[list[Mapping[str, Any]], str]:
-    """Return the rows that are drawn over training and their x axis: steps if any were recorded, otherwise epochs."""
+def _over_training(rows: Rows) -> tuple[Rows, str]:
+    """Return the rows that are drawn over training and the key of their x axis, "step" or "epoch".
+
+    Rows that were recorded at a step have no epoch. If there are any, only these are returned.
+    """
     by_step = any(row["epoch"] is None for row in rows)
     return [row for row in rows if (row["epoch"] is None) == by_step], "step" if by_step else "epoch"
 
 
-def _runs(table: Rows) -> dict[str, dict[str, Any]]:
-    """Return the title and the best epoch of each reader of a run's table; of a grid only its best setting."""
-    runs: dict[str, dict[str, Any]] = {}
+def _runs(table: Rows) -> dict[str, DrawnRun]:
+    """Return reader -> title and best epoch of its run, from the table of a recipe's run.
+
+    For each task and method, only the first setting in the table, which is the best of a grid, is included.
+    """
+    runs: dict[str, DrawnRun] = {}
     several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
     for row in table:
         if (key := (row["task"], row["method"])) not in seen:
             seen.add(key)
             settings = "".join(f", {name}={value}" for name, value in row["settings"].items())
             title = (f"{row['task']}: " if several else "") + row["method"] + settings
-            runs |= {run["reader"]: {"reader": title, "kept": run.get("best_epoch")} for run in row["runs"]}
+            for run in row["runs"]:
+                runs[run["reader"]] = DrawnRun(reader=title, kept=run.get("best_epoch"))
     return runs
 
 
@@ -468,11 +549,11 @@ def importance_over_training(
 ) -> Path:
     """Draw the importance of each layer over training, a panel per reader, and return the path of the file.
 
-    The x axis has steps if importances between epochs were recorded, otherwise epochs.
+    The x axis shows steps if importances between epochs were recorded, otherwise epochs.
 
     Args:
-        rows: As `FitResult.importances`: "reader", "epoch", "step", "layer" and "importance". Where several "run"s have
-            one "reader", the line is their mean, with a band of its 95 % t interval.
+        rows: Rows of `FitResult.importances`, with "reader", "epoch", "step", "layer" and "importance". Rows of several
+            runs that agree in all but "importance" are averaged, and a band shows the 95 % t interval of the mean.
         path: File to write; ends in `.png`, `.svg` or `.html`.
         title: Title of the chart.
 
@@ -483,30 +564,37 @@ def importance_over_training(
     """
     path = checked_path("importance figure", path, rows, ("reader", "epoch", "layer", "importance"))
     altair = chart_package("importance figure")
-    chosen, x = _over(rows)
-    checked_path("importance figure", path, chosen, (x,))
-    return save_chart(styled(_lines(altair, _means(chosen, ("reader", "layer", x)), x), title), path)
+    over, x = _over_training(rows)
+    checked_path("importance figure", path, over, (x,))
+    return save_chart(styled(_lines(altair, _means(over, ("reader", "layer", x)), x), title), path)
 
 
-def _means(rows: Iterable[Mapping[str, Any]], keys: tuple[str, ...]) -> Marks:
-    """Return the mean importance of the rows that agree in `keys`, a row each.
+def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
+    """Return one row for each group of rows that agree in `keys`, with the mean of their "importance".
 
-    From `INTERVAL_SEEDS` values on a row also has the ends of the 95 % t interval, "low" and "high", within 0 and 1.
+    If a group has at least `INTERVAL_SEEDS` rows, the row also has "low" and "high": the ends of the 95 % t interval of
+    the mean, limited to 0 and 1.
     """
-    groups: dict[tuple[Any, ...], list[float]] = {}
+    groups: dict[tuple[object, ...], list[float]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(float(row["importance"]))
-    means = []
-    for place, values in groups.items():
-        summary = summarise(values)
-        half = summary.interval if len(values) >= INTERVAL_SEEDS else None
+    means: list[Mark] = []
+    for values_of_keys, importances in groups.items():
+        summary = summarise(importances)
+        half = summary.interval if len(importances) >= INTERVAL_SEEDS else None
         ends = {} if half is None else {"low": max(0.0, summary.mean - half), "high": min(1.0, summary.mean + half)}
-        means.append({**dict(zip(keys, place, strict=True)), "importance": summary.mean, **ends})
+        means.append({**dict(zip(keys, values_of_keys, strict=True)), "importance": summary.mean, **ends})
     return means
 
 
 def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
-    """Return the chart of `importance_over_training`, from means over seeds; `x` is "step" or "epoch"."""
+    """Return the chart of `importance_over_training`.
+
+    Args:
+        altair: The package.
+        rows: Importances that are already averaged over seeds.
+        x: Key of the x axis: "step" or "epoch".
+    """
     layers, readers = sorted({row["layer"] for row in rows}), in_order(rows, "reader")
     legend = altair.Legend(
         title=["layer", "(0 = embeddings)"],
@@ -537,23 +625,25 @@ def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
     return chart.facet(facet=facet, columns=TRAINING_COLUMNS, spacing=22).resolve_scale(x="independent")
 
 
-def _named(rows: Rows, x: str) -> Marks:
-    """Return the rows with "name": 1 where the number of the layer is written, otherwise 0.
+def _named(rows: Rows, x: str) -> list[Mark]:
+    """Return the rows with the key "name": 1 if the number of the layer is written beside the point, otherwise 0.
 
-    It is written at the end of the highest lines of each reader, if they end far enough apart.
+    The numbers stand at the ends of each reader's highest lines, if these ends are far enough apart. `x` is the key of
+    the x axis.
     """
-    top, labels = max(row["importance"] for row in rows), list[Any]()
+    top = max(row["importance"] for row in rows)
+    labelled: list[Mapping[str, Any]] = []
     for reader in in_order(rows, "reader"):
-        own = [row for row in rows if row["reader"] == reader]
-        end = max(row[x] for row in own)
-        for row in sorted((row for row in own if row[x] == end), key=lambda row: -row["importance"])[:NAMED]:
-            apart = [abs(row["importance"] - other["importance"]) for other in labels if other["reader"] == reader]
-            labels += [row] if min(apart, default=top) > 0.06 * top else []
-    return [{**row, "name": int(any(row is label for label in labels))} for row in rows]
+        of_reader = [row for row in rows if row["reader"] == reader]
+        end = max(row[x] for row in of_reader)
+        for row in sorted((row for row in of_reader if row[x] == end), key=lambda row: -row["importance"])[:NAMED]:
+            apart = [abs(row["importance"] - other["importance"]) for other in labelled if other["reader"] == reader]
+            labelled += [row] if min(apart, default=top) > 0.06 * top else []
+    return [{**row, "name": int(any(row is other for other in labelled))} for row in rows]
 
 
 def ramp(count: int) -> list[str]:
-    """Return `count` colours, evenly spaced from the first colour of `RAMP` to the last."""
+    """Return `count` colours as hexadecimal codes, evenly spaced from the first colour of `RAMP` to the last."""
     anchors = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in RAMP]
     colours = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""The HTML page of studies and training runs: one file that opens from disk, and its charts and tables beside it."""
+"""Write the HTML page of studies and training runs: one file that needs no server; charts and tables as files too."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, cast, final
 
 from lamina.errors import ConfigError, DataError, StoreError, require_packages
 from lamina.recipes.report_file import REPORT, STUDY
@@ -21,17 +21,17 @@ from lamina.store.files import read_json, settle, staged
 from lamina.utils import is_dir, is_file, pluralize, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from lamina.report.page_charts import Drawing
+    from lamina.report.page_charts import Domain, Drawing, Spec
     from lamina.report.sections import Section
 
-MARK = "lamina_page.json"  # file in the folder beside a page that names the page's files
+MARK = "lamina_page.json"  # file in the folder beside a page that lists the files of that folder
 PIXELS = 2  # PNG pixels per unit of the drawing
 WIDE = 640  # width of a chart in a file
-FULL = 16  # columns of a heat map from which it has the whole width of the page
-MOST_LEADING = 2  # charts that stand beside the verdicts, at the top of the page
-TITLES = {  # kind of study -> title of a page about one of them
+FULL = 16  # a heat map of at least this many columns gets the whole width of the page
+MOST_LEADING = 2  # largest number of charts that stand beside the verdicts, at the top of the page
+TITLES = {  # kind of study -> title of a page on which all sections are of this kind
     "probe": "What each layer of {model} knows about {tasks}",
     "importance": "Which layers of {model} its readers use",
     "similarity": "How the layers of {model} differ",
@@ -41,7 +41,7 @@ TITLES = {  # kind of study -> title of a page about one of them
     "removal": "What each block of {model} does for {tasks}",
     "training run": "{model} trained on {tasks}",
 }
-_NO_NAME = re.compile(r"[^a-z0-9]+")
+_NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
 
 
 @final
@@ -67,24 +67,24 @@ def write_page(
 ) -> Page:
     """Write one HTML page about studies and training runs; it needs no network and no other file.
 
-    The page begins with a verdict per task and the most important chart. Charts of one kind from several runs stand
-    side by side, on one scale.
+    The page begins with a verdict per task and the most important chart. If several runs have the same chart, the
+    charts stand side by side and share a scale. In the page, a reader can save charts as PNG and SVG, and tables as
+    CSV, Markdown and LaTeX.
 
     Args:
-        runs: One or more folders of `Study.save`, `lamina study` or `lamina train`.
-        path: File to write; ends in `.html`. Charts can be saved from the page as PNG and SVG, tables as CSV, Markdown
-            and LaTeX.
-        title: Title of the page. None: what was studied, with the model and the tasks.
-        as_files: Also write each chart (PNG and SVG) and table (Markdown and LaTeX) as a file: for "page.html" into the
-            folder "page_files".
+        runs: One or more folders that `Study.save`, `lamina study` or `lamina train` wrote.
+        path: File to write; ends in `.html`.
+        title: Title of the page. None: what was studied, with the names of the model and the tasks.
+        as_files: Whether to write each chart (PNG and SVG) and table (Markdown and LaTeX) as a file too. For the page
+            "page.html" they are in the folder "page_files".
 
     Returns:
-        The path of the page, and what is on it.
+        The path of the page, the files beside it, the names of the runs and the number of charts.
 
     Raises:
-        ConfigError: If the path does not end in `.html`, or a folder is given twice or none.
-        StoreError: If a folder holds neither a study nor a finished run, one that is damaged or of another version, or
-            the page cannot be written.
+        ConfigError: If the path does not end in `.html`, or there is no folder, or the same folder twice.
+        StoreError: If a folder holds neither a study nor a finished run, if its files are damaged or come from another
+            version, or if the page cannot be written.
         DataError: If a study's table is empty, or no run has anything that can be drawn.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
     """
@@ -96,7 +96,7 @@ def write_page(
     sections = [_section(folder, label) for label, folder in labelled(folders).items()]
     charts = _charts(sections)
     if not charts:
-        raise DataError(f"report: {', '.join(map(str, folders))}: there is no figure that can be drawn.")
+        raise DataError(f"report: {', '.join(map(str, folders))}: there is nothing that can be drawn.")
     html = _rendered(_default_title(sections) if title is None else title, sections, charts)
     written = _write_files(path, sections, charts) if as_files else []
     write_text(path, html)
@@ -104,7 +104,7 @@ def write_page(
 
 
 def _default_title(sections: Sequence[Section]) -> str:
-    """Return a title that says what was studied, with the model and the tasks as far as the sections name them."""
+    """Return a title that says what was studied, with the names of models and tasks if the sections have them."""
     models = list(dict.fromkeys(section.model.rpartition("/")[2] for section in sections if section.model))
     tasks = list(dict.fromkeys(task for section in sections for task in section.tasks))
     kinds = list(dict.fromkeys(section.kind for section in sections))
@@ -123,7 +123,16 @@ def _check_packages() -> None:
 
 
 def _section(folder: Path, label: str) -> Section:
-    """Return the section of the study or training run in a folder; `label` is its name on the page."""
+    """Return the section of the study or training run in a folder.
+
+    Args:
+        folder: The folder.
+        label: Name of the section on the page.
+
+    Raises:
+        StoreError: If the folder is missing, damaged, or holds neither a study nor a finished training run.
+        DataError: If the table of the study is empty.
+    """
     if not is_dir(folder):
         raise StoreError(f"report: there is no folder {folder}.")
     settle(folder)
@@ -146,22 +155,30 @@ def _section(folder: Path, label: str) -> Section:
 @final
 @dataclass(frozen=True)
 class _Chart:
-    """A chart on the page, its section, and its number on the page, from 1."""
+    """A chart on the page.
+
+    Attributes:
+        section: The section that the chart belongs to.
+        name: Name of the chart, the same for the same chart of other runs.
+        drawing: The contents of the chart.
+        spec: The chart as a Vega-Lite specification with its data.
+        number: Number of the chart on the page, from 1.
+    """
 
     section: Section
     name: str
     drawing: Drawing
-    spec: dict[str, Any]
+    spec: Spec
     number: int
 
     @property
     def layout(self) -> dict[str, int]:
-        """What the page's script needs to fit the chart in; see `layout_of`."""
+        """The sizes that the page's script needs to fit the chart into the page; see `layout_of`."""
         return layout_of(self.drawing)
 
     @property
     def wide(self) -> bool:
-        """Whether the chart has the whole width of the page."""
+        """Whether the chart gets the whole width of the page."""
         return self.layout.get("columns", 0) >= FULL or self.layout["panels"] > 1
 
     @property
@@ -171,7 +188,10 @@ class _Chart:
 
 
 def _charts(sections: Sequence[Section]) -> list[_Chart]:
-    """Return all charts in the order of the page; those of one kind and name stand side by side and share a scale."""
+    """Return all charts in the order of the page.
+
+    Charts of the same name from sections of the same kind follow each other and share the scale of their values.
+    """
     places: dict[tuple[str, str], list[tuple[Section, Drawing]]] = {}
     for kind in dict.fromkeys(section.kind for section in sections):
         for section in (section for section in sections if section.kind == kind):
@@ -188,14 +208,17 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 
 
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
-    """Return the charts beside the verdicts: the first chart and its twins of other runs, or the first alone."""
+    """Return the charts that stand beside the verdicts: the first chart of the page, and the same chart of other runs.
+
+    If these are more than `MOST_LEADING`, return only the first chart.
+    """
     first = charts[0]
     group = [chart for chart in charts if (chart.section.kind, chart.name) == (first.section.kind, first.name)]
     return group if len(group) <= MOST_LEADING else [first]
 
 
-def _shared_domain(drawings: Sequence[Drawing]) -> tuple[float, float]:
-    """Return the lowest and the highest value of several charts, intervals included."""
+def _shared_domain(drawings: Sequence[Drawing]) -> Domain:
+    """Return the lowest and the highest value in several charts, intervals included."""
     values = [
         row[key] for drawing in drawings for row in drawing.rows for key in ("low", "value", "high") if key in row
     ]
@@ -203,7 +226,7 @@ def _shared_domain(drawings: Sequence[Drawing]) -> tuple[float, float]:
 
 
 def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart]) -> str:
-    """Return the page as HTML, with its data, styles and scripts inside."""
+    """Return the page as HTML that contains its data, styles and scripts."""
     import vl_convert
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -213,7 +236,8 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
     templates = files("lamina.report") / "templates"
     read = {name: (templates / name).read_text(encoding="utf-8") for name in ("page.html.j2", "page.css", "page.js")}
     scripts = {"early": (templates / "theme.js").read_text(encoding="utf-8"), "own": read["page.js"]}
-    bundle: Any = vl_convert.javascript_bundle  # its stub requires a snippet, but a snippet takes seconds to bundle
+    # The type stub requires a snippet of code as argument, but bundling a snippet takes seconds.
+    bundle = cast("Callable[[], str]", vl_convert.javascript_bundle)
     scripts["vega"] = bundle()
     tables = [(section, table) for section in sections for table in section.tables]
     data = {
@@ -240,26 +264,34 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
 
 
 def _digest(text: str) -> str:
-    """Return the hash by which the page's security policy allows a script."""
+    """Return the SHA-256 hash of a script in base64, by which the page's security policy allows the script."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _embedded(data: Mapping[str, Any]) -> str:
-    """Return JSON in which no text can end the HTML element that the JSON stands in."""
+def _embedded(data: Mapping[str, object]) -> str:
+    """Return data as JSON with "<", ">" and "&" escaped, so that no text in it can end the HTML element around it."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _file_name(number: int, *parts: str) -> str:
-    """Return a file name of a number (0: none) and texts, in lower-case letters, digits and hyphens."""
-    words = "-".join(filter(None, (_NO_NAME.sub("-", part.lower()).strip("-")[:60] for part in parts)))
+    """Return a file name made of a number and texts, in lower-case letters, digits and hyphens; 0 is left out."""
+    words = "-".join(filter(None, (_NOT_IN_NAMES.sub("-", part.lower()).strip("-")[:60] for part in parts)))
     return f"{number:02d}-{words}" if number else words or "run"
 
 
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
-    """Write every chart and table into a folder beside the page, all or none, and return the paths.
+    """Write every chart and table into a folder beside the page, and return the paths of the files.
 
-    Files of an earlier page with the same name are replaced.
+    Either all files are written or none. Files that an earlier page of the same name wrote are replaced.
+
+    Args:
+        path: The HTML file.
+        sections: The sections of the page, which have the tables.
+        charts: The charts of the page.
+
+    Raises:
+        StoreError: If the folder cannot be written, or has files of other origin.
     """
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None
@@ -270,7 +302,7 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
 
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
-    """Write each chart as SVG and PNG and return the names of the files."""
+    """Write each chart as SVG and PNG into a folder and return the names of the files."""
     import vl_convert
 
     names = []
@@ -288,7 +320,7 @@ def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
 
 
 def _write_tables(sections: Sequence[Section], folder: Path) -> list[str]:
-    """Write each table as Markdown and LaTeX and return the names of the files."""
+    """Write each table as Markdown and LaTeX into a folder and return the names of the files."""
     names = []
     tables = [(section, table) for section in sections for table in section.tables]
     for number, (section, table) in enumerate(tables, start=1):

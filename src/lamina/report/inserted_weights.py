@@ -1,16 +1,16 @@
-"""Inserted weights: how they start, what training makes of them, and heat maps of the change."""
+"""The weights of inserted layers before and after training: their means, and heat maps of the change."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import torch
 
 from lamina.editing.editable import convolution_blocks
 from lamina.editing.insert import inserted_at_start
-from lamina.editing.inserted_layer import PREFIX
+from lamina.editing.inserted_layer import PREFIX, InsertedLayer
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers import stacks
@@ -20,7 +20,9 @@ from lamina.report.chart_files import INK, chart_package, checked_path, in_order
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from types import ModuleType
 
+    import altair as alt
     from jaxtyping import Float
     from torch import Tensor
     from transformers import PreTrainedModel
@@ -31,16 +33,19 @@ _OP = "inserted weights"
 
 @dataclass(frozen=True, eq=False)
 class InsertedWeight:
-    """The weight of an inserted layer before and after training, on the CPU; of a convolution its middle."""
+    """The weight of an inserted layer before and after training, on the CPU.
+
+    For a layer after a convolution, it is the matrix in the middle of the kernel.
+    """
 
     stack: str
-    layer: int  # the block, from 1
-    projection: str  # which it follows: its path within the block, such as "attention.self.query"
+    layer: int  # number of the block that the layer is in, from 1
+    projection: str  # the projection that the layer follows, as its path within the block: "attention.self.query"
     start: Float[Tensor, "heads width width"]
     trained: Float[Tensor, "heads width width"]
 
     def states(self) -> dict[str, Float[Tensor, "heads width width"]]:
-        """Return the weights by name: "start", "trained" and their difference "change"."""
+        """Return name -> weight: "start" and "trained" for before and after training, "change" for the difference."""
         return dict(zip(STATES, (self.start, self.trained, self.trained - self.start), strict=True))
 
 
@@ -48,11 +53,12 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
     """Return the weights of a model's inserted layers before and after training, in the order of the model.
 
     Args:
-        model: A model with inserted layers, trained since.
-        start: The model as it was; None makes the weights again from the record of the edits, with its seeds.
+        model: The model after training.
+        start: The model before training. None: the initial weights are computed again from the record of the model's
+            edits, which holds their seeds.
 
     Raises:
-        ConfigError: If a model has no inserted layers, or not those of the other.
+        ConfigError: If the model has no inserted layers, or `start` has other ones.
     """
     before = {} if start is None else {name: parameter.detach() for name, parameter in start.named_parameters()}
     for edit in (edit for edit in edits(model) if edit.kind == "insert" and start is None):
@@ -64,19 +70,22 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
         if not inserted.startswith(PREFIX):
             continue
         if name not in before:
-            raise ConfigError(f"{_OP}: '{name}' has no weight to start from; the two models have other layers.")
+            raise ConfigError(f"{_OP}: there is no initial weight for '{name}'; the two models have different layers.")
         block = max((place for place in places if f"{path}.".startswith(f"{place}.")), key=len)
         stack, layer = places[block]
-        matrices = [_matrices(weight, modules[f"{path}.{inserted}"]) for weight in (before[name], parameter)]
+        module = cast("InsertedLayer", modules[f"{path}.{inserted}"])
+        matrices = [_matrices(weight, module) for weight in (before[name], parameter)]
         projection = path.removeprefix(f"{block}.") + f" ({inserted})" * (inserted != f"{PREFIX}0")
         weights.append(InsertedWeight(stack, layer, projection, *matrices))
     if not weights:
-        raise ConfigError(f"{_OP}: the model has no inserted layers. Use insert_, train it, and do not merge it.")
+        raise ConfigError(
+            f"{_OP}: the model has no inserted layers. Use insert_, train the model, and do not merge it."
+        )
     return weights
 
 
 def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
-    """Return the stack and the number (from 1) of each block or convolution, by the path of its module."""
+    """Return path -> (name of the stack, number from 1) for each block of a model, blocks of convolutions included."""
     blocks: dict[torch.nn.Module, tuple[str, int]] = {}
     with suppress(UnsupportedModelError):
         for name, stack in stacks(model).items():
@@ -88,30 +97,42 @@ def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
     return {path: blocks[module] for path, module in by_path(model).items() if module in blocks}
 
 
-def _matrices(weight: Tensor, layer: Any) -> Float[Tensor, "heads width width"]:
+def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads width width"]:
+    """Return a weight of an inserted layer as float32 matrices on the CPU, one per head (or a single one).
+
+    The kernel of a convolution is cut to its middle.
+    """
     weight = weight.detach().float().cpu()
     if layer.axes:
         weight = weight[(..., *[length // 2 for length in weight.shape[2:]])]
     return weight if weight.ndim == 3 else weight[None]
 
 
-def diagonals(weights: Sequence[InsertedWeight], *, by_layer: bool = False) -> list[dict[str, Any]]:
-    """Return the mean weight on and off the diagonal, over the layers after each projection or layer by layer.
+def diagonals(weights: Sequence[InsertedWeight], *, by_layer: bool = False) -> list[dict[str, str | int | float]]:
+    """Return the mean of inserted weights on the diagonal and off the diagonal.
 
-    Rows have "stack", "layer" (with `by_layer`), "projection", "layers" (how many), "start_diagonal", "start_rest",
-    "trained_diagonal" and "trained_rest"; and, of the absolute change, "change_diagonal" and "change_rest".
+    Args:
+        weights: The weights, from `inserted_weights`.
+        by_layer: Whether to return a row per layer. Otherwise a row is the mean over all layers of a stack that follow
+            the same projection.
+
+    Returns:
+        Rows with "stack", "layer" (if `by_layer`), "projection", "layers" (the number of layers in the mean), and the
+        means "start_diagonal", "start_rest", "trained_diagonal", "trained_rest", "change_diagonal" and "change_rest".
+        The means of the change are over its absolute value.
     """
-    groups: dict[tuple[Any, ...], list[InsertedWeight]] = {}
+    groups: dict[tuple[str, int | None, str], list[InsertedWeight]] = {}
     for weight in weights:
         groups.setdefault((weight.stack, weight.layer if by_layer else None, weight.projection), []).append(weight)
-    rows = []
+    rows: list[dict[str, str | int | float]] = []
     for (stack, layer, projection), group in groups.items():
-        row = {"stack": stack, **({"layer": layer} if by_layer else {}), "projection": projection}
-        rows.append({**row, "layers": len(group), **_means(group)})
+        number = {} if layer is None else {"layer": layer}
+        rows.append({"stack": stack, **number, "projection": projection, "layers": len(group), **_means(group)})
     return rows
 
 
 def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
+    """Return the six means of `diagonals`, by name, over all given weights together."""
     means: dict[str, float] = {}
     for state in STATES:
         values = [weight.states()[state] for weight in group]
@@ -126,26 +147,43 @@ def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
 def chosen_weight(
     weights: Sequence[InsertedWeight], layer: int | None = None, projection: str | None = None, stack: str | None = None
 ) -> InsertedWeight:
-    """Return the first inserted weight of a stack, layer and projection; None stands for any.
+    """Return the first inserted weight that fits the given stack, layer and projection.
+
+    Args:
+        weights: The weights, from `inserted_weights`.
+        layer: Number of the block, from 1. None: any.
+        projection: Path of the projection within the block, or the end of it, such as "query". None: any.
+        stack: Name of the stack. None: any.
 
     Raises:
-        UnknownNameError: If there is none; it names those that there are.
+        UnknownNameError: If no weight fits. The message lists the stacks, layers or projections that have one.
     """
-    for what, wanted in (("stack", stack), ("layer", layer), ("projection", projection)):
-        fitting = [weight for weight in weights if wanted is None or _is_called(getattr(weight, what), wanted)]
+    for field, wanted in (("stack", stack), ("layer", layer), ("projection", projection)):
+        fitting = [weight for weight in weights if wanted is None or _fits(getattr(weight, field), wanted)]
         if not fitting:
-            known = dict.fromkeys(str(getattr(weight, what)) for weight in weights)
-            raise UnknownNameError(op=_OP, got=str(wanted), known=known, what=f"{what} with inserted layers")
+            known = dict.fromkeys(str(getattr(weight, field)) for weight in weights)
+            raise UnknownNameError(op=_OP, got=str(wanted), known=known, what=f"{field} with inserted layers")
         weights = fitting
     return weights[0]
 
 
-def _is_called(name: object, wanted: object) -> bool:
-    return name == wanted or str(name).endswith(f".{wanted}")
+def _fits(value: object, wanted: object) -> bool:
+    """Return whether a field has the wanted value, or is a dotted path that ends in it."""
+    return value == wanted or str(value).endswith(f".{wanted}")
 
 
-DIVERGING = ("#c05a1c", "#ffffff", "#0b4a8f")  # below 0, 0, above
-SHOWN = 7  # rows and columns of a weight
+DIVERGING = ("#c05a1c", "#ffffff", "#0b4a8f")  # colours of the lowest value, of 0 and of the highest value
+SHOWN = 7  # default number of rows and columns of a weight that are drawn
+
+
+class Entry(TypedDict):
+    """One entry of a drawn weight: the model and state that it belongs to, its place from 1, and its value."""
+
+    model: str
+    state: str
+    row: int
+    column: int
+    weight: float
 
 
 def weight_maps(
@@ -156,39 +194,40 @@ def weight_maps(
     most: int = SHOWN,
     title: str = "Weights of an inserted layer",
 ) -> Path:
-    """Draw inserted weights as heat maps and return the path: a row per model with start, trained and change.
+    """Draw inserted weights as heat maps and return the path of the file.
 
-    Start and trained share a scale in each row; the changes of all rows share one, to be compared.
+    The figure has a row per model, with three maps: the weight before training, after training, and the change. In each
+    row the first two share a scale of colours. The changes of all rows share a scale too, so that they can be compared.
 
     Args:
-        weights: What the row is called -> the weight of one inserted layer; see `inserted_weights`.
-        path: Where to; `.png`, `.svg` or `.html`.
-        head: Which head of a layer in attention, from 0.
-        most: Rows and columns that are drawn, from the first.
-        title: Written above.
-
-    Returns:
-        `path`.
+        weights: Name of the row -> the weight of one inserted layer, from `inserted_weights`.
+        path: File to write; ends in `.png`, `.svg` or `.html`.
+        head: Attention head to draw, from 0. Layers after a feed-forward projection have only head 0.
+        most: Number of rows and columns that are drawn, from the first.
+        title: Title of the figure.
 
     Raises:
-        ConfigError: If the suffix is none of the three, or a weight has no such head.
+        ConfigError: If the path has another suffix, or a weight has no such head.
         DataError: If there are no weights.
         MissingExtraError: If the packages of `lamina[report]` are not installed.
+        StoreError: If the file cannot be written.
 
     Source:
         "How to insert additional layers between the middle layers of the pre-trained model", Figure 5, which shows
         7 x 7 weights of layers that start by Xavier and as the unit matrix.
     """
-    rows = [cell for name, weight in weights.items() for cell in _cells(name, weight, head, most)]
-    path = checked_path("weight figure", path, rows, ("model", "state", "row", "column", "weight"))
+    entries = [entry for name, weight in weights.items() for entry in _entries(name, weight, head, most)]
+    path = checked_path("weight figure", path, entries, ("model", "state", "row", "column", "weight"))
     altair = chart_package("weight figure")
-    change = max(abs(row["weight"]) for row in rows if row["state"] == "change")
+    change = max(abs(entry["weight"]) for entry in entries if entry["state"] == "change")
     bands = []
-    for name in in_order(rows, "model"):
-        own = [row for row in rows if row["model"] == name]
-        size = max(abs(row["weight"]) for row in own if row["state"] != "change")
+    for name in in_order(entries, "model"):
+        of_model = [entry for entry in entries if entry["model"] == name]
+        size = max(abs(entry["weight"]) for entry in of_model if entry["state"] != "change")
         limits = {state: change if state == "change" else size for state in STATES}
-        panels = [_panel(altair, [row for row in own if row["state"] == state], limits[state]) for state in STATES]
+        panels = [
+            _panel(altair, [entry for entry in of_model if entry["state"] == state], limits[state]) for state in STATES
+        ]
         heading = altair.TitleParams(name, anchor="start", fontSize=13)
         bands.append(altair.hconcat(*panels, spacing=26, title=heading).resolve_scale(color="independent"))
     chart = altair.vconcat(*bands, spacing=22).resolve_scale(color="independent")
@@ -198,27 +237,44 @@ def weight_maps(
     return save_chart(styled(chart, title, [f"after {below}{heads}; the first {most} rows and columns"]), path)
 
 
-def _cells(name: str, weight: InsertedWeight, head: int, most: int) -> list[dict[str, Any]]:
-    """Return the entries of a weight that are drawn, a row each."""
+def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
+    """Return the entries of one weight that are drawn, for all three states.
+
+    Args:
+        name: Name of the model.
+        weight: The weight.
+        head: Attention head to draw, from 0.
+        most: Number of rows and columns that are drawn.
+
+    Raises:
+        ConfigError: If the weight has no such head.
+    """
     if not 0 <= head < len(weight.trained):
-        came = f"head is {head}; the layer after {weight.projection} has {len(weight.trained)}"
-        raise ConfigError(f"weight figure: {came}. Use 0..{len(weight.trained) - 1}.")
+        problem = f"head is {head}; the layer after {weight.projection} has {len(weight.trained)}"
+        raise ConfigError(f"weight figure: {problem}. Use 0..{len(weight.trained) - 1}.")
     return [
-        {"model": name, "state": state, "row": row, "column": column, "weight": entry}
+        Entry(model=name, state=state, row=row, column=column, weight=value)
         for state, matrix in weight.states().items()
-        for row, entries in enumerate(matrix[head, :most, :most].tolist(), 1)
-        for column, entry in enumerate(entries, 1)
+        for row, values in enumerate(matrix[head, :most, :most].tolist(), 1)
+        for column, value in enumerate(values, 1)
     ]
 
 
-def _panel(altair: Any, cells: list[dict[str, Any]], limit: float) -> Any:
-    """Return one heat map with colours from -limit to limit, and its numbers if there are few."""
+def _panel(altair: ModuleType, cells: list[Entry], limit: float) -> alt.Chart | alt.LayerChart:
+    """Return a heat map of one weight, which shows the numbers too if it has at most 7 x 7 entries.
+
+    Args:
+        altair: The package.
+        cells: The entries of the weight.
+        limit: Absolute value that has the darkest colour; 0 has white.
+    """
     side = 34 if len(cells) <= SHOWN**2 else max(4, 34 * SHOWN // max(cell["row"] for cell in cells))
     limit = limit or 1.0
     base = altair.Chart(altair.Data(values=cells)).encode(
         x=altair.X("column:O", axis=None), y=altair.Y("row:O", axis=None)
     )
-    scale = altair.Scale(domain=[-limit, 0, limit], range=list(DIVERGING), interpolate="rgb")  # else 0 is tinted
+    # Other interpolations than "rgb" give 0 a tint.
+    scale = altair.Scale(domain=[-limit, 0, limit], range=list(DIVERGING), interpolate="rgb")
     legend = altair.Legend(title=None, tickCount=3, format=".2~g", gradientLength=120)
     tooltip = ["row:O", "column:O", altair.Tooltip("weight:Q", format=".4f")]
     drawn = base.mark_rect().encode(color=altair.Color("weight:Q", scale=scale, legend=legend), tooltip=tooltip)

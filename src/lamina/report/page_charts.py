@@ -1,4 +1,4 @@
-"""Charts of the HTML page: what a chart shows, its Vega-Lite specification, and the light and dark themes."""
+"""Charts of the HTML page: the contents of a chart, its Vega-Lite specification, and the light and dark themes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
-from lamina.report.chart_files import chart_package, in_order
+from lamina.report.chart_files import Mark, chart_package, in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,30 +18,31 @@ if TYPE_CHECKING:
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
     Channels = dict[str, Any]  # keyword arguments of altair's methods
 
-Mark: TypeAlias = dict[str, Any]  # one row of a chart's data, as Vega-Lite reads it
-Domain: TypeAlias = tuple[float, float]
+Spec: TypeAlias = dict[str, Any]  # a Vega-Lite specification or config
+Domain: TypeAlias = tuple[float, float]  # lowest and highest value of an axis
 
 LAYER = "layer (0 = embeddings)"
-FEW_TICKS = 26  # values of x up to which each has its tick
-FEW_SERIES = 8  # colours that can be told apart; more are shades
-FEW_LABELS = 6  # lines up to which each has its name at its end, in place of a legend
-NUMBERED = 13  # columns of a heat map up to which its numbers are written into it
-HEIGHT = 260  # of a chart that is no heat map, in pixels
-LABEL_HEIGHT = 15  # room for a line's name, in pixels
-DOT, RULE = "dot", "rule"  # what a row is drawn as, beside the marks of the chart's kind
-_TEXT, _NUMBER, _CELL = 62, 30, 12  # narrowest cells of a heat map that hold a text, a number, nothing
+FEW_TICKS = 26  # up to this many values of x, each value has a tick
+FEW_SERIES = 8  # number of colours that can be told apart; more series get shades of one colour
+FEW_LABELS = 6  # up to this many lines, each line has its name at its end instead of a legend
+NUMBERED = 13  # up to this many columns, a heat map shows its numbers
+HEIGHT = 260  # height of all charts but heat maps, in pixels
+LABEL_HEIGHT = 15  # height of a line's name, in pixels
+DOT, RULE = "dot", "rule"  # values of "mark" in the rows of a `Drawing`
+_TEXT, _NUMBER, _CELL = 62, 30, 12  # least width in pixels of a heat map's cell with a text, a number, nothing in it
 
 
 @final
 @dataclass(frozen=True)
 class Drawing:
-    """What a chart of the page shows, before it becomes a Vega-Lite specification.
+    """The contents of a chart of the page, from which `spec_of` makes a Vega-Lite specification.
 
     Attributes:
         kind: "line", "heat", "bar" or "scatter".
-        rows: The data. "x" and "value" are always there; where they apply also "y", "colour", "facet", "label",
-            "x_label", the ends of an interval "low" and "high" (see `drawn_ends`), and "across" for a value that holds
-            for every x. A row with "mark" is "dot" (the value of a single seed) or "rule" (a reference value).
+        rows: The data, one row per point, bar or cell. Every row has "x" and "value". It may also have "y" (row of a
+            heat map), "colour" (name of the series), "facet" (name of the panel), "label", "x_label", "low" and "high"
+            (ends of an interval, see `drawn_ends`), and "across": True (a value that holds for every x). In a row with
+            a "mark", that is "dot" (the value of a single seed) or "rule" (a reference value).
         title: Title of the chart.
         titles: Titles of "x", "y", "value", "colour" and "facet", with their units.
         note: How to read the chart, shown below the title.
@@ -65,8 +66,8 @@ class Drawing:
         return list(dict.fromkeys(row["facet"] for row in self.rows if "facet" in row))
 
     @property
-    def series(self) -> list[Any]:
-        """What the colours stand for, in order; numbers are sorted. [] where nothing is coloured."""
+    def series(self) -> list[str | float]:
+        """The names of the series that colours tell apart, in order; numbers are sorted. [] without colours."""
         names = list(dict.fromkeys(row["colour"] for row in self.rows if "colour" in row))
         return sorted(names) if _numeric(self.rows, "colour") else names
 
@@ -77,13 +78,13 @@ class Drawing:
         return self.kind == "line" and is_few and _numeric(self.rows, "x")
 
 
-def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
-    """Return a chart as a Vega-Lite specification with its data.
+def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
+    """Return a chart as a Vega-Lite specification that contains its data.
 
     Args:
         drawing: What the chart shows.
-        domain: Lowest and highest value of the axis or of the colours, so that charts side by side share a scale.
-            None: the ends of the chart's own data.
+        domain: Lowest and highest value of the value axis, or of the colours of a heat map. Charts side by side get the
+            same, so that they share a scale. None: the ends of the chart's data.
 
     Raises:
         MissingExtraError: If the packages of `lamina[report]` are not installed.
@@ -100,17 +101,17 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> dict[str, Any]:
             independent: Channels = {"x" if _is_sideways(drawing) else "y": "independent"}
             chart = chart.resolve_scale(**independent)
     description = " ".join(filter(None, (f"{drawing.title}.", drawing.note, drawing.remark)))
-    # Altair's own validation, and its walk through every cell of the data, would take longer than everything else.
+    # Altair would validate the specification and visit every cell of the data, which takes longer than everything else.
     spec = chart.properties(description=description).to_dict(validate=False)
     rows = _with_line_labels(drawing, domain) if drawing.has_direct_labels else drawing.rows
     return {**spec, "data": {"values": rows}}
 
 
 def layout_of(drawing: Drawing) -> dict[str, int]:
-    """Return what the page needs to fit a chart into its width.
+    """Return the sizes that the page's script needs to fit a chart into the width of the page.
 
-    These are the number of "panels" and "marks" and, for a heat map, its "columns", the width of a cell ("step") and
-    the room for the labels beside it ("margin"), both in pixels.
+    These are the number of "panels" and "marks" and, for a heat map, the number of its "columns", the width of a cell
+    ("step") and the width of the labels beside the map ("margin"), both in pixels.
     """
     layout = {"panels": len(drawing.panels), "marks": len(drawing.rows)}
     if drawing.kind == "heat":
@@ -123,7 +124,7 @@ def layout_of(drawing: Drawing) -> dict[str, int]:
 
 
 def _height(drawing: Drawing) -> int:
-    """Return the height of a chart (of each panel) in pixels."""
+    """Return the height of a chart, or of each of its panels, in pixels."""
     if drawing.kind == "heat":
         rows = len(in_order(drawing.rows, "y"))
         return rows * max(16, min(34, 460 // max(1, rows)))
@@ -133,12 +134,12 @@ def _height(drawing: Drawing) -> int:
 
 
 def _numeric(rows: Sequence[Mark], key: str) -> bool:
-    """Return whether every value of a key is a number; rows without the key do not matter."""
+    """Return whether every value of a key is a number, in the rows that have the key."""
     return all(isinstance(row.get(key, 0), int | float) for row in rows)
 
 
 def _tooltip(altair: ModuleType, drawing: Drawing) -> list[alt.Tooltip]:
-    """Return the lines that appear when the pointer is over a mark, in reading order."""
+    """Return the lines that appear when the pointer is over a mark, from top to bottom."""
     keys = {key for row in drawing.rows for key in row}
     titles = {"label": "", "seeds": "seeds", "low": "95 % from", "high": "95 % to", **drawing.titles}
     lines = []
@@ -152,18 +153,25 @@ def _tooltip(altair: ModuleType, drawing: Drawing) -> list[alt.Tooltip]:
 
 
 def _is_sideways(drawing: Drawing) -> bool:
-    """Return whether the bars lie on their side: names run down the left edge and values along the bottom."""
+    """Return whether the chart has horizontal bars, with names down the left edge and values along the bottom."""
     return drawing.kind == "bar" and not _numeric(drawing.rows, "x")
 
 
 def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
-    """Return the lowest and the highest value that the value axis shows."""
+    """Return the lowest and the highest value that the value axis shows: `domain`, or the ends of the data if None."""
     ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
     return domain or (min(ends, default=0.0), max(ends, default=1.0))
 
 
 def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *, zero: bool = False) -> alt.Scale:
-    """Return the scale of the value axis; with `zero` it begins at 0, as bars need."""
+    """Return the scale of the value axis.
+
+    Args:
+        altair: The package.
+        drawing: The contents of the chart.
+        domain: Lowest and highest value. None: the ends of the data.
+        zero: Whether the axis must contain 0, as bars need.
+    """
     if drawing.apart:
         return altair.Scale(zero=zero)
     low, high = _value_ends(drawing, domain)
@@ -175,8 +183,7 @@ def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *,
 def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Channels:
     """Return the channels that tell series apart: colour and, with `shape`, also the shape of points.
 
-    The result is empty for a single series. A click on the legend highlights one series; lines with their names at
-    their ends have no legend.
+    The result is empty if there is only one series. Charts whose lines have their names at their ends get no legend.
     """
     names = drawing.series
     if len(names) < 2:
@@ -191,9 +198,10 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
 
 
 def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | None, Callable[[float], Any]]:
-    """Return the selection that a click on the legend makes, and a function from an opacity to its channel.
+    """Return the selection that a click on the legend makes, and a function that makes the channel of an opacity.
 
-    The selection is None where there is no legend; the opacity is then constant.
+    The channel has the given opacity for the selected series and makes all others faint. If there is no legend, the
+    selection is None and the opacity is constant.
     """
     if len(drawing.series) < 2 or drawing.has_direct_labels:
         return None, altair.value
@@ -202,7 +210,7 @@ def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | No
 
 
 def _with_selection(chart: Chart, picked: alt.Parameter | None) -> Chart:
-    """Return the chart with the selection of `_highlight`, if there is one."""
+    """Return the chart with the selection `picked` from `_highlight` added, or the chart as it is if that is None."""
     return chart if picked is None else chart.add_params(picked)
 
 
@@ -220,29 +228,29 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
 
 
 def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
-    """Return `base` with the rows of one "mark" alone; None if there are none."""
+    """Return the chart `base` limited to the rows whose "mark" is `mark`; None if there are no such rows."""
     has_rows = any(row.get("mark") == mark for row in drawing.rows)
     return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
 
 
 def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
-    """Return `base` without single seeds and reference values."""
+    """Return the chart `base` limited to the rows without a "mark": neither single seeds nor reference values."""
     return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
 
 
 def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Channels, colour: Channels) -> list[Chart]:
-    """Return the layers of single seeds (small rings) and reference values (thin dashed lines across the panel).
+    """Return the chart layers of single seeds (small rings) and reference values (thin dashed lines across the panel).
 
     Args:
         altair: The package.
-        base: The chart, with its encoding along the other axis.
-        drawing: What is drawn.
-        value: The value channel, by its name ("x" or "y").
+        base: The chart, with its encoding along the axis that is not the value axis.
+        drawing: The contents of the chart.
+        value: "x" or "y" -> the value channel.
         colour: The colour channel; {} for a single series.
     """
     layers = []
     if (dots := _only(base, drawing, DOT)) is not None:
-        # Bars are as dark as their colour, so that their dots need an edge of another one.
+        # A ring in the colour of its bar would not be visible on the bar.
         look: Channels = {"stroke": "white", "color": "#8a929b"} if drawing.kind == "bar" else {"filled": False}
         rings = dots.mark_point(size=34, strokeWidth=1.4, opacity=1, shape="circle", **look)
         layers.append(rings.encode(**value, **colour, tooltip=_tooltip(altair, drawing)))
@@ -257,7 +265,10 @@ def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Chann
 
 
 def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return lines with their points; intervals are bands, and a value that holds for every x is a dashed line."""
+    """Return a line chart: lines with their points, intervals as bands, values that hold for every x as dashed lines.
+
+    The arguments are those of `_bar_chart`.
+    """
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
     y, low = (altair.Y(f"{key}:Q", title=drawing.titles.get("value"), scale=scale) for key in ("value", "low"))
@@ -287,25 +298,21 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
 
 
 def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
-    """Return the rows, where the last point of every line has "label_y", the value at which the line's name stands.
+    """Return the rows of a line chart, with "label_y" in the last point of every line.
 
-    Names keep the order of their lines' ends and are moved apart so that they do not overlap.
+    "label_y" is the value at which the name of the line stands. Names are in the order of the ends of their lines, and
+    moved apart so that they do not overlap. `domain` is as in `spec_of`.
     """
     rows = [dict(row) for row in drawing.rows]
-    panels: dict[str, dict[str, Mark]] = {}
+    panels: dict[str, dict[str, Mark]] = {}  # name of a panel -> name of a line -> its last point
     for row in rows:
         if "mark" not in row and "colour" in row:
             ends = panels.setdefault(row.get("facet", ""), {})
             if row["colour"] not in ends or row["x"] >= ends[row["colour"]]["x"]:
                 ends[row["colour"]] = row
-    for ends in panels.values():
-        values = [
-            row[key]
-            for row in rows
-            if row.get("facet", "") in (next(iter(ends.values())).get("facet", ""),)
-            for key in ("low", "value", "high")
-            if key in row
-        ]
+    for panel, ends in panels.items():
+        in_panel = [row for row in rows if row.get("facet", "") == panel]
+        values = [row[key] for row in in_panel for key in ("low", "value", "high") if key in row]
         low, high = (min(values), max(values)) if drawing.apart else _value_ends(drawing, domain)
         gap = (high - low) * LABEL_HEIGHT / HEIGHT
         ordered = sorted(ends.values(), key=lambda row: row["value"])
@@ -316,7 +323,10 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
 
 
 def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return ascending values moved apart until neighbours differ by `gap`, between `low` and `high` if they fit."""
+    """Return ascending values moved apart until neighbours differ by at least `gap`.
+
+    They stay between `low` and `high` if there is room for all of them, otherwise they go beyond `high`.
+    """
     places = [low - gap]
     for value in values:
         places.append(max(value, places[-1] + gap))
@@ -329,7 +339,14 @@ def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> lis
 
 
 def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return bars: along the bottom for numbers such as layers, down the left edge for names, which need the room."""
+    """Return a bar chart: vertical bars if x is a number such as a layer, horizontal bars if x is a name.
+
+    Args:
+        altair: The package.
+        base: A chart without data, to which marks and channels are added.
+        drawing: The contents of the chart.
+        domain: Lowest and highest value of the value axis. None: the ends of the data.
+    """
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain, zero=True)
     title, names = drawing.titles.get("value"), in_order(drawing.rows, "x")
@@ -355,7 +372,7 @@ def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain
 
 
 def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a point per row."""
+    """Return a scatter plot with a point per row; the arguments are those of `_bar_chart`."""
     picked, opacity = _highlight(altair, drawing)
     y = altair.Y("value:Q", title=drawing.titles.get("value"), scale=_value_scale(altair, drawing, domain))
     points = base.mark_point(filled=True, size=46).encode(
@@ -369,9 +386,14 @@ def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Do
 
 
 def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale, str]:
-    """Return the colours of a heat map, and the expression that is true where dark text is readable on a cell.
+    """Return the scale of colours of a heat map, and a Vega expression that is true for cells that need dark text.
 
-    Values on both sides of 0 have two colours with white between them.
+    If there are values on both sides of 0, there are two colours with white between them.
+
+    Args:
+        altair: The package.
+        low: Lowest value.
+        high: Highest value.
     """
     largest = max(high, -low)
     if low < 0 < high and -low > 0.05 * (high - low):
@@ -381,14 +403,17 @@ def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale,
 
 
 def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a heat map; layers go up, as they do in a model, and names go down, in reading order."""
+    """Return a heat map; the arguments are those of `_bar_chart`.
+
+    If "y" is a number such as a layer, it increases upwards, as layers do in a model. Names go from top to bottom.
+    """
     rows, titles = drawing.rows, drawing.titles
     values = [row["value"] for row in rows] or [0.0]
     low, high = domain or (min(values), max(values))
-    scale, takes_dark_text = _heat_scale(altair, low, high)
+    scale, needs_dark_text = _heat_scale(altair, low, high)
     columns = in_order(rows, "x")
     names = {str(row["x"]): str(row["x_label"]) for row in rows if "x_label" in row}
-    # The names come from data: as a JSON object they are texts for Vega, whatever they hold.
+    # The names come from data. In a JSON object Vega reads them as texts, so that no name can act as an expression.
     label = {"labelExpr": f"({json.dumps(names)})[datum.value]"} if names else {}
     x_axis = altair.Axis(labelAngle=-45 if names else 0, labelOverlap=not names, domain=False, ticks=False, **label)
     y_axis = altair.Axis(domain=False, ticks=False, labelLimit=150)
@@ -403,19 +428,19 @@ def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain 
     if not labelled and len(columns) > NUMBERED:
         return cells
     text = altair.Text("label:N") if labelled else altair.Text("value:Q", format=".2f" if high < 100 else ".3~s")
-    ink = altair.condition(takes_dark_text, altair.value("#14171a"), altair.value("#ffffff"))
+    ink = altair.condition(needs_dark_text, altair.value("#14171a"), altair.value("#ffffff"))
     return cells + base.mark_text(fontSize=11, limit=_TEXT if labelled else 0).encode(text=text, color=ink)
 
 
-# Okabe and Ito 2008, "Color Universal Design": colours that all readers can tell apart. Those that stand out most
-# against the background come first.
+# Okabe and Ito 2008, "Color Universal Design": colours that people with any colour vision can tell apart. The colours
+# that stand out most against the background come first.
 ON_LIGHT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4a4f55", "#b3a500")
 ON_DARK = ("#56B4E9", "#E69F00", "#1fc294", "#CC79A7", "#F0E442", "#ff7f3f", "#c9d1d9", "#3f9bdc")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 
-def theme(*, dark: bool) -> dict[str, Any]:
-    """Return the Vega-Lite config of the light or the dark theme; charts that are saved as files use the light one."""
+def theme(*, dark: bool) -> Spec:
+    """Return the Vega-Lite config of the dark theme or the light one, which charts in files have too."""
     ink, quiet, rule, surface = (
         ("#e6e9ed", "#a3adb8", "#2d353e", "#171b20") if dark else ("#1b1f24", "#59636e", "#e2e6ea", "#ffffff")
     )

@@ -1,4 +1,4 @@
-"""The report of a run's folder: tables as Markdown and LaTeX, and its charts, written all at once or not at all."""
+"""Write the report of a training run into its folder: tables as Markdown and LaTeX, and charts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from lamina.recipes.report_file import Cell, Curves, PivotTable, Report
+    from lamina.report.chart_files import Rows
 
-PAPER = "paper"  # heads the columns of printed numbers
+PAPER = "paper"  # name of the columns that hold the numbers of a paper
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -31,63 +32,80 @@ _MARKDOWN = re.compile(r"([\\|*_<>\[\]`])")
 
 
 def heads(table: PivotTable) -> list[tuple[str, bool]]:
-    """Return the names of all columns but the first, each with whether it holds the paper's numbers."""
-    printed = {name for values in (*table.published.values(), *table.others.values()) for name in values}
-    return [(name, of_paper) for name in table.columns for of_paper in (False, *([True] if name in printed else []))]
+    """Return the columns of a table, without the first one, as pairs: the name, and whether the numbers are a paper's.
+
+    A column for which a paper has numbers comes twice: measured numbers first, then those of the paper.
+    """
+    published = {name for values in (*table.published.values(), *table.others.values()) for name in values}
+    return [
+        (name, is_paper) for name in table.columns for is_paper in ((False, True) if name in published else (False,))
+    ]
 
 
 def grid(table: PivotTable) -> list[list[str]]:
-    """Return the rows of a table as texts: the name, then a cell per column of `heads`, "" where there is no number."""
-    found = {(cell.row, cell.column): cell for cell in table.cells}
+    """Return the rows of a table as texts: the name of the row, then a cell per column of `heads`.
+
+    A cell without a number is "".
+    """
+    measured = {(cell.row, cell.column): cell for cell in table.cells}
     rows = []
-    for name, printed in [*((row, table.published.get(row, {})) for row in table.rows), *table.others.items()]:
+    for name, published in [*((row, table.published.get(row, {})) for row in table.rows), *table.others.items()]:
         cells = [
-            _of_paper(printed.get(at), table) if paper else _cell(found.get((name, at)), table)
-            for at, paper in heads(table)
+            _paper_text(published.get(column), table) if is_paper else _cell_text(measured.get((name, column)), table)
+            for column, is_paper in heads(table)
         ]
         rows.append([name, *cells])
     return rows
 
 
-def _cell(cell: Cell | None, table: PivotTable) -> str:
+def _cell_text(cell: Cell | None, table: PivotTable) -> str:
+    """Return a measured score as text, with half the width of its interval if it has one; "" for None."""
     if cell is None:
         return ""
     mean = f"{cell.mean:.{table.digits}f}"
     return mean if cell.interval is None else f"{mean} ± {cell.interval:.{table.digits}f}"
 
 
-def _of_paper(number: float | None, table: PivotTable) -> str:
-    """Return a published number with its digits restored, since YAML drops zeros at the end."""
+def _paper_text(number: float | None, table: PivotTable) -> str:
+    """Return a paper's number as text; "" for None.
+
+    Reading YAML drops zeros at the end of a number. So it gets the table's number of digits, if it has fewer.
+    """
     if number is None or isinstance(number, int):
         return "" if number is None else str(number)
     return max(f"{number:.{table.digits}f}", str(number), key=len)
 
 
 def remarks(table: PivotTable) -> list[str]:
-    """Return the remarks below a table: the split, what ± means, and the source of the paper's numbers."""
+    """Return the sentences below a table: the split, the meaning of ±, the source of the paper's numbers, and notes."""
     part = "Test" if table.part == "test" else "Validation"
     counts = sorted({cell.runs for cell in table.cells})
-    means = f"; ± is half a 95 % interval over {' to '.join(map(str, counts[:: len(counts) - 1 or 1]))} runs"
+    span = " to ".join(map(str, counts[:: len(counts) - 1 or 1]))  # the lowest and the highest count
+    has_intervals = any(cell.interval is not None for cell in table.cells)
+    intervals = f"; ± is half a 95 % interval over {span} runs" if has_intervals else ""
     times = "" if table.scale == 1 else f" x {table.scale:g}"
-    said = [f"{part} scores{times}{means if any(cell.interval is not None for cell in table.cells) else ''}."]
+    sentences = [f"{part} scores{times}{intervals}."]
     if table.source:
-        said.append(f"'{PAPER}': {table.source}.")
-    said += [note.rstrip(".") + "." for note in table.notes]
-    return said
+        sentences.append(f"'{PAPER}': {table.source}.")
+    sentences += [note.rstrip(".") + "." for note in table.notes]
+    return sentences
 
 
 def chosen(table: PivotTable) -> list[str]:
-    """Return the best settings of a search, a line per row and its columns that share them."""
-    columns: dict[tuple[str, str], list[str]] = {}
+    """Return the best settings of a search, a line for each row and the columns in which it has these settings.
+
+    A line is, for example, "AdaLayers (CoLA; SST-2): alpha=64". The list is empty if nothing was searched.
+    """
+    columns: dict[tuple[str, str], list[str]] = {}  # (row, settings) -> columns with these settings
     for cell in table.cells:
         settings = ", ".join(f"{key}={value}" for key, value in cell.settings.items())
         columns.setdefault((cell.row, settings), []).append(cell.column)
-    lines = {f"{row} ({'; '.join(own)}): {settings}": row for (row, settings), own in columns.items() if settings}
+    lines = {f"{row} ({'; '.join(names)}): {settings}": row for (row, settings), names in columns.items() if settings}
     return sorted(lines, key=lambda line: table.rows.index(lines[line]))
 
 
 def markdown(table: PivotTable) -> str:
-    """Return a table as Markdown, with its remarks and the best settings."""
+    """Return a table as Markdown, with its remarks and the settings that a search chose."""
     names = ["", *(f"{name} ({PAPER})" if paper else name for name, paper in heads(table))]
     head, *body = (f"| {' | '.join(map(markdown_text, line))} |" for line in (names, *grid(table)))
     lines = [
@@ -110,7 +128,7 @@ def markdown_text(text: str) -> str:
 
 
 def latex(table: PivotTable) -> str:
-    """Return a table as LaTeX for the package booktabs."""
+    """Return a table as LaTeX for the package booktabs, with its remarks in the caption."""
     columns = heads(table)
     names = ["", *(f"{name} ({PAPER})" if paper else name for name, paper in columns)]
     head, *lines = (" & ".join(map(escaped, row)) + r" \\" for row in (names, *grid(table)))
@@ -130,23 +148,25 @@ FORMATS = ("png", "svg", "html")
 
 
 def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, beside: Sequence[str | Path] = ()) -> Report:
-    """Write the tables (`report.md`, `report.tex`) and figures (`figure-1.png` and so on) of a run's recipe.
+    """Write the tables and figures that a run's recipe asks for into the run's folder, all of them or none.
 
-    A figure that no run has given a point is left out. Where readers mix layers, `importance.png` has a bar per layer,
-    and `importance-over-training.png` a line.
+    The tables are in `report.md` and `report.tex`, the figures in `figure-1.png` and so on. A figure without points is
+    left out. If readers mix layers, `importance.png` shows the importance of each layer at the best epoch, and
+    `importance-over-training.png` shows it over training.
 
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
-        formats: Of the figures: "png", "svg" and "html"; none: they are not drawn.
-        beside: Folders of other runs, whose first figure is drawn into the first one here, and so on.
+        formats: Formats of the figures: "png", "svg" and "html". Empty: no figures are drawn.
+        beside: Output folders of other runs. Their first figures are drawn into the first figure of this run, and so
+            on.
 
     Returns:
-        The tables and figures, and the names of the `files` that hold them now.
+        The tables and figures, and the names of the `files` that were written.
 
     Raises:
-        UnknownNameError: If a format is none of the three.
+        UnknownNameError: If there is no such format.
         ConfigError: If a folder is given twice.
-        StoreError: If the folder holds no `report.json`, a damaged one, or cannot be written.
+        StoreError: If the folder has no `report.json`, if that file is damaged, or if the folder cannot be written.
         MissingExtraError: If there are figures, and the packages of `lamina[report]` are not installed.
     """
     folder = Path(folder)
@@ -168,9 +188,9 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     with staged(folder, (REPORT, MARKDOWN, LATEX), report.files) as stage:
         for name, figure in drawn:
             draw_curves(figure, stage / name)
-        pictures = [path.name for path in draw_importances(importances, table, stage, formats)]
-        images += [f"![Importance of layers]({name})\n" for name in pictures if name.endswith(f".{formats[0]}")]
-        written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn), *pictures])
+        charts = [path.name for path in draw_importances(importances, table, stage, formats)]
+        images += [f"![Importance of layers]({name})\n" for name in charts if name.endswith(f".{formats[0]}")]
+        written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn), *charts])
         write_text(stage / MARKDOWN, "\n".join([*map(markdown, report.tables), *images]))
         write_text(stage / LATEX, "\n".join(map(latex, report.tables)))
         write_report_file(stage / REPORT, written)
@@ -178,7 +198,11 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 
 
 def labelled(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return folders by name: the shortest ends of their paths that differ; ConfigError if a folder is there twice."""
+    """Return name -> folder; the names are the shortest ends of the paths that differ from each other.
+
+    Raises:
+        ConfigError: If there is no folder, or the same folder twice.
+    """
     whole = [folder.resolve() for folder in folders]
     if not whole or len(set(whole)) < len(whole):
         twice = next((str(path) for path in folders if whole.count(path.resolve()) > 1), "")
@@ -190,8 +214,14 @@ def labelled(folders: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(names, folders, strict=True))
 
 
-def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the rows of a run's `importances.parquet` and `table.json`; two empty lists if it wrote none."""
+def read_importances(folder: Path) -> tuple[Rows, Rows]:
+    """Return the rows of a run's `importances.parquet` and `table.json`.
+
+    If one of the files is missing, both lists are empty.
+
+    Raises:
+        StoreError: If a file is damaged.
+    """
     from pyarrow import parquet
 
     rows, table = folder / "importances.parquet", folder / "table.json"
@@ -204,22 +234,23 @@ def read_importances(folder: Path) -> tuple[list[dict[str, Any]], list[dict[str,
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
-    """Return a figure joined with the same figure of other runs.
+    """Return a figure with the points of the same figure of other runs added.
 
-    If runs have a series of the same name, every series is given the name of its folder.
+    If two runs have a series of the same name, the name of its folder is added to the name of every series.
 
     Args:
         number: Number of the figure, from 0.
         figure: The figure.
         name: Name of its folder.
-        others: The figures of the other runs, by folder.
+        others: Name of another folder -> its figures.
     """
-    parts = {name: figure.points, **{key: own[number].points for key, own in others.items() if number < len(own)}}
-    series = [{point.series for point in points} for points in parts.values()]
-    shared = len(set().union(*series)) < sum(map(len, series))
+    by_folder = {name: figure.points}
+    by_folder |= {key: figures[number].points for key, figures in others.items() if number < len(figures)}
+    series = [{point.series for point in points} for points in by_folder.values()]
+    is_shared = len(set().union(*series)) < sum(map(len, series))
     points = [
-        replace(point, series=", ".join(filter(None, (point.series, key))) if shared else point.series)
-        for key, own in parts.items()
-        for point in own
+        replace(point, series=", ".join(filter(None, (point.series, key))) if is_shared else point.series)
+        for key, of_folder in by_folder.items()
+        for point in of_folder
     ]
     return replace(figure, points=points)

@@ -1,10 +1,11 @@
-"""How a training run is shown on the page: which method is best and whether that is certain, its charts and tables."""
+"""Make the section of a training run on the page: which method is best and whether that is certain, charts, tables."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
@@ -19,13 +20,12 @@ from lamina.train.results import sort_key, summarise
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from lamina.recipes.report_file import Cell, Curves, PivotTable, Point
-
-    TableRow = Mapping[str, Any]  # a row of `table.json`
-    TableRows = Sequence[TableRow]
+    from lamina.recipes.summary_table import SummaryRow
+    from lamina.utils import JSON
 
 TABLE = "table.json"
 
@@ -35,7 +35,7 @@ def run_section(folder: Path, label: str) -> Section:
 
     Args:
         folder: The output folder of the run.
-        label: Its name on the page.
+        label: Name of the section on the page.
 
     Raises:
         StoreError: If the folder has no `report.json`, or one of its files is damaged.
@@ -51,24 +51,36 @@ def run_section(folder: Path, label: str) -> Section:
     drawings |= _importances(folder, table)
     tables = [_paper_table(pivot) for pivot in report.tables] + ([_runs_table(table)] if table else [])
     seeds = sorted({run["seed"] for row in table for run in row["runs"] if run.get("seed") is not None})
-    settings = _settings(folder)
-    model, tasks = str(settings.get("base", {}).get("id") or ""), list(dict.fromkeys(row["task"] for row in table))
+    settings, tasks = _settings(folder), list(dict.fromkeys(row["task"] for row in table))
+    base = settings.get("base")
+    model = str(base.get("id") or "") if isinstance(base, Mapping) else ""
     conclusions = _conclusions(table)
     return Section(label, "training run", conclusions, drawings, tables, settings, seeds, model=model, tasks=tasks)
 
 
-def _table(folder: Path) -> TableRows:
-    """Return the rows of a run's `table.json`, one per task, method and setting; [] if the run wrote none."""
+def _table(folder: Path) -> list[SummaryRow]:
+    """Return the rows of a run's `table.json`, one per task, method and setting; [] if there is no such file.
+
+    Raises:
+        StoreError: If the file is damaged.
+    """
     if not (path := folder / TABLE).exists():
         return []
     with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
         return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """Return what a run's manifest says about its base and versions, and the errors of separate runs that failed."""
+def _settings(folder: Path) -> dict[str, JSON]:
+    """Return the settings of a run that the page shows.
+
+    They are "base", "info" and "lamina" (the version) from the manifest of the run's bank, if it saved one. For each
+    separate run that failed, there is also "failed: NAME" with the error.
+
+    Raises:
+        StoreError: If a file is damaged.
+    """
     facts = read_json(path) if (path := folder / "lamina.json").exists() else {}
-    settings = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
+    settings: dict[str, JSON] = {key: facts[key] for key in ("base", "info", "lamina") if facts.get(key)}
     if (path := folder / FAILURES).exists():
         with convert_errors(lambda reason: damaged(path, f"cannot be read ({reason})")):
             failures = json.loads(path.read_text(encoding="utf-8"))
@@ -76,20 +88,22 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _conclusions(table: TableRows) -> list[str]:
+def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
     """Return a sentence per task: the best method, and whether it is certain that it is better than the next one."""
     conclusions = []
     for task in dict.fromkeys(row["task"] for row in table):
         rows = [row for row in table if row["task"] == task]
-        best: dict[str, TableRow] = {}
+        best: dict[str, SummaryRow] = {}  # method -> the row of its best setting
         for row in sorted(rows, key=lambda row: sort_key(row["metric"], row["mean"])):
             best.setdefault(row["method"], row)
         conclusions.append(_conclusion(task, list(best.values())))
     return conclusions
 
 
-def _conclusion(task: str, ranked: TableRows) -> str:
-    """Return the verdict on the two best methods of a task, from the differences of their runs with the same seed.
+def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
+    """Return a sentence that compares the two best methods of a task.
+
+    It rests on the 95 % interval of the difference between runs of the two methods with the same seed.
 
     Args:
         task: Name of the task.
@@ -109,20 +123,20 @@ def _conclusion(task: str, ranked: TableRows) -> str:
     difference = summarise([score - compared for score, compared in pairs])
     low, high = (difference.mean + sign * (difference.interval or 0.0) for sign in (-1, 1))
     interval = f"95 % interval of the difference {low:+.3f} to {high:+.3f}"
-    # The means include seeds that only one method has; the shared seeds alone may point the other way.
+    # The methods are ranked by means over all seeds. Over the shared seeds alone, the second may be the better one.
     if low <= 0 <= high or sort_key(first["metric"], difference.mean) > 0:
         return f"{task}: {better} is no better than {other}, as far as these runs can tell: {measured}; {interval}."
     return f"{task}: use {better} rather than {other}: {measured}; {interval}."
 
 
-def _method_name(row: TableRow) -> str:
-    """Return the name of a method with its settings from a grid, such as "AdaLayers (dim=64)"."""
+def _method_name(row: SummaryRow) -> str:
+    """Return the name of a method, with its settings if they are from a grid, such as "AdaLayers (dim=64)"."""
     settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
     return f"{row['method']} ({settings})" if settings else str(row["method"])
 
 
-def _run_counts(first: TableRow, second: TableRow) -> str:
-    """Return how many runs two methods have, such as "3 runs each" or "5 and 2 runs"."""
+def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
+    """Return the number of runs of two methods as text, such as "3 runs each" or "5 and 2 runs"."""
     counts = [len(row["runs"]) for row in (first, second)]
     return (
         f"{pluralize(counts[0], 'run')} each"
@@ -132,13 +146,13 @@ def _run_counts(first: TableRow, second: TableRow) -> str:
 
 
 def _curves(curves: Curves) -> Drawing:
-    """Return a figure of the recipe as a chart."""
+    """Return a figure of the recipe as a line chart for the page."""
     names = {"series": "colour", "mean": "value", "runs": "seeds"}
     rows: list[Mark] = []
     for row in curve_rows(curves):
         ends = ("low", "high") if row["interval"] is not None and row["runs"] >= INTERVAL_SEEDS else ()
-        kept = {key: row[key] for key in ("facet", "series", "x", "mean", "runs", *ends) if row[key] != ""}
-        mark = _renamed(kept, **names)
+        fields = {key: row[key] for key in ("facet", "series", "x", "mean", "runs", *ends) if row[key] != ""}
+        mark = _renamed(fields, **names)
         rows.append(mark | ({"across": True} if row["across"] else {}))
         rows += [] if row["across"] else [{**mark, "value": value, "mark": DOT} for value in row["values"]]
     metrics = list(dict.fromkeys(point.metric for point in curves.points))
@@ -154,7 +168,7 @@ def _curves(curves: Curves) -> Drawing:
 
 
 def _bars(table: PivotTable) -> Drawing:
-    """Return the measured cells of a table as bars, a panel per column."""
+    """Return the measured cells of a table of the recipe as a bar chart for the page, with a panel per column."""
     rows: list[Mark] = []
     metrics = list(dict.fromkeys(cell.metric for cell in table.cells))
     for cell in table.cells:
@@ -172,12 +186,12 @@ def _bars(table: PivotTable) -> Drawing:
 
 
 def _times(scale: float) -> str:
-    """Return the factor of scores as part of an axis title; "" for 1."""
+    """Return the factor that scores were multiplied by as part of an axis title, such as " x 100"; "" for 1."""
     return "" if scale == 1 else f" x {scale:g}"
 
 
 def _remark(cells: Sequence[Cell | Point]) -> str:
-    """Return what the numbers of a chart are: means of how many runs, and with an interval or not."""
+    """Return the remark below a chart: the means of how many runs it shows, and whether it shows intervals."""
     counts = sorted({cell.runs for cell in cells})
     if counts[-1:] == [1]:
         return "One run each, so no interval is drawn"
@@ -187,10 +201,11 @@ def _remark(cells: Sequence[Cell | Point]) -> str:
     return f"Mean of {span} runs with its 95 % t interval"
 
 
-def _importances(folder: Path, table: TableRows) -> dict[str, Drawing]:
-    """Return the charts of readers that mix layers: their importances at the best epoch and over training; {} if none.
+def _importances(folder: Path, table: Sequence[SummaryRow]) -> dict[str, Drawing]:
+    """Return name -> chart of the importances of layers, at the best epoch and over training.
 
-    A dashed line marks equal shares: 1/n of the n layers that a reader uses.
+    The result is {} if no reader of the run mixes layers. In the first chart, a dashed line marks equal shares: 1/n for
+    a reader that uses n layers.
     """
     final, over, x = averaged_importances(read_importances(folder)[0], table)
     if not final:
@@ -209,7 +224,7 @@ def _importances(folder: Path, table: TableRows) -> dict[str, Drawing]:
 
 
 def _equal_shares(bars: Sequence[Mark]) -> list[Mark]:
-    """Return a reference mark per bar: the share that every layer of the reader has if all are equal."""
+    """Return a reference mark for each bar of importances: 1/n for a reader that uses n layers."""
     counts = Counter(bar["facet"] for bar in bars)
     return [
         {
@@ -223,20 +238,20 @@ def _equal_shares(bars: Sequence[Mark]) -> list[Mark]:
     ]
 
 
-def _renamed(row: Mapping[str, Any], **names: str) -> Mark:
-    """Return a row whose keys are renamed as in `names`, old name -> new name."""
+def _renamed(row: Mark, **names: str) -> Mark:
+    """Return a copy of a row with renamed keys; `names` maps old keys to new ones, and other keys stay."""
     return {names.get(key, key): cell for key, cell in row.items()}
 
 
 def _paper_table(table: PivotTable) -> DataTable:
-    """Return a table of the recipe, with the published numbers beside the measured ones."""
+    """Return a table of the recipe as a table of the page, with a paper's numbers beside the measured ones."""
     columns = [f"{name} ({PAPER})" if paper else name for name, paper in heads(table)]
     note = " ".join([*remarks(table), *(f"{line}." for line in chosen(table))])
     return DataTable(table.title, ["method", *columns], grid(table), note)
 
 
-def _runs_table(table: TableRows) -> DataTable:
-    """Return a table with a row per run: its settings and all of its scores."""
+def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
+    """Return a table of the page with a row per run: its settings and all of its scores."""
     rows = [
         {"task": row["task"], "method": row["method"], **row["settings"], **run} for row in table for run in row["runs"]
     ]
@@ -244,6 +259,6 @@ def _runs_table(table: TableRows) -> DataTable:
     return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 
-def _cell(value: Any) -> str | float | None:
-    """Return a value as a cell: numbers, texts and None as they are, all others as texts."""
+def _cell(value: object) -> str | float | None:
+    """Return a value as a cell of a table: numbers, texts and None as they are, all other values as texts."""
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from lamina.report.run_report import escaped, markdown_text
 
 if TYPE_CHECKING:
     from lamina.report.page_charts import Drawing
+    from lamina.utils import JSON
 
-Cell: TypeAlias = str | float | bool | None
-Spans: TypeAlias = list[tuple[str, str, str]]  # text, label, and what is wrong with it; the last two "" if not marked
+Cell: TypeAlias = str | float | bool | None  # a cell of a table; None is empty
+# A text in parts: (text, label, error) for a span with a wrong label, (text, "", "") for the text between such spans.
+Spans: TypeAlias = list[tuple[str, str, str]]
 
 
 @final
 @dataclass(frozen=True)
 class Example:
-    """An example that a probe answered wrongly, as the page shows it.
+    """An example for which a probe predicted a wrong label, as the page shows it.
 
-    Where the labels are spans, `true` and `predicted` each hold the whole text with its spans marked. Otherwise `text`
-    holds the text, and `true` and `predicted` hold a label each.
+    If the labels are spans, `true` and `predicted` each hold the whole text with its spans marked, and `text` is empty.
+    Otherwise `text` holds the text, and `true` and `predicted` hold a label each.
     """
 
     where: str  # task, layer and row
-    sure: str  # how confident the probe was, or how large its error is
+    sure: str  # how confident the probe was; for a number, how large its error is
     text: Spans
     true: Spans
     predicted: Spans
@@ -37,15 +39,15 @@ class Section:
     """One study or training run on the page.
 
     Attributes:
-        label: Its name on the page, different from all others.
+        label: Name of the section, unique on the page.
         kind: "training run", or the name of the study.
-        conclusions: Sentences, most important first. The first sentence of each task is shown as its verdict.
-        drawings: Name -> chart. Charts with the same kind and name stand side by side.
+        conclusions: Sentences, most important first. The first sentence about each task is shown as its verdict.
+        drawings: Name -> chart. Charts of the same name from sections of the same kind stand side by side.
         tables: The tables in the order in which they are shown.
         settings: The settings that were used.
         seeds: The seeds of its runs.
-        examples: Examples of errors, a few of each task and layer.
-        errors: How many wrong answers the table lists.
+        examples: Examples of wrong predictions, a few for each task and layer.
+        errors: Number of wrong predictions in the table.
         model: Name of the model; "" if it is not known.
         tasks: Names of the tasks; empty if there are none.
     """
@@ -55,7 +57,7 @@ class Section:
     conclusions: Sequence[str] = ()
     drawings: Mapping[str, Drawing] = field(default_factory=dict)
     tables: Sequence[DataTable] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, JSON] = field(default_factory=dict)
     seeds: Sequence[int] = ()
     examples: Sequence[Example] = ()
     errors: int = 0
@@ -64,7 +66,10 @@ class Section:
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """The most important sentence of each task, as (task, sentence); the task is "" where a sentence names none."""
+        """The most important sentence about each task, as (task, sentence).
+
+        The most important sentence that is about no task has "" as its task.
+        """
         verdicts: dict[str, str] = {}
         for sentence in self.conclusions:
             task, separator, rest = sentence.partition(": ")
@@ -74,7 +79,7 @@ class Section:
 
     @property
     def details(self) -> list[str]:
-        """All other sentences."""
+        """The conclusions that are not among the verdicts."""
         shown = {f"{task}: {sentence}" if task else sentence for task, sentence in self.verdicts}
         return [sentence for sentence in self.conclusions if sentence not in shown]
 
@@ -96,8 +101,8 @@ class DataTable:
     rows: Sequence[Sequence[Cell]]
     note: str = ""
 
-    def compact(self) -> dict[str, Any]:
-        """Return the table for the page's JSON, column by column; a text that repeats is written once."""
+    def compact(self) -> dict[str, object]:
+        """Return the table for the page's JSON, column by column; a text that repeats is written only once."""
         cells = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.columns)
         columns = [{"name": name, **_packed(list(column))} for name, column in zip(self.columns, cells, strict=True)]
         return {"title": self.title, "note": self.note, "columns": columns}
@@ -110,7 +115,7 @@ class DataTable:
         return "\n".join([f"## {markdown_text(self.title)}", "", head, ruled, *body, *note, ""])
 
     def latex(self) -> str:
-        """Return the table as LaTeX for the packages booktabs and longtable; it may span several pages."""
+        """Return the table as LaTeX for the packages booktabs and longtable, so that it may span several pages."""
         head, *body = (" & ".join(map(escaped, line)) + r" \\" for line in self._lines())
         aligned = "".join("r" if self._is_numeric(at) else "l" for at in range(len(self.columns)))
         caption = rf"\caption{{{escaped(' '.join(filter(None, (f'{self.title}.', self.note))))}}} \\"
@@ -118,18 +123,19 @@ class DataTable:
         return "\n".join([*begin, *body, r"\bottomrule", r"\end{longtable}", ""])
 
     def _lines(self) -> Iterable[list[str]]:
-        """Return the header and the rows as texts."""
+        """Return the header and the rows, with every cell as text."""
         return [self.columns, *([_cell_text(cell) for cell in row] for row in self.rows)]
 
     def _is_numeric(self, at: int) -> bool:
-        """Return whether the column number `at` holds nothing but numbers and empty cells."""
+        """Return whether column number `at`, from 0, holds only numbers and empty cells."""
         return all(isinstance(row[at], int | float | None) for row in self.rows)
 
 
-def _packed(cells: Sequence[Cell]) -> dict[str, list[Any]]:
-    """Return a column as its cells, or as its different texts ("levels") and the number of each cell's text ("codes").
+def _packed(cells: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
+    """Return the cells of a column in the form that the page's script reads.
 
-    The second form is used for columns of texts that repeat.
+    A column of texts that repeat becomes {"levels": its distinct texts, "codes": the index of each cell's text}. All
+    other columns become {"cells": the cells}.
     """
     if any(isinstance(cell, str) for cell in cells):
         levels = list(dict.fromkeys(cells))

@@ -1,11 +1,11 @@
-"""How a study is shown on the page: its verdicts, charts, tables, settings and examples of errors."""
+"""Make the section of a study on the page: its verdicts, charts, tables, settings and examples of errors."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict, cast
 
 import numpy as np
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from lamina.studies.study import Figure, Study
 
 Frame: TypeAlias = Any  # a DataFrame of pandas, whose type stubs are narrower than what its methods accept
-COUNTS = {"rows": "row", "tokens": "token", "texts": "text", "n": "row"}  # column or setting -> what it counts
-MOST_SCATTERED = 4000  # points of a scatter plot; of more rows a sample is drawn
-MOST_EXAMPLES = 40  # errors that are shown; the table has all of them
+COUNTS = {"rows": "row", "tokens": "token", "texts": "text", "n": "row"}  # column or setting -> the things it counts
+MOST_SCATTERED = 4000  # largest number of points in a scatter plot; from a larger table, a random sample is drawn
+MOST_EXAMPLES = 40  # largest number of wrong predictions that are shown; the table has all of them
 EXAMPLE = ("task", "layer", "row", "metric", "score", "text", "true", "predicted")  # columns of a table of errors
 BASELINES = {
     "majority": "always answering the most frequent label",
@@ -30,7 +30,16 @@ BASELINES = {
     "bag_of_words": "bag of words + logistic regression",
     "tfidf": "TF-IDF + logistic regression",
 }
-_SIGNIFICANT = 0.05  # p value below which a difference is called one
+_SIGNIFICANT = 0.05  # largest p value of a difference that counts as significant
+
+
+class Span(TypedDict):
+    """A labelled span of a text in a table of errors; `start` and `end` count characters."""
+
+    start: int
+    end: int
+    label: NotRequired[str]
+    error: NotRequired[str]  # "wrong" if it is missing
 
 
 def study_section(study: Study, label: str) -> Section:
@@ -38,7 +47,7 @@ def study_section(study: Study, label: str) -> Section:
 
     Args:
         study: The study.
-        label: Its name on the page.
+        label: Name of the section on the page.
 
     Raises:
         UnknownNameError: If a figure is drawn from a column that the table does not have.
@@ -69,17 +78,18 @@ def study_section(study: Study, label: str) -> Section:
 
 
 def _model_name(study: Study) -> str:
-    """Return the name of the only model that the settings of a study name; "" if they name none or several."""
+    """Return the name of the model in a study's settings; "" if there is no name, or several."""
     models = study.settings.get("models") or {}
     names = {str(facts["name"]) for facts in models.values() if isinstance(facts, Mapping) and facts.get("name")}
     return names.pop() if len(names) == 1 else ""
 
 
 def _probe_verdicts(study: Study) -> Iterator[str]:
-    """Yield a sentence per task of a probing study: whether the layers know more than the text itself gives away.
+    """Yield a sentence per task of a probing study: whether probes of the layers beat baselines that use no model.
 
-    The sentence compares the probes with the best baseline, from the rows of measure "ahead". There is none where the
-    study has no such rows.
+    A baseline is, for example, TF-IDF with logistic regression. The sentence compares the probes with the best baseline
+    of the task. It says that a layer is better only if that is significant in the rows of measure "ahead" (score of a
+    probe minus score of the best baseline). Other studies, and tasks without baselines, have no such sentence.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):
@@ -108,7 +118,7 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
 
 
 def _seeds(study: Study) -> list[int]:
-    """Return the seeds of a study, from its table or else from its settings."""
+    """Return the seeds of a study: those in its table or, if the table has none, the one in its settings."""
     if "seed" in study.table:
         return sorted({int(seed) for seed in study.table["seed"].dropna()})
     seed = study.settings.get("seed")
@@ -116,15 +126,15 @@ def _seeds(study: Study) -> list[int]:
 
 
 def _wrong_answers(study: Study) -> Frame:
-    """Return the rows of a study's table that are wrong answers; an empty table if it lists none."""
+    """Return the rows of a study's table that list wrong predictions; an empty table if there are none."""
     return study.table.dropna(subset=["text"]) if set(EXAMPLE) <= set(study.table.columns) else study.table.head(0)
 
 
 def _examples(wrong: Frame) -> list[Example]:
-    """Return at most `MOST_EXAMPLES` wrong answers, in the order of the table `wrong`.
+    """Return at most `MOST_EXAMPLES` of the rows in `wrong` as examples, in the order of the rows.
 
-    Every task and layer contributes equally many, the first ones of each. If there are more tasks and layers than
-    examples, those that contribute are evenly spaced.
+    Every pair of task and layer contributes equally many examples, its first rows. If there are more such pairs than
+    examples, evenly spaced pairs contribute one example each.
     """
     rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
     places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())
@@ -135,41 +145,44 @@ def _examples(wrong: Frame) -> list[Example]:
 
 
 def _example(row: Row) -> Example:
-    """Return a row of a table of errors as an example with its spans marked."""
+    """Return a row of a table of errors (see `EXAMPLE`) as an example for the page, with its spans marked."""
     true, predicted, text = (_parsed(row[key]) for key in ("true", "predicted", "text"))
     text = " | ".join(map(str, text)) if isinstance(text, list) else str(text)
     where = f"{row['task']} · layer {row['layer']} · row {row['row']}"
     sure = f"{row['metric']} {row['score']:.3f}"
     sides = [side if isinstance(side, list) else [side] for side in (true, predicted)]
     if any(isinstance(span, dict) for side in sides for span in side):
-        spans = ([span for span in side if isinstance(span, dict)] for side in sides)
+        spans = ([cast("Span", span) for span in side if isinstance(span, dict)] for side in sides)
         return Example(where, sure, [], *(marked_parts(text, side) for side in spans))
     labels = ([(", ".join(map(str, side)), "", "")] for side in sides)
     return Example(where, sure, [(text, "", "")], *labels)
 
 
-def _parsed(cell: Any) -> JSON:
-    """Return the value of a table's cell: lists come back from Parquet as arrays or as JSON texts."""
-    if hasattr(cell, "tolist"):
-        cell = cell.tolist()
+def _parsed(cell: object) -> JSON:
+    """Return the value that a table's cell had before it was saved; Parquet returns lists as arrays or as JSON texts."""
+    cell = _plain_python(cell)
     if isinstance(cell, str) and cell[:1] == "[":
         try:
             return json.loads(cell)
         except ValueError:
             return cell
-    return cell
+    return cast("JSON", cell)
 
 
-def marked_parts(text: str, spans: Sequence[Mapping[str, Any]]) -> Spans:
+def _plain_python(cell: object) -> object:
+    """Return an array or number of numpy as a list or number of Python; all other values as they are."""
+    return cast("np.ndarray", cell).tolist() if hasattr(cell, "tolist") else cell
+
+
+def marked_parts(text: str, spans: Sequence[Span]) -> Spans:
     """Cut a text at its spans and return the parts as (text, label, error).
 
     Args:
         text: The text.
-        spans: Each has "start" and "end" (characters) and may have "label" and "error" ("wrong" if it is missing). Of
-            spans that overlap only the first is marked; empty spans are left out.
+        spans: The spans in any order. If spans overlap, only the first is marked. Empty spans are left out.
 
     Returns:
-        The parts in order; label and error are "" for the text between spans.
+        The parts in order. Label and error are "" for the text between spans.
     """
     parts: Spans = []
     end = 0
@@ -183,10 +196,15 @@ def marked_parts(text: str, spans: Sequence[Mapping[str, Any]]) -> Spans:
 
 
 def drawing_of(study: Study, name: str) -> Drawing:
-    """Return the chart of a study's figure.
+    """Return a figure of a study as a chart for the page.
 
-    Rows that have no place in the chart are left out and counted in the remark. Rows that differ only in their seed are
-    averaged; from three seeds on the chart has their interval, below it shows every seed.
+    Rows that cannot be drawn are left out and counted in the remark below the chart. Rows that differ only in their
+    seed are averaged. With three seeds or more, the chart shows the interval of the mean; with two, it shows the value
+    of each seed.
+
+    Args:
+        study: The study.
+        name: Name of the figure in `study.figures`.
 
     Raises:
         UnknownNameError: If the figure is drawn from a column that the table does not have.
@@ -213,7 +231,13 @@ def drawing_of(study: Study, name: str) -> Drawing:
 
 
 def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
-    """Return the note of a figure; for importances of layers with the share that every layer has if all are equal."""
+    """Return the note of a figure; in a study of importances, with a sentence on the share of a layer if all are equal.
+
+    Args:
+        note: The note.
+        study: The study.
+        rows: The rows of the figure.
+    """
     layers = rows["layer"].nunique() if study.name == "importance" and "layer" in rows else 0
     return f"{note} With equal shares every layer would have 1/{layers} = {1 / layers:.3f}.".strip() if layers else note
 
@@ -221,8 +245,17 @@ def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
 def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> tuple[Frame, list[str]]:
     """Return the rows that can be drawn, and remarks that count all others.
 
-    A row needs a finite value and a place; in a line chart a row without x is a line across. `columns` maps the parts
-    of the chart to columns; `name` is the figure's name, for errors.
+    A row needs a finite value and a place on the axes. In a line chart, a row without x can be drawn too, as a line
+    across the chart.
+
+    Args:
+        rows: The rows of the figure.
+        figure: The figure.
+        columns: Part of the chart ("x", "y", "colour", "facet" and so on) -> column of the table.
+        name: Name of the figure, for errors.
+
+    Raises:
+        DataError: If the values are not numbers.
     """
     try:
         values = rows[figure.value].astype("float64")
@@ -243,7 +276,13 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 
 
 def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
-    """Return a remark that counts the true entries of `missing`, such as "2 rows without a task are left out"."""
+    """Return a list with the remark how many rows are left out, such as "2 rows without a task are left out".
+
+    Args:
+        missing: A column of truth values: True for each row that is left out. The list is empty if all are False.
+        noun: The thing that is counted, in the singular.
+        reason: The words after the noun; "{are}" in it becomes "is" or "are".
+    """
     count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
     return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
 
@@ -254,7 +293,7 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
     Args:
         rows: A table that may have a column "seed".
         keys: The columns to group by.
-        value: The column to average; rows of one seed are averaged first.
+        value: The column to average. Rows of one seed are averaged before the mean over seeds is computed.
 
     Returns:
         A table with the keys, "value", "low", "high" (both NaN for a single seed) and "seeds".
@@ -274,10 +313,10 @@ def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 
 
 def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
-    """Return the means over seeds as marks, and remarks on what they average.
+    """Return the means over seeds as rows of a chart, and remarks that say what was averaged.
 
-    Points of three seeds or more have an interval. If no point has as many, each seed is a dot of its own (not in heat
-    maps, which have no room for it).
+    A mean of three seeds or more has an interval. If no mean has that many, every seed is added as a dot (except in
+    heat maps, where there is no room for dots). The arguments are those of `_drawable`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value
     means = with_interval(rows, keys, value)
@@ -287,22 +326,28 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
     drawn = means["seeds"] >= INTERVAL_SEEDS
     means = means.assign(low=[low for low, _ in ends], high=[high for _, high in ends])
     means[["low", "high"]] = means[["low", "high"]].where(drawn)
-    found = means[["value", "low", "high", "seeds"]].assign(**{part: means[name] for part, name in columns.items()})
-    if found["x"].dtype.kind in "iuf":
-        found = found.sort_values("x", kind="stable")
-    marks = _records(found)
+    points = means[["value", "low", "high", "seeds"]].assign(**{part: means[name] for part, name in columns.items()})
+    if points["x"].dtype.kind in "iuf":
+        points = points.sort_values("x", kind="stable")
+    marks = _records(points)
     has_dots = figure.kind != "heat" and 1 < most < INTERVAL_SEEDS
     if has_dots:
         several = means.loc[means["seeds"] > 1, keys]
         seeds = _per_seed(rows.merge(several, on=keys), keys, value)
         dots = seeds[[value]].rename(columns={value: "value"})
         marks += [{**row, "mark": DOT} for row in _records(dots.assign(**{p: seeds[c] for p, c in columns.items()}))]
-    remarks = [_interval_remark(sorted({int(count) for count in found["seeds"]}), "seed" in rows, has_dots=has_dots)]
+    remarks = [_interval_remark(sorted({int(count) for count in points["seeds"]}), "seed" in rows, has_dots=has_dots)]
     return marks, remarks + _also_averaged(rows, [*keys, *(["seed"] if "seed" in rows else [])], value)
 
 
 def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> str:
-    """Return what a point of a chart is, from the different numbers of seeds of its points."""
+    """Return a remark that says what a point of a chart stands for.
+
+    Args:
+        counts: The numbers of seeds that the points average over, sorted and without repetitions.
+        has_seeds: Whether the table has seeds at all.
+        has_dots: Whether the chart shows each seed as a dot.
+    """
     if not has_seeds:
         return "one measurement per point, so no interval is drawn"
     if counts == [1]:
@@ -313,13 +358,16 @@ def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> s
 
 
 def _metrics(rows: Frame) -> set[str]:
-    """Return the metrics of the scores in some rows: their measures, or where the measure is "score" the metrics."""
+    """Return the names of the metrics that the scores in the rows are measured by.
+
+    They are the values in the column "measure" or, if the only measure is "score", those in the column "metric".
+    """
     measures = set(rows["measure"]) if "measure" in rows else set()
     return set(rows["metric"]) if measures == {"score"} and "metric" in rows else measures
 
 
 def _across(points: list[Mark]) -> list[Mark]:
-    """Return the points of lines, where each point without x becomes two: one at each end of the x axis."""
+    """Return the points of a line chart, where each point without x is replaced by two, at both ends of the x axis."""
     along = list(dict.fromkeys(row["x"] for row in points if "x" in row))
     ends = list(dict.fromkeys([*along[:1], *along[-1:]]))
     pairs = [[row] if "x" in row else [{**row, "x": end, "across": True} for end in ends] for row in points]
@@ -327,7 +375,15 @@ def _across(points: list[Mark]) -> list[Mark]:
 
 
 def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
-    """Return a remark on the columns over which rows with the same keys were averaged; [] if there are no such rows."""
+    """Return a list with the remark over which columns the rows with the same keys were averaged.
+
+    The list is empty if no two rows have the same keys.
+
+    Args:
+        rows: The rows that were averaged.
+        keys: The columns that the rows were grouped by.
+        value: The column that was averaged.
+    """
     groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
     if not len(rows) or groups.size().max() == 1:
         return []
@@ -337,9 +393,10 @@ def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
 
 
 def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
-    """Return a point per row, at most `MOST_SCATTERED` of them drawn at random with a fixed seed, and remarks.
+    """Return the points of a scatter plot, one per row, and remarks that count them.
 
-    A point without a label is labelled with all columns that are not drawn otherwise.
+    From more than `MOST_SCATTERED` rows, a random sample is drawn with a fixed seed. If the figure names no column for
+    labels, a point is labelled with all columns that are not drawn otherwise. The arguments are those of `_drawable`.
     """
     shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
     points = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})
@@ -354,43 +411,53 @@ def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[li
 
 
 def _records(rows: Frame) -> list[Mark]:
-    """Return the rows of a table as dicts that JSON can hold, without missing cells."""
+    """Return the rows of a table as dicts that JSON can hold; missing cells are left out."""
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     return [{str(key): plain(cell) for key, cell in row.items() if cell is not None} for row in records]
 
 
-def plain(cell: Any) -> Cell:
-    """Return a cell as JSON can hold it: numbers with at most 6 significant digits, truth values, texts or None."""
-    cell = cell.tolist() if hasattr(cell, "tolist") else cell
+def plain(cell: object) -> Cell:
+    """Return a cell of a pandas table in a form that JSON can hold.
+
+    Floats are rounded to 6 significant digits. Infinite floats, and values of other types, become texts.
+    """
+    cell = _plain_python(cell)
     if isinstance(cell, float):
         return float(f"{cell:.6g}") if math.isfinite(cell) else str(cell)
     return cell if isinstance(cell, bool | int | str | None) else str(cell)
 
 
-def _counts(rows: Frame, settings: Mapping[str, Any]) -> list[str]:
-    """Return a remark on how many rows, tokens or texts a number is of, if the table or the settings say so."""
+def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
+    """Return a list with the remark how many rows, tokens or texts were measured, such as "n = 872 rows".
+
+    The list is empty if neither the table nor the settings of the study say it.
+    """
     for name, noun in COUNTS.items():
         counts = sorted({int(count) for count in rows[name].dropna()}) if name in rows else []
         if counts:
             return [f"n = {_span(counts)} {noun}{'s' * (counts != [1])}"]
     for name, noun in COUNTS.items():
-        if isinstance(settings.get(name), int):
-            return [f"n = {pluralize(settings[name], noun)}"]
+        if isinstance(count := settings.get(name), int):
+            return [f"n = {pluralize(count, noun)}"]
     return []
 
 
 def _span(counts: list[int]) -> str:
-    """Return sorted counts as "3" or "1 to 3"."""
+    """Return the lowest and the highest of sorted counts as text, such as "1 to 3", or "3" if they are equal."""
     return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
 
 
 def _axis_title(column: str) -> str:
-    """Return the title of the axis of a column."""
+    """Return the title of the axis that shows a column of the table."""
     return LAYER if column == "layer" else column.replace("_", " ")
 
 
 def _value_title(rows: Frame, figure: Figure) -> str:
-    """Return the title of the value axis: the metric of a score, another measure with its metric, or the column."""
+    """Return the title of the value axis of a figure.
+
+    If the values are scores of a single measure, it is the name of the metric, or of the measure with its metric in
+    brackets. Otherwise it is the name of the column.
+    """
     if figure.value != "score" or "measure" not in rows or rows["measure"].nunique() != 1:
         return figure.value.replace("_", " ")
     measure = str(rows["measure"].iloc[0])
@@ -401,12 +468,13 @@ def _value_title(rows: Frame, figure: Figure) -> str:
 
 
 def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[DataTable]:
-    """Return a study's table, preceded by the means over seeds if there are several.
+    """Return a study's table as a table of the page; if there are several seeds, a table of means comes before it.
 
     Args:
-        frame: The table.
-        title: Its title.
-        axes: Columns that figures use as axes. Other columns of floats are measurements and are left out of the means.
+        frame: The table of the study.
+        title: Title of the table.
+        axes: Columns that figures use as axes. Rows are grouped by these and by all columns that hold no floats. Other
+            columns of floats are measurements and are left out of the table of means.
     """
     whole = _data_table(frame, title)
     if "seed" not in frame or "score" not in frame or frame["seed"].nunique() < 2:
@@ -421,6 +489,6 @@ def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[Data
 
 
 def _data_table(frame: Frame, title: str, note: str = "") -> DataTable:
-    """Return a pandas table as a table of the page."""
+    """Return a pandas table as a table of the page, with a title and a note below it."""
     rows = frame.astype(object).where(frame.notna(), None).to_numpy().tolist()
     return DataTable(title, list(map(str, frame.columns)), [[plain(cell) for cell in row] for row in rows], note)

@@ -209,7 +209,7 @@ def test_bad_runs(tmp_path: Path):
     nothing = saved(Study("probe", pd.DataFrame({"layer": [], "score": []})), tmp_path / "nothing")
     refused(DataError, "nothing has an empty table", [nothing], page)
     bare = saved(Study("probe", pd.DataFrame({"layer": [1], "score": [1.0]})), tmp_path / "bare")
-    refused(DataError, "bare: there is no figure that can be drawn", [bare], page)
+    refused(DataError, "bare: there is nothing that can be drawn", [bare], page)
     (whole / "lamina_study.json").write_text(
         json.dumps(json.loads((whole / "lamina_study.json").read_text()) | {"format": 2})
     )
