@@ -1,17 +1,19 @@
-"""Bulk prediction: `predict_file` with 8 AdaLayers readers over the base's forward on the same sorted batches.
+"""Bulk prediction: the time of `predict_file` with 8 AdaLayers readers, relative to the forward of the base model.
 
     python benchmarks/bulk.py [--json]
 
-`predict_file` is timed whole: reading, tokenising, sorting, the readers' answers and writing. The forward alone finds
-its batches ready: the same rows, in the same order and padding. Texts are 1 to 8 of the demo's sentences. The two take
-turns; `ratio` is the median of the rounds' ratios, `from` and `to` its range, and `cpu ratio` the same of processor
-time, which neighbours on a busy machine disturb less. Budget: at most 1.25.
+The time of `predict_file` includes reading, tokenising, sorting, the readers' predictions and writing. The forward
+alone starts from finished batches: the same rows, in the same order and with the same padding. Each text consists of 1
+to 8 sentences of the demo. The two are measured in turn. `ratio` is the median of the ratios of all rounds, `from` and
+`to` are the lowest and the highest ratio. `cpu ratio` is the ratio of processor times, which other processes on a busy
+machine disturb less. Budget: at most 1.25.
 
-The second table has the peak resident memory of processes that predict N and 4 N rows. Budget: the same, within 5 %.
+The second table has the peak resident memory of processes that predict N and 4 N rows. Budget: equal within 5 %.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import resource
@@ -38,7 +40,7 @@ READERS, BATCH, CHUNK, ROWS, BUDGET = 8, 32, 256, 512, 1.25
 
 
 def texts(folder: Path, rows: int) -> Path:
-    """A file with a text per line."""
+    """Write `rows` texts to a file in a folder, one per line, and return the path of the file."""
     corpus = write(folder / "corpus", rows=1000)["train"].read_text(encoding="utf-8").splitlines()
     sentences, rng = [json.loads(line)["text"] for line in corpus], random.Random(0)
     path = folder / f"{rows}.txt"
@@ -48,7 +50,7 @@ def texts(folder: Path, rows: int) -> Path:
 
 
 def bank_of(device: str) -> ReaderBank:
-    """MiniLM with its readers."""
+    """Return a bank of MiniLM with eight untrained AdaLayers readers, in eval mode on a device."""
     model, tokenizer = load("minilm")
     bank = ReaderBank(model, tokenizer)
     for number in range(READERS):
@@ -57,7 +59,7 @@ def bank_of(device: str) -> ReaderBank:
 
 
 def sorted_batches(bank: ReaderBank, source: Path) -> list[dict[str, torch.Tensor]]:
-    """The batches that `predict_file` makes, ready for the model."""
+    """Return the batches that `predict_file` makes from the texts in a file, on the device of the bank."""
     lines, batches = source.read_text(encoding="utf-8").splitlines(), []
     for start in range(0, len(lines), CHUNK):
         encoded = bank.processor(lines[start : start + CHUNK], truncation=True)["input_ids"]
@@ -68,25 +70,25 @@ def sorted_batches(bank: ReaderBank, source: Path) -> list[dict[str, torch.Tenso
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds by the clock and of the processor."""
+    """Call a function and return its duration in seconds and the processor time that it used in seconds."""
     start, used = time.perf_counter(), time.process_time()
     run()
     synchronise()
     return time.perf_counter() - start, time.process_time() - used
 
 
-def speed(asked: Any, folder: Path) -> dict[str, Any]:
-    """One row: what the whole takes over the forward alone."""
-    bank, source = bank_of(asked.device), texts(folder, ROWS)
-    batches, given = sorted_batches(bank, source), {"batch_size": BATCH, "chunk_rows": CHUNK, "progress": False}
+def speed(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the row of the first table: `predict_file` relative to the forward alone; files go to `folder`."""
+    bank, source = bank_of(arguments.device), texts(folder, ROWS)
+    batches, settings = sorted_batches(bank, source), {"batch_size": BATCH, "chunk_rows": CHUNK, "progress": False}
 
     def forward() -> None:
         with torch.no_grad():
             for batch in batches:
                 bank.model(**batch)
 
-    runs = {"forward": forward, "bulk": lambda: predict_file(bank, source, folder / "out.jsonl", **given)}
-    rounds = [{name: timed(run) for name, run in runs.items()} for _ in range(asked.repeats + 1)][1:]
+    runs = {"forward": forward, "bulk": lambda: predict_file(bank, source, folder / "out.jsonl", **settings)}
+    rounds = [{name: timed(run) for name, run in runs.items()} for _ in range(arguments.repeats + 1)][1:]
     ratios, cpu = ([both["bulk"][at] / both["forward"][at] for both in rounds] for at in (0, 1))
     return {
         "rows": ROWS,
@@ -102,7 +104,7 @@ def speed(asked: Any, folder: Path) -> dict[str, Any]:
 
 
 def peak(rows: int) -> int:
-    """Peak resident bytes of a process that predicts so many rows."""
+    """Predict `rows` texts and return the peak resident memory of this process in bytes."""
     with tempfile.TemporaryDirectory() as folder:
         source = texts(Path(folder), rows)
         predict_file(bank_of("cpu"), source, Path(folder) / "out.jsonl", batch_size=BATCH, progress=False)
@@ -110,7 +112,7 @@ def peak(rows: int) -> int:
 
 
 def memory() -> list[dict[str, Any]]:
-    """One row per number of rows."""
+    """Return the rows of the second table: the peak memory of a process for each number of rows."""
     peaks: dict[int, int] = {}
     for rows in (ROWS, 4 * ROWS):
         command = [sys.executable, __file__, "--peak", str(rows)]
@@ -122,11 +124,11 @@ def memory() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure and print."""
-    asked = options(__doc__ or "", repeats=7)
+    """Measure speed and memory, and print both tables."""
+    arguments = options(__doc__ or "", repeats=7)
     with tempfile.TemporaryDirectory() as folder:
-        report([speed(asked, Path(folder))], as_json=asked.json)
-    report(memory(), as_json=asked.json)
+        report([speed(arguments, Path(folder))], as_json=arguments.json)
+    report(memory(), as_json=arguments.json)
 
 
 if __name__ == "__main__":

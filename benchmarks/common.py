@@ -1,4 +1,4 @@
-"""What the benchmarks share: bases, readers, and how a result is printed."""
+"""Functions that the benchmarks share: they make models and banks, and print results."""
 
 from __future__ import annotations
 
@@ -15,22 +15,27 @@ from lamina.store import load
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SHAPES = {"minilm": (16, 64), "roberta-large": (4, 128)}  # batch, tokens
+SHAPES = {"minilm": (16, 64), "roberta-large": (4, 128)}  # model -> batch size, tokens per text
 
 
 def options(description: str, *, repeats: int) -> argparse.Namespace:
-    """The options that every benchmark takes."""
+    """Parse the options that every benchmark has: `json`, `repeats` and `device`.
+
+    Args:
+        description: Text of --help.
+        repeats: Default of --repeats.
+    """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--repeats", type=int, default=repeats, help=f"counted runs of each (default {repeats})")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--repeats", type=int, default=repeats, help="number of measured runs (default %(default)s)")
     parser.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where it runs (default %(default)s)"
+        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device (default %(default)s)"
     )
     return parser.parse_args()
 
 
 def base(name: str) -> PreTrainedModel:
-    """MiniLM with its weights, or RoBERTa-large's shape with random ones."""
+    """Return MiniLM with its weights for the name "minilm", otherwise a random model of the size of RoBERTa-large."""
     if name == "minilm":
         return load("minilm")[0]
     torch.manual_seed(0)
@@ -47,14 +52,21 @@ def base(name: str) -> PreTrainedModel:
 
 
 def tokens(model: PreTrainedModel, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Random token ids without padding."""
+    """Return a batch of random token ids `[batch, length]` without padding, with its mask, on the model's device."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(5, model.config.vocab_size, (batch, length), generator=generator).to(model.device)
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
 def bank_of(model: PreTrainedModel, readers: int, fusion: str = "ada_layers", processor: Any = None) -> ReaderBank:
-    """A bank of readers of whole texts with k = 64: AdaLayers with its attention head, or a pooling fusion."""
+    """Return a bank with untrained readers that classify texts, in eval mode.
+
+    Args:
+        model: The model of the bank.
+        readers: Number of readers.
+        fusion: Fusion of all readers, with 64 dimensions: "ada_layers", "pooled_layers" or "paired_layers".
+        processor: Tokenizer of the bank. None: it has none.
+    """
     bank, labels = ReaderBank(model, processor), ("no", "yes")
     attention, first = (SequenceClassification(labels, pooling=pooling) for pooling in ("attention", "first"))
     parts = {
@@ -68,13 +80,13 @@ def bank_of(model: PreTrainedModel, readers: int, fusion: str = "ada_layers", pr
 
 
 def synchronise() -> None:
-    """Wait for the GPU, where there is one."""
+    """Wait until the GPU has finished its work; return at once without a GPU."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def report(rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    """Print rows as JSON or as aligned columns."""
+    """Print rows as JSON, or as a table with the keys of the first row as header."""
     if as_json:
         print(json.dumps(rows, indent=1))
         return

@@ -159,7 +159,7 @@ def _example(row: Row) -> Example:
 
 
 def _parsed(cell: object) -> JSON:
-    """Return the value that a table's cell had before it was saved; Parquet returns lists as arrays or as JSON texts."""
+    """Return the value that a cell of a table had before it was saved. Parquet returns lists as arrays or JSON."""
     cell = _plain_python(cell)
     if isinstance(cell, str) and cell[:1] == "[":
         try:
