@@ -1,18 +1,18 @@
-"""Few examples per class: Lamina's classifier beside SetFit and a regression on sentence embeddings, on the same rows.
+"""Few examples per class: Lamina's classifier, SetFit and a regression on sentence embeddings, on the same rows.
 
     python benchmarks/few_shot.py --data ../shared/data [--tasks sst2 imdb] [--per-class 8 16] [--seeds 0 1 2]
         [--rows 400] [--output out/few-shot] [--json]
 
-All start from MiniLM (all-MiniLM-L6-v2) and learn from so many rows of each class, drawn by the seed; there are no
-others to choose by. Every task, size, method and seed is written when it ends; the same command goes on where it was
-ended. Columns:
+All methods start from MiniLM (all-MiniLM-L6-v2) and are trained on the same number of rows of each class, which the
+seed draws. There is no validation split. Each combination of task, size, method and seed is saved when it ends, and the
+same command continues an interrupted run. Columns:
 
-    accuracy, spread   on the same test rows: mean and sample standard deviation over the draws
-    train s            of one draw, the model being loaded
-    trained            parameters that learn
+    accuracy, spread   mean and sample standard deviation over the draws, on the same test rows
+    train s            seconds of one training run, without loading the model
+    trained            number of parameters that are trained
 
-SetFit (`pip install setfit`) fine-tunes the whole model on pairs of sentences, then a logistic regression; its settings
-are its own defaults.
+SetFit (`pip install setfit`) fine-tunes the whole model on pairs of sentences, then fits a logistic regression; it runs
+with its default settings.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ if TYPE_CHECKING:
 
     from lamina import Task
 
-LENGTH = {"sst2": 128, "imdb": 64}  # tokens of a text that are read, by all
-TASKS = {"sst2": "validation", "imdb": "test"}  # the published part that is scored
-Learnt = tuple[Any, float, int]  # what has learnt, the seconds that it took, how many parameters learnt
+LENGTH = {"sst2": 128, "imdb": 64}  # tokens to which every method truncates a text
+TASKS = {"sst2": "validation", "imdb": "test"}  # task -> the published split that is scored
+Trained = tuple[Any, float, int]  # a trained classifier, the seconds that training took, number of trained parameters
 
 
 def main() -> None:
-    """Run what has not ended, and print."""
-    asked = _options()
+    """Run the combinations that have not ended yet, and print a row per task, size and method."""
+    arguments = _options()
     cells = [
         Cell(
             {"task": task, "per class": size, "method": method, "seed": seed},
-            partial(_cell, METHODS[method], asked, task, size, seed),
+            partial(_cell, METHODS[method], arguments, task, size, seed),
         )
-        for task in asked.tasks
-        for size in asked.per_class
-        for method in asked.methods
-        for seed in asked.seeds
+        for task in arguments.tasks
+        for size in arguments.per_class
+        for method in arguments.methods
+        for seed in arguments.seeds
     ]
-    settings = {"rows": asked.rows, "length": LENGTH, "torch": torch.__version__}
-    done: Any = run_cells(cells, settings=settings, output=asked.output, resume=True)
+    settings = {"rows": arguments.rows, "length": LENGTH, "torch": torch.__version__}
+    done: Any = run_cells(cells, settings=settings, output=arguments.output, resume=True)
     table, failures = done
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
@@ -76,61 +76,76 @@ def main() -> None:
         row: dict[str, Any] = {"task": task, "per class": int(size), "method": method, "draws": summary.count}
         row |= {"accuracy": summary.mean, "spread": summary.spread}
         rows.append({**row, "train s": part["seconds"].median(), "trained": int(part["trained"].median())})
-    report(rows, as_json=asked.json)
+    report(rows, as_json=arguments.json)
 
 
 def _options() -> argparse.Namespace:
+    """Parse the command line; without SetFit installed, its method ends the process with an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
-    parser.add_argument("--output", type=Path, default=Path("out/few-shot"), help="where ended cells are kept")
     parser.add_argument(
-        "--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="which of them (default: all)"
+        "--data", type=Path, required=True, help="folder with a subfolder per task, as for `lamina train`"
     )
+    parser.add_argument("--output", type=Path, default=Path("out/few-shot"), help="folder for results that have ended")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="methods (default: all)")
     parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, default=list(METHODS), help="which of them (default: all)"
+        "--per-class", nargs="+", type=int, default=[8, 16], help="training rows of each class (default %(default)s)"
     )
-    parser.add_argument(
-        "--per-class", nargs="+", type=int, default=[8, 16], help="labelled rows of a class (default %(default)s)"
-    )
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the runs (default %(default)s)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds (default %(default)s)")
     parser.add_argument("--rows", type=int, default=400, help="test rows, drawn once (default 400)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    asked = parser.parse_args()
-    if "SetFit" in asked.methods and find_spec("setfit") is None:
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    if "SetFit" in arguments.methods and find_spec("setfit") is None:
         parser.error("SetFit is not installed: pip install setfit, or name the other --methods")
-    return asked
+    return arguments
 
 
 def _cell(
-    method: Callable[..., Learnt], asked: argparse.Namespace, name: str, size: int, seed: int
+    method: Callable[..., Trained], arguments: argparse.Namespace, name: str, size: int, seed: int
 ) -> list[dict[str, Any]]:
-    """One method on one draw of rows."""
-    task = lamina.Task.preset(name, files=asked.data / name)
+    """Train and score one method on one draw of rows.
+
+    Args:
+        method: Function that trains a classifier on texts and labels.
+        arguments: The command line.
+        name: Name of the task.
+        size: Training rows of each class.
+        seed: Seed of the draw and of the method.
+
+    Returns:
+        A single row with "accuracy", "seconds" (of training) and "trained" (number of parameters).
+    """
+    task = lamina.Task.preset(name, files=arguments.data / name)
     texts, labels = _columns(task.subsample(per_class=size, stratified=True, seed=seed), "train")
     classifier, seconds, trained = method(texts, labels, seed=seed, length=LENGTH[name])
-    held, truth = _columns(task, TASKS[name], asked.rows)
-    right = np.asarray(classifier.predict(held)) == truth
-    return [{"accuracy": float(right.mean()), "seconds": seconds, "trained": trained}]
+    test_texts, truth = _columns(task, TASKS[name], arguments.rows)
+    correct = np.asarray(classifier.predict(test_texts)) == truth
+    return [{"accuracy": float(correct.mean()), "seconds": seconds, "trained": trained}]
 
 
 def _columns(task: Task, part: str, rows: int | None = None) -> tuple[list[str], np.ndarray]:
+    """Return the texts and labels of a split, or of `rows` rows that are drawn from it."""
     split = limited(task.split(part), rows, seed=0)
     return list(split.texts), np.array([task.labels[number] for number in split.labels])
 
 
-# The methods
+# The methods. Each trains a classifier on texts and labels, with texts truncated to `length` tokens.
 
 
-def _reader(texts: list[str], labels: np.ndarray, *, seed: int, length: int, reader: Any = None) -> Learnt:
-    lamina.LaminaTransformer().fit(texts)  # the model is loaded
+def _reader(texts: list[str], labels: np.ndarray, *, seed: int, length: int, reader: Any = None) -> Trained:
+    """Train `LaminaClassifier`; `reader` is its fusion. None: the default reader."""
+    lamina.LaminaTransformer().fit(texts)  # loads the model, so that the time of training does not include it
     classifier = lamina.LaminaClassifier(reader=reader, max_length=length, random_state=seed)
     start = time.perf_counter()
     classifier.fit(texts, labels)
     return classifier, time.perf_counter() - start, classifier.bank_["reader"].size()
 
 
-def _embedding(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Learnt:
-    """The mean of the last states, of length 1: what sentence-transformers makes of this model."""
+def _embedding(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Trained:
+    """Train a logistic regression on sentence embeddings: the mean of the last layer's states, scaled to length 1.
+
+    They are the embeddings that sentence-transformers computes with this model.
+    """
     embed = lamina.LaminaTransformer(max_length=length).fit(texts)
     regression: Any = LogisticRegression(C=10.0, max_iter=2000, random_state=seed)
     classifier = make_pipeline(embed, Normalizer(), regression)
@@ -139,7 +154,8 @@ def _embedding(texts: list[str], labels: np.ndarray, *, seed: int, length: int) 
     return classifier, time.perf_counter() - start, regression.coef_.size + regression.intercept_.size
 
 
-def _setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Learnt:
+def _setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> Trained:
+    """Train SetFit with its default settings."""
     setfit: Any = import_module("setfit")
     model = setfit.SetFitModel.from_pretrained(source_of("minilm", None))
     model.model_body.max_seq_length = length
@@ -152,13 +168,13 @@ def _setfit(texts: list[str], labels: np.ndarray, *, seed: int, length: int) -> 
             train_dataset=rows,
         )
         start = time.perf_counter()
-        with redirect_stdout(sys.stderr):  # it prints what it logs
+        with redirect_stdout(sys.stderr):  # SetFit prints its log
             trainer.train()
         seconds = time.perf_counter() - start
     return model, seconds, sum(parameter.numel() for parameter in model.model_body.parameters())
 
 
-METHODS: dict[str, Callable[..., Learnt]] = {
+METHODS: dict[str, Callable[..., Trained]] = {
     "LaminaClassifier()": _reader,
     "reader=LastLayer()": partial(_reader, reader=lamina.fusion.LastLayer()),
     "embedding + regression": _embedding,

@@ -1,27 +1,32 @@
-"""Score against cost: what each way of adding a task to MiniLM gives, and what it takes.
+"""Score against cost: the score of each way of adding a task to MiniLM, and its cost in parameters and time.
 
     python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
         [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--picture frontier.svg] [--json]
 
-Whole texts (CoLA, SST-2, IMDB), pairs (MRPC, RTE, STS-B, QNLI) and tags (CoNLL-2003). Every method has a few variants
-(rates, layers); a tenth of the training rows chooses the variant with the first seed, and the epoch with each; the
-score is that on the published validation part. Each task, method and seed is written when it ends; the same
-command goes on where it was ended. Three tables: the scores, mean over seeds and half the width of the 95 % interval;
-the share of the way from "last layer" to "fine-tuning" that each method closes, none where fine-tuning is behind; and
-what it takes, of the median task (of LoRA's mixed batch, a copy of the batch per adapter in one pass, the time alone):
+The tasks are sequence classification (CoLA, SST-2, IMDB), pairs of texts (MRPC, RTE, STS-B, QNLI) and token
+classification (CoNLL-2003). Every method has a few variants (learning rates, layers). A tenth of the training rows is
+held out: with the first seed it chooses the variant, and with every seed the epoch. The score is measured on the
+published validation split. Each combination of task, method and seed is saved when it ends, and the same command
+continues an interrupted run. There are three tables:
 
-    trained          parameters that learn, classifier included; `MB` is what is stored for the task, in float32
-    train s          of the chosen variant alone; readers' states of the frozen model are cached
-    answer           time to answer eight whole-text tasks for one batch of 16 x 64 tokens, over one pass of the model
+1. The scores: mean over seeds, and half the width of the 95 % interval.
+2. The share of the gap between "last layer" and "fine-tuning" that each method closes. Tasks in which fine-tuning is no
+   better have no share.
+3. The cost, as the median over the tasks. For LoRA with a mixed batch (a copy of the batch per adapter, in one pass)
+   only the time is measured. Columns:
+
+    trained          number of trained parameters, classifier included; `MB` is the size stored for the task, in float32
+    train s          seconds of training of the chosen variant alone; for readers, states of the frozen model are cached
+    answer           time to answer eight sequence tasks for one batch of 16 x 64 tokens, in passes of the model
 
 `--json` prints a row per task and method.
 
-Beside the readers stand a logistic (or ridge) regression on sentence embeddings, of a pair on each text's by itself;
-LoRA (PEFT, which this asks for: `pip install peft`; rank 8 on queries and values) and fine-tuning of everything.
-"default" is trained at `fit`'s own rate, with nothing to choose but the epoch; "default, tuned rate" has the grid of
-the other readers. "default, tuned base" trains one model along with the default readers of all the tasks asked for,
-which still share one pass: the model is no longer what it was. "default, inserted layers" trains layers that were
-inserted into it, and nothing else of it; folded in at the end, they take no time.
+The methods are readers and three others: a logistic (or ridge) regression on sentence embeddings, where each text of a
+pair is embedded by itself; LoRA (needs PEFT: `pip install peft`; rank 8 on queries and values); and fine-tuning of all
+weights. "default" is trained with the default learning rate of `fit`, so that only the epoch is chosen. "default, tuned
+rate" has the same grid of rates as the other readers. "default, tuned base" trains one model together with the default
+readers of all tasks; they still share one pass, but the model changes. "default, inserted layers" trains layers that
+are inserted into the model, and no other weights of it; merged at the end, they cost no time.
 """
 
 from __future__ import annotations
@@ -73,79 +78,95 @@ TASKS = {
     "imdb": {"length": 256},
     "conll2003": {"rows": 8000},
 }
-RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # of readers
+RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # learning rates of readers: the default, and the grid
 OURS, OURS_TUNED = "default", "default, tuned rate"
 BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", OURS_TUNED)
 GRIDS = dict.fromkeys(BY_RATE, RATES) | {OURS: (RATE,), "LoRA": RIVAL_RATES["lora"], TUNED: RIVAL_RATES["fine-tuning"]}
-EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4, INSERTED: 4}  # at most: the best is chosen
+EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4, INSERTED: 4}  # number of epochs, of which the best is chosen
 READER_EPOCHS = 8
 
 
 def main() -> None:
-    """Run what has not ended, and print."""
-    asked = _options()
-    first = _run(asked, asked.seeds[:1], {})
+    """Run the combinations that have not ended yet, and print the tables."""
+    arguments = _options()
+    first = _run(arguments, arguments.seeds[:1], {})
     chosen = {(row["task"], row["method"]): row["variant"] for _, row in first.iterrows()}
-    table = _run(asked, asked.seeds, chosen) if asked.seeds[1:] else first
-    rows = _summed(table, _answering(asked.methods, asked.repeats) if asked.repeats else {})
-    for part in [rows] if asked.json else _tables(rows):
-        report(part, as_json=asked.json)
-    if asked.picture is not None:
+    table = _run(arguments, arguments.seeds, chosen) if arguments.seeds[1:] else first
+    rows = _summed(table, _answering(arguments.methods, arguments.repeats) if arguments.repeats else {})
+    for part in [rows] if arguments.json else _tables(rows):
+        report(part, as_json=arguments.json)
+    if arguments.picture is not None:
         from frontier_picture import draw
 
-        draw(pd.DataFrame(rows), asked.picture)
+        draw(pd.DataFrame(rows), arguments.picture)
 
 
-def _run(asked: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, str], str]) -> Any:
-    """The rows of these seeds; what a first seed has chosen is the only variant of the others."""
+def _run(arguments: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str, str], str]) -> Any:
+    """Run all tasks and methods with some seeds, and return their results as a pandas table.
+
+    Args:
+        arguments: The command line.
+        seeds: The seeds. With the first one all variants are tried, with the others only the chosen one.
+        chosen: (task, method) -> the variant that the first seed chose.
+    """
 
     def cell(task: str, method: str, seed: int) -> Cell:
-        only = None if seed == seeds[0] else chosen.get((asked.tasks[0] if task == ALL else task, method))
-        run = partial(_shared, asked) if task == ALL else partial(_cell, asked, task)
+        only = None if seed == seeds[0] else chosen.get((arguments.tasks[0] if task == ALL else task, method))
+        run = partial(_shared, arguments) if task == ALL else partial(_cell, arguments, task)
         work = partial(run, method, seed, only)
-        of = {"of": " ".join(asked.tasks)} if task == ALL else {}  # another choice of tasks is another model
+        of = {"of": " ".join(arguments.tasks)} if task == ALL else {}  # other tasks would make another shared model
         rates = {"rates": " ".join(f"{rate:g}" for rate in GRIDS[method])} if method in GRIDS else {}
         epochs = EPOCHS.get(method, READER_EPOCHS)
         return Cell({"task": task, "method": method, "seed": seed, "epochs": epochs, **rates, **of}, work)
 
     pairs = [
         (task, method)
-        for task in asked.tasks
-        for method in asked.methods
+        for task in arguments.tasks
+        for method in arguments.methods
         if method not in BASES and not (task == "conll2003" and method == "embedding + regression")
     ]
-    pairs += [(ALL, method) for method in asked.methods if method in BASES]
+    pairs += [(ALL, method) for method in arguments.methods if method in BASES]
     cells = [cell(*pair, seed) for seed in seeds for pair in pairs]
-    settings = {"tasks": TASKS, "torch": torch.__version__, "rows": asked.rows, "scored": asked.scored}
-    settings |= {"first": asked.seeds[0]}
-    table, failures = run_cells(cells, settings=settings, output=asked.output, resume=True)
+    settings = {"tasks": TASKS, "torch": torch.__version__, "rows": arguments.rows, "scored": arguments.scored}
+    settings |= {"first": arguments.seeds[0]}
+    table, failures = run_cells(cells, settings=settings, output=arguments.output, resume=True)
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
     return table
 
 
 def _options() -> argparse.Namespace:
+    """Parse the command line; without PEFT installed, the method LoRA ends the process with an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the tasks' folders, as of `lamina train`")
-    parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="where ended cells are kept")
     parser.add_argument(
-        "--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="which of them (default: all)"
+        "--data", type=Path, required=True, help="folder with a subfolder per task, as for `lamina train`"
     )
-    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, help="which of them (default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="of the runs (default %(default)s)")
-    parser.add_argument("--rows", type=int, help="rows to learn from, at most; not given: the task's own number")
-    parser.add_argument("--scored", type=int, help="rows of the published part to score by, at most")
-    parser.add_argument("--repeats", type=int, default=9, help="turns of the timing; 0: none")
-    parser.add_argument("--picture", type=Path, help="draw score against cost here")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    asked = parser.parse_args()
-    if "LoRA" in asked.methods and find_spec("peft") is None:
+    parser.add_argument("--output", type=Path, default=Path("out/frontier"), help="folder for results that have ended")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
+    parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, help="methods (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds (default %(default)s)")
+    parser.add_argument("--rows", type=int, help="maximum number of training rows (default: depends on the task)")
+    parser.add_argument("--scored", type=int, help="maximum number of rows to score on (default: all)")
+    parser.add_argument("--repeats", type=int, default=9, help="measured runs of the timing; 0: no timing (default 9)")
+    parser.add_argument("--picture", type=Path, help="file to draw score against cost to")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    arguments = parser.parse_args()
+    if "LoRA" in arguments.methods and find_spec("peft") is None:
         parser.error("LoRA needs PEFT: pip install peft, or name the other --methods")
-    return asked
+    return arguments
 
 
 def limited(data: Path, name: str, *, rows: int | None, scored: int | None) -> Task:
-    """A task with so many rows, a tenth of them held out; its published part tests."""
+    """Return a task with a limited number of rows.
+
+    A tenth of the training rows becomes the validation split. The published validation split becomes the test split.
+
+    Args:
+        data: Folder with a subfolder per task.
+        name: Name of the task.
+        rows: Maximum number of training rows. None: the limit in `TASKS`, if there is one.
+        scored: Maximum number of test rows. None: all.
+    """
     task = Task.preset(name, files=data / name)
     count = min(len(task.split("train")), TASKS[name].get("rows", rows or math.inf), rows or math.inf)
     if count < len(task.split("train")):
@@ -153,18 +174,30 @@ def limited(data: Path, name: str, *, rows: int | None, scored: int | None) -> T
     task = task.held_out()
     published = task.split("test")
     if scored and scored < len(published):
-        some = sorted(random.Random(0).sample(range(len(published)), scored))
-        task = replace(task, splits={**task.splits, "test": published.select_rows(some)})
+        sample = sorted(random.Random(0).sample(range(len(published)), scored))
+        task = replace(task, splits={**task.splits, "test": published.select_rows(sample)})
     return task
 
 
 def _length(name: str) -> int:
+    """Return the number of tokens to which the texts of a task are truncated."""
     return TASKS[name].get("length", 96)
 
 
-def _cell(asked: argparse.Namespace, name: str, method: str, seed: int, only: str | None) -> list[dict[str, Any]]:
-    """One method on one task: the row of the variant that was best on held-out rows, or of the only one."""
-    task = limited(asked.data, name, rows=asked.rows, scored=asked.scored)
+def _cell(arguments: argparse.Namespace, name: str, method: str, seed: int, only: str | None) -> list[dict[str, Any]]:
+    """Train and score one method on one task with one seed.
+
+    Args:
+        arguments: The command line.
+        name: Name of the task.
+        method: Name of the method.
+        seed: The seed.
+        only: Name of the only variant to train. None: train all, and keep the one that is best on held-out rows.
+
+    Returns:
+        A single row of results.
+    """
+    task = limited(arguments.data, name, rows=arguments.rows, scored=arguments.scored)
     return [{"metric": task.metric, **METHODS[method](task, seed=seed, max_length=_length(name), only=only)}]
 
 
@@ -172,7 +205,7 @@ def _cell(asked: argparse.Namespace, name: str, method: str, seed: int, only: st
 
 
 def _variants(name: str, task: Task) -> Variants:
-    """What a variant is called -> the reader and its rate."""
+    """Return name of a variant -> (reader, learning rate), for a method of readers; ValueError for another method."""
 
     def by_rate(reader: Reader) -> Variants:
         return {f"rate {rate:g}": (reader, rate) for rate in RATES}
@@ -203,7 +236,7 @@ READERS = ("last layer", "scalar mix", "best single layer", "AdaLayers", "Concat
 
 
 def _heads(task: Task) -> tuple[HeadConfig, HeadConfig]:
-    """A linear head, and that of the AdaLayers paper."""
+    """Return two heads for a task: a linear one, and the head of the AdaLayers paper."""
     if task.kind == "token_classification":
         encoder = TokenClassification(task.labels, feedforward=512)
         return TokenClassification(task.labels, encoder_layers=0, dropout=0.1), encoder
@@ -213,7 +246,10 @@ def _heads(task: Task) -> tuple[HeadConfig, HeadConfig]:
 
 
 def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None) -> dict[str, Any]:
-    """Train a method's readers, all in one pass; what the chosen one takes is that of its share of them."""
+    """Train all variants of a method of readers in one pass, and return the row of the best one.
+
+    Its "seconds" are the training time divided by the number of variants. The arguments are those of `_cell`.
+    """
     bank = lamina.ReaderBank(*lamina.load("minilm"))
     rates, variants = {}, {}
     for number, (variant, (reader, rate)) in enumerate(_variants(name, task).items()):
@@ -235,11 +271,12 @@ def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None
 
 
 def _inserted(position: Any, model: Any) -> None:
+    """Insert layers into a model at a position ("attention" or "both"), and freeze all other weights."""
     lamina.insert_(model, position)
     lamina.freeze_(model, train="inserted")
 
 
-# Of a base that all tasks share: method -> variant -> what is done to it first, and its rate
+# Methods in which all tasks share one trained base: method -> variant -> (change of the base, its learning rate)
 BASES: dict[str, dict[str, tuple[Callable[[Any], object], float]]] = {
     SHARED: {
         "top 2 blocks, rate 1e-4": (lambda model: lamina.freeze_(model, "0-4"), 1e-4),
@@ -252,9 +289,15 @@ BASES: dict[str, dict[str, tuple[Callable[[Any], object], float]]] = {
 }
 
 
-def _shared(asked: argparse.Namespace, method: str, seed: int, only: str | None) -> list[dict[str, Any]]:
-    """One model, trained along with the default readers of all tasks: a row per task, of the variant of best mean."""
-    tasks = {name: limited(asked.data, name, rows=asked.rows, scored=asked.scored) for name in asked.tasks}
+def _shared(arguments: argparse.Namespace, method: str, seed: int, only: str | None) -> list[dict[str, Any]]:
+    """Train one model together with the default readers of all tasks, for each variant of a method.
+
+    Returns:
+        A row per task, of the variant whose mean score on held-out rows is the best.
+    """
+    tasks = {
+        name: limited(arguments.data, name, rows=arguments.rows, scored=arguments.scored) for name in arguments.tasks
+    }
     tried: list[list[dict[str, Any]]] = []
     for variant, (change, rate) in BASES[method].items():
         if only not in (None, variant):
@@ -306,27 +349,32 @@ NAMES = [*METHODS, *BASES]
 
 
 def _answering(methods: list[str], repeats: int) -> dict[str, float]:
-    """Method -> time to answer eight whole-text tasks for one batch, over one pass of the model."""
+    """Return method -> time to answer eight sequence tasks for one batch, divided by the time of one pass."""
     model, tokenizer = lamina.load("minilm")
     inputs = tokens(model, 16, 64)
     runs: dict[str, Callable[[], object]] = {"base": lambda: model(**inputs)}
     rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
-    asked = Task.from_dataset("sequence_classification", {"train": rows}, text="text", label="label")
+    task = Task.from_dataset("sequence_classification", {"train": rows}, text="text", label="label")
     for name in (name for name in READERS if name in methods and name != OURS_TUNED):
         bank = lamina.ReaderBank(model, tokenizer).eval()
         for number in range(8):
-            bank.add(f"r{number}", next(iter(_variants(name, asked).values()))[0])
+            bank.add(f"r{number}", next(iter(_variants(name, task).values()))[0])
         runs[name] = partial(bank, main=True, **inputs)
     runs |= lora_passes(inputs, tasks=8) if "LoRA" in methods else {}
     runs[TUNED] = lambda: [model(**inputs) for _ in range(8)]
     with torch.no_grad():
-        taken = in_turn(runs, repeats=repeats)
-    answering = {name: ratio(taken, name, to="base") for name in runs}
+        seconds = in_turn(runs, repeats=repeats)
+    answering = {name: ratio(seconds, name, to="base") for name in runs}
     return answering | dict.fromkeys((OURS_TUNED, *BASES), answering[OURS]) if OURS in answering else answering
 
 
 def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
-    """A row per task and method, and one per method over all tasks."""
+    """Return a row per task and method, and a row per method over all tasks.
+
+    Args:
+        table: All results, a row per task, method and seed.
+        answering: Method -> time to answer eight tasks, in passes of the model.
+    """
     means: dict[Any, float] = table.groupby(["task", "method"], sort=False)["score"].mean().to_dict()
     rows, shares = [], {}
     for (task, method), part in table.groupby(["task", "method"], sort=False):
@@ -350,32 +398,34 @@ def _summed(table: Any, answering: dict[str, float]) -> list[dict[str, Any]]:
                 "answer": answering.get(str(method), ""),
             }
         )
-    for method, some in shares.items() if table["task"].nunique() > 1 else ():
-        mean = {"method": method, "closed": statistics.fmean(some), "answer": answering.get(str(method), "")}
-        rows.append({**dict.fromkeys(rows[0], ""), "task": f"mean of {len(some)}", **mean})
+    for method, by_task in shares.items() if table["task"].nunique() > 1 else ():
+        mean = {"method": method, "closed": statistics.fmean(by_task), "answer": answering.get(str(method), "")}
+        rows.append({**dict.fromkeys(rows[0], ""), "task": f"mean of {len(by_task)}", **mean})
     if MIXED in answering:
         rows.append({**dict.fromkeys(rows[0], ""), "method": MIXED, "answer": answering[MIXED]})
     return rows
 
 
 def _tables(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Scores and shares with a row per method and a column per task; and what a method takes."""
+    """Return the three tables: scores and shares, with a column per task, and costs; each has a row per method."""
     tasks = list(dict.fromkeys(row["task"] for row in rows if row["task"]))
     tables: list[list[dict[str, Any]]] = [[], [], []]
     for method in dict.fromkeys(row["method"] for row in rows):
-        own = {row["task"]: row for row in rows if row["method"] == method}
-        scored = {task: row for task, row in own.items() if row["score"] != ""}
+        by_task = {row["task"]: row for row in rows if row["method"] == method}
+        scored = {task: row for task, row in by_task.items() if row["score"] != ""}
         if not scored:  # only timed
-            tables[2].append({**dict.fromkeys(tables[2][0], ""), "method": method, "answer": own[""]["answer"]})
+            tables[2].append({**dict.fromkeys(tables[2][0], ""), "method": method, "answer": by_task[""]["answer"]})
             continue
-        tables[0].append({"method": method} | {task: _said(scored.get(task)) for task in tasks if task in TASKS})
-        tables[1].append({"method": method} | {task: own[task]["closed"] if task in own else "" for task in tasks})
+        tables[0].append({"method": method} | {task: _score_text(scored.get(task)) for task in tasks if task in TASKS})
+        shares = {task: by_task[task]["closed"] if task in by_task else "" for task in tasks}
+        tables[1].append({"method": method} | shares)
         cost = {key: statistics.median(row[key] for row in scored.values()) for key in ("trained", "MB", "train s")}
-        tables[2].append({"method": method, **cost, "answer": next(iter(own.values()))["answer"]})
+        tables[2].append({"method": method, **cost, "answer": next(iter(by_task.values()))["answer"]})
     return tables
 
 
-def _said(row: dict[str, Any] | None) -> str:
+def _score_text(row: dict[str, Any] | None) -> str:
+    """Return the score of a row as text, with half the width of its interval if it has one; "" for None."""
     return "" if row is None else f"{row['score']:.3f}" + (f" ± {row['±']:.3f}" if row["±"] != "" else "")
 
 

@@ -1,4 +1,4 @@
-"""The picture that `frontier.py` draws."""
+"""Draw the picture of `frontier.py`: score against cost, a point per method."""
 
 from __future__ import annotations
 
@@ -10,25 +10,35 @@ import altair as alt
 
 from lamina.report.chart_files import COLOURS, save_chart, styled
 
-NAME_WIDTH, NAME_HEIGHT = 0.5, 0.05  # of the logarithm of passes, of the way
+# Size of a method's name in the picture: width in units of the logarithm of passes, height in units of the share
+NAME_WIDTH, NAME_HEIGHT = 0.5, 0.05
 
 
 def draw(rows: Any, path: Path) -> None:
-    """Share of the way to fine-tuning against the time to answer eight tasks, a point per method."""
+    """Draw the share of the gap to fine-tuning that each method closes, against the time to answer eight tasks.
+
+    Args:
+        rows: The rows that `frontier.py --json` prints, as a pandas table.
+        path: File to write.
+
+    Raises:
+        SystemExit: If there are no means over several tasks, or no times.
+    """
     means = rows[rows["task"].str.startswith("mean") & (rows["answer"] != "")]
     if means.empty:
         raise SystemExit("nothing to draw: the picture is of the mean over several tasks, with timing")
-    own = alt.Color("own:N", scale=alt.Scale(domain=["other", "default"], range=list(COLOURS[:2])), legend=None)
+    colour = alt.Color("kind:N", scale=alt.Scale(domain=["other", "default"], range=list(COLOURS[:2])), legend=None)
     kinds = means["method"].str.split(",").str[0].where(lambda name: name == "default", "other")
     title = "share of the way from last layer to fine-tuning"
-    shape = alt.Chart(means.assign(own=kinds, height=_apart(means["answer"], means["closed"]))).encode(
+    heights = _name_heights(means["answer"], means["closed"])
+    shape = alt.Chart(means.assign(kind=kinds, height=heights)).encode(
         x=alt.X(
             "answer:Q",
             scale=alt.Scale(type="log", domain=[0.95, 12]),
             axis=alt.Axis(values=[1, 1.5, 2, 3, 5, 8]),
             title="time to answer eight tasks, in passes of the model",
         ),
-        color=own,
+        color=colour,
     )
     names = shape.mark_text(align="left", dx=9, fontSize=12).encode(text="method:N", y=alt.Y("height:Q", title=title))
     points = shape.mark_point(size=70, filled=True).encode(
@@ -38,17 +48,24 @@ def draw(rows: Any, path: Path) -> None:
     save_chart(styled(chart, "Score against cost, MiniLM"), path)
 
 
-def _apart(places: Any, heights: Any) -> list[float]:
-    """Where names stand, up and down: one that would touch a name that stands, or another's point, goes above it."""
-    points = [(math.log(places[row]), float(heights[row])) for row in heights.index]
+def _name_heights(passes: Any, shares: Any) -> list[float]:
+    """Return the height at which the name of each point stands.
+
+    A name stands at the height of its point. If it would overlap another name or a point to its right, it is moved up.
+
+    Args:
+        passes: The x of each point, as a pandas column.
+        shares: The y of each point.
+    """
+    points = [(math.log(passes[row]), float(shares[row])) for row in shares.index]
     names: list[tuple[float, float]] = []
-    found: dict[tuple[float, float], float] = {}
-    for place, own in sorted(points, key=lambda point: point[1]):
-        right = [(left, height) for left, height in points if left > place]
-        height = own
-        for left, lower in sorted([*names, *right], key=lambda point: point[1]):
-            if abs(place - left) < NAME_WIDTH and abs(height - lower) < NAME_HEIGHT:
-                height = lower + NAME_HEIGHT
-        names.append((place, height))
-        found[place, own] = height
-    return [found[point] for point in points]
+    heights: dict[tuple[float, float], float] = {}
+    for x, y in sorted(points, key=lambda point: point[1]):
+        to_the_right = [point for point in points if point[0] > x]
+        height = y
+        for other_x, other_height in sorted([*names, *to_the_right], key=lambda point: point[1]):
+            if abs(x - other_x) < NAME_WIDTH and abs(height - other_height) < NAME_HEIGHT:
+                height = other_height + NAME_HEIGHT
+        names.append((x, height))
+        heights[x, y] = height
+    return [heights[point] for point in points]
