@@ -6,11 +6,10 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.tasks.metrics import BOUNDS
-from lamina.train.results import summarise
 from lamina.utils import atomic_write
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def single_runs(mean: float, spread: float, runs: int) -> list[float]:
     return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
 
 
-def _panel_header(altair: ModuleType) -> alt.Header:
+def panel_header(altair: ModuleType) -> alt.Header:
     """Return altair's settings for the names above the panels of a chart."""
     return altair.Header(title=None, labelFontSize=13, labelFontWeight="bold", labelAnchor="start", labelColor=INK)
 
@@ -196,7 +195,7 @@ def _importance_bars(altair: ModuleType, rows: Rows, readers: list[str]) -> Char
     if any("low" in row for row in rows):
         ends = {"y": altair.Y("low:Q", title="importance"), "y2": "high:Q"}
         bars += base.mark_rule(color=INK, strokeWidth=1.2).encode(x=_layer_axis(altair), **ends)
-    header = _panel_header(altair)
+    header = panel_header(altair)
     beside = layers <= FEW_LAYERS
     return bars.properties(width=max(180 if beside else 220, 26 * layers), height=110).facet(
         facet=altair.Facet("reader:N", sort=readers, header=header), columns=len(readers) if beside else 1, spacing=18
@@ -252,7 +251,7 @@ def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Chart:
     spread = base.mark_rule(color=INK, strokeWidth=1.5).encode(x="low:Q", x2="high:Q")
     numbers = base.mark_text(align="left", dx=5, fontSize=11, color=INK).encode(x="high:Q", text="label:N")
     drawn = altair.layer(bars, spread, numbers) if any(row.get("spread") for row in rows) else bars + numbers
-    header = _panel_header(altair)
+    header = panel_header(altair)
     groups = altair.Facet("group:N", sort=in_order(values, "group"), header=header)
     return drawn.properties(width=230, height=max(60, 26 * len(methods))).facet(facet=groups, columns=3, spacing=26)
 
@@ -304,7 +303,7 @@ def save_chart(chart: alt.TopLevelMixin, path: Path) -> Path:
     Raises:
         StoreError: If the file cannot be written.
     """
-    kind = path.suffix.lower()[1:]
+    kind = cast("Literal['png', 'svg', 'html']", path.suffix.lower()[1:])
     options = {"png": {"scale_factor": PIXELS}, "html": {"inline": True}}.get(kind, {})
     with atomic_write(path) as beside:
         chart.save(beside, format=kind, **options)
@@ -407,7 +406,7 @@ def _curve_chart(altair: ModuleType, rows: list[Mark], figure: Curves) -> Chart:
     )
     if len(panels) == 1:
         return drawn.properties(width=CURVE_WIDTH, height=CURVE_HEIGHT)
-    header = _panel_header(altair)
+    header = panel_header(altair)
     facet = altair.Facet("facet:N", sort=panels, header=header)
     charts = drawn.properties(width=PANEL_WIDTH, height=int(0.8 * PANEL_WIDTH)).facet(
         facet=facet, columns=2 if len(panels) in (2, 4) else 3, spacing=26
@@ -431,223 +430,3 @@ def _names_axis(altair: ModuleType, rows: list[Mark], figure: Curves) -> alt.X:
     """Return an x axis of names, in the order of the rows."""
     names = in_order([row for row in rows if not row["across"]], "x")
     return altair.X("x:O", title=figure.x_title, sort=names, axis=altair.Axis(labelAngle=0, labelOverlap=True))
-
-
-FINAL, TRAINING = "importance", "importance-over-training"
-TRAINING_WIDTH, TRAINING_HEIGHT = 380, 210  # size of a panel, in pixels
-TRAINING_COLUMNS = 2  # panels side by side
-FEW_POINTS = 12  # up to this many points on a line, each point is drawn
-NAMED = 3  # number of lines with the highest ends, which have the number of the layer at their end
-LEGEND_ROWS = 13  # with more layers than this, the legend has two columns
-RAMP = ("#54398f", "#2f6db3", "#1f9aa8", "#3a9d4e", "#c2a01e", "#e0702f", "#b5263c")  # lowest layer to highest layer
-
-
-class DrawnRun(TypedDict):
-    """A run whose importances are drawn: the title of its panel, and its best epoch if it is known."""
-
-    reader: str
-    kept: int | None
-
-
-def draw_importances(
-    importances: Rows, table: Rows, folder: Path | str, formats: Sequence[str] = ("png",)
-) -> list[Path]:
-    """Draw the importances of the layers in a recipe's run as two charts.
-
-    `importance.png` has a bar per layer, at the best epoch. `importance-over-training.png` has a line per layer, over
-    steps if the option `importance_steps` was set, otherwise over epochs. Runs that differ only in their seed are
-    averaged, and the mean is drawn with its 95 % t interval. If a grid of settings was searched, only the best setting
-    of each task and method is drawn.
-
-    Args:
-        importances: `Run.importances`, or the rows of `importances.parquet`.
-        table: `Run.table`, or the rows of `table.json`.
-        folder: Folder to write to.
-        formats: Formats of the files: "png", "svg" and "html".
-
-    Returns:
-        The paths of the files; an empty list if no reader mixes layers.
-
-    Raises:
-        MissingExtraError: If there is something to draw and the packages of `lamina[report]` are not installed.
-        StoreError: If a file cannot be written.
-
-    Source:
-        Dremov 2024, figures 8 and 9, 12 and 13, 16 and 17.
-    """
-    drawn_rows, best = _drawn_rows(importances, table)
-    if not best:
-        return []
-    drawn: list[Path] = []
-    for kind in dict.fromkeys(formats):
-        drawn.append(importance(_means(best, ("reader", "layer")), Path(folder) / f"{FINAL}.{kind}"))
-        drawn.append(importance_over_training(drawn_rows, Path(folder) / f"{TRAINING}.{kind}"))
-    return drawn
-
-
-def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark], str]:
-    """Return the data of the two charts of `draw_importances`, averaged over seeds.
-
-    Args:
-        importances: `Run.importances`, or the rows of `importances.parquet`.
-        table: `Run.table`, or the rows of `table.json`.
-
-    Returns:
-        The rows at the best epoch, the rows over training, and the key of their x axis: "step" or "epoch". Rows have
-        "reader", "layer", "importance" and, where there are enough seeds for an interval, its ends "low" and "high".
-    """
-    drawn_rows, best = _drawn_rows(importances, table)
-    over, x = _over_training(drawn_rows)
-    return _means(best, ("reader", "layer")), _means(over, ("reader", "layer", x)), x
-
-
-def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
-    """Return the rows of importances that are drawn, and those of them that are at the best epoch of their run.
-
-    Runs of settings that are not the best of a grid are left out. In the rows that remain, "reader" is the title of the
-    run and "run" the name of the reader.
-    """
-    known = {row["reader"] for row in importances}
-    runs = {reader: run for reader, run in _runs(table).items() if reader in known}
-    rows = [{**row, "run": row["reader"], **runs[row["reader"]]} for row in importances if row["reader"] in runs]
-    rows.sort(key=lambda row: list(runs).index(row["run"]))
-    last: dict[str, int] = {}  # run -> its best epoch, or the last one before it for which there are importances
-    for row in rows:
-        if row["epoch"] is not None and row["epoch"] <= (row["kept"] or row["epoch"]):
-            last[row["run"]] = row["epoch"]
-    return rows, [row for row in rows if row["epoch"] == last.get(row["run"], -1)]
-
-
-def _over_training(rows: Rows) -> tuple[Rows, str]:
-    """Return the rows that are drawn over training and the key of their x axis, "step" or "epoch".
-
-    Rows that were recorded at a step have no epoch. If there are any, only these are returned.
-    """
-    by_step = any(row["epoch"] is None for row in rows)
-    return [row for row in rows if (row["epoch"] is None) == by_step], "step" if by_step else "epoch"
-
-
-def _runs(table: Rows) -> dict[str, DrawnRun]:
-    """Return reader -> title and best epoch of its run, from the table of a recipe's run.
-
-    For each task and method, only the first setting in the table, which is the best of a grid, is included.
-    """
-    runs: dict[str, DrawnRun] = {}
-    several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
-    for row in table:
-        if (key := (row["task"], row["method"])) not in seen:
-            seen.add(key)
-            settings = "".join(f", {name}={value}" for name, value in row["settings"].items())
-            title = (f"{row['task']}: " if several else "") + row["method"] + settings
-            for run in row["runs"]:
-                runs[run["reader"]] = DrawnRun(reader=title, kept=run.get("best_epoch"))
-    return runs
-
-
-def importance_over_training(
-    rows: Rows, path: Path | str, *, title: str = "Importance of each layer over training"
-) -> Path:
-    """Draw the importance of each layer over training, a panel per reader, and return the path of the file.
-
-    The x axis shows steps if importances between epochs were recorded, otherwise epochs.
-
-    Args:
-        rows: Rows of `FitResult.importances`, with "reader", "epoch", "step", "layer" and "importance". Rows of several
-            runs that agree in all but "importance" are averaged, and a band shows the 95 % t interval of the mean.
-        path: File to write; ends in `.png`, `.svg` or `.html`.
-        title: Title of the chart.
-
-    Raises:
-        ConfigError: If the path has another suffix.
-        DataError: If there are no rows, or one lacks a key.
-        MissingExtraError: If the packages of `lamina[report]` are not installed.
-    """
-    path = checked_path("importance figure", path, rows, ("reader", "epoch", "layer", "importance"))
-    altair = chart_package("importance figure")
-    over, x = _over_training(rows)
-    checked_path("importance figure", path, over, (x,))
-    return save_chart(styled(_lines(altair, _means(over, ("reader", "layer", x)), x), title), path)
-
-
-def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
-    """Return one row for each group of rows that agree in `keys`, with the mean of their "importance".
-
-    If a group has at least `INTERVAL_SEEDS` rows, the row also has "low" and "high": the ends of the 95 % t interval of
-    the mean, limited to 0 and 1.
-    """
-    groups: dict[tuple[object, ...], list[float]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(float(row["importance"]))
-    means: list[Mark] = []
-    for values_of_keys, importances in groups.items():
-        summary = summarise(importances)
-        half = summary.interval if len(importances) >= INTERVAL_SEEDS else None
-        ends = {} if half is None else {"low": max(0.0, summary.mean - half), "high": min(1.0, summary.mean + half)}
-        means.append({**dict(zip(keys, values_of_keys, strict=True)), "importance": summary.mean, **ends})
-    return means
-
-
-def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
-    """Return the chart of `importance_over_training`.
-
-    Args:
-        altair: The package.
-        rows: Importances that are already averaged over seeds.
-        x: Key of the x axis: "step" or "epoch".
-    """
-    layers, readers = sorted({row["layer"] for row in rows}), in_order(rows, "reader")
-    legend = altair.Legend(
-        title=["layer", "(0 = embeddings)"],
-        columns=1 if len(layers) <= LEGEND_ROWS else 2,
-        symbolType="stroke",
-        symbolStrokeWidth=3,
-        symbolOpacity=1,
-        labelColor=INK,
-        titleColor=INK,
-    )
-    scale = altair.Scale(domain=layers, range=ramp(len(layers)))
-    whole = altair.Axis(format="d", tickMinStep=1, grid=False)
-    base = altair.Chart(altair.Data(values=_named(rows, x))).encode(
-        x=altair.X(f"{x}:Q", title=x, axis=whole, scale=altair.Scale(zero=False, nice=False)),
-        color=altair.Color("layer:O", scale=scale, legend=legend),
-        tooltip=["reader:N", "layer:O", f"{x}:Q", altair.Tooltip("importance:Q", format=".1%")],
-    )
-    share = altair.Y("importance:Q", title="importance", axis=altair.Axis(format="%", tickCount=5))
-    points = len({row[x] for row in rows}) <= FEW_POINTS
-    drawn = [base.mark_line(strokeWidth=1.8, point={"size": 22} if points else False).encode(y=share)]
-    if any("low" in row for row in rows):
-        drawn.insert(0, base.mark_area(opacity=0.15).encode(y=altair.Y("low:Q", title="importance"), y2="high:Q"))
-    named = base.transform_filter(altair.datum.name > 0).mark_text(align="left", dx=5, fontSize=11)
-    drawn.append(named.encode(y=share, text="layer:O"))
-    chart = altair.layer(*drawn).properties(width=TRAINING_WIDTH, height=TRAINING_HEIGHT)
-    header = _panel_header(altair)
-    facet = altair.Facet("reader:N", sort=readers, header=header)
-    return chart.facet(facet=facet, columns=TRAINING_COLUMNS, spacing=22).resolve_scale(x="independent")
-
-
-def _named(rows: Rows, x: str) -> list[Mark]:
-    """Return the rows with the key "name": 1 if the number of the layer is written beside the point, otherwise 0.
-
-    The numbers stand at the ends of each reader's highest lines, if these ends are far enough apart. `x` is the key of
-    the x axis.
-    """
-    top = max(row["importance"] for row in rows)
-    labelled: list[Mapping[str, Any]] = []
-    for reader in in_order(rows, "reader"):
-        of_reader = [row for row in rows if row["reader"] == reader]
-        end = max(row[x] for row in of_reader)
-        for row in sorted((row for row in of_reader if row[x] == end), key=lambda row: -row["importance"])[:NAMED]:
-            apart = [abs(row["importance"] - other["importance"]) for other in labelled if other["reader"] == reader]
-            labelled += [row] if min(apart, default=top) > 0.06 * top else []
-    return [{**row, "name": int(any(row is other for other in labelled))} for row in rows]
-
-
-def ramp(count: int) -> list[str]:
-    """Return `count` colours as hexadecimal codes, evenly spaced from the first colour of `RAMP` to the last."""
-    anchors = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in RAMP]
-    colours = []
-    for number in range(count):
-        at, part = divmod(number / max(1, count - 1) * (len(RAMP) - 1), 1)
-        low, high = anchors[int(at)], anchors[min(int(at) + 1, len(RAMP) - 1)]
-        colours.append("#" + "".join(f"{round(a + part * (b - a)):02x}" for a, b in zip(low, high, strict=True)))
-    return colours

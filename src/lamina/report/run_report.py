@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
-from lamina.report.chart_files import draw_curves, draw_importances
+from lamina.report.chart_files import draw_curves
+from lamina.report.importance_charts import draw_importances
 from lamina.store.files import damaged, settle, staged
 from lamina.utils import is_dir, write_text
 

@@ -11,7 +11,8 @@ from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
 from lamina.recipes.report_file import read_report_file
 from lamina.recipes.summary_table import plus_minus
-from lamina.report.chart_files import INTERVAL_SEEDS, averaged_importances, curve_rows, drawn_ends, single_runs
+from lamina.report.chart_files import INTERVAL_SEEDS, curve_rows, drawn_ends, single_runs
+from lamina.report.importance_charts import averaged_importances
 from lamina.report.page_charts import DOT, LAYER, RULE, Drawing, Mark
 from lamina.report.run_report import PAPER, chosen, grid, heads, read_importances, remarks
 from lamina.report.sections import DataTable, Section

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lamina.errors import ConfigError, DataError
-from lamina.report import chart_files as figures
-from lamina.report.chart_files import draw_importances, importance_over_training, ramp
+from lamina.report import importance_charts as figures
+from lamina.report.importance_charts import draw_importances, importance_over_training, ramp
 from lamina.train.results import summarise
 
 LAYERS = (0, 1, 2)
