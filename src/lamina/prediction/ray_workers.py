@@ -45,25 +45,37 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
         if count > max(gpus or cores, 1):
             raise ConfigError(f"{op}: {count} workers were asked for; the cluster has {cores} cores and {gpus} GPUs.")
         options = {"num_cpus": 1, "num_gpus": int(gpus > 0), "max_restarts": RETRIES, "max_task_retries": RETRIES}
-        held = ray.put(work)
-        actors = [ray.remote(**options)(_Worker).remote(held) for _ in range(count)]
-        pending: deque[Any] = deque()
+        worker, held = ray.remote(**options)(_Worker), ray.put(work)
+        actors = [worker.remote(held) for _ in range(count)]
+        pending: deque[tuple[int, C, Any]] = deque()
         source, ended = enumerate(items), None
         while ended is None or pending:
             while ended is None and len(pending) < 2 * count:
                 try:
                     number, item = next(source)
-                    pending.append(actors[number % count].run.remote(item))
+                    pending.append((number % count, item, actors[number % count].run.remote(item)))
                 except Exception as error:  # StopIteration too
                     ended = error
             if pending:
+                place, item, answer = pending.popleft()
                 try:
-                    yield ray.get(pending.popleft())
-                except ray.exceptions.RayError as error:
-                    kept = "What was answered before is kept; start again to go on"
-                    raise LaminaError(f"{op}: a worker of Ray died ({first_line(error)}). {kept}.") from error
+                    yield ray.get(answer)
+                except ray.exceptions.RayError:
+                    # The next item may have ended the worker before this answer was sent. A new worker gets it alone.
+                    actors[place] = worker.remote(held)
+                    yield _alone(actors[place], item, op)
         if not isinstance(ended, StopIteration):
             raise ended
+
+
+def _alone(actor: Any, item: Any, op: str) -> Any:
+    """Return the answer of a worker that has no other item in hand; raise LaminaError if the worker dies again."""
+    ray = import_ray(op)
+    try:
+        return ray.get(actor.run.remote(item))
+    except ray.exceptions.RayError as error:
+        kept = "What was answered before is kept; start again to go on"
+        raise LaminaError(f"{op}: a worker of Ray died ({first_line(error)}). {kept}.") from error
 
 
 class _Worker:

@@ -54,6 +54,7 @@ def test_what_a_worker_that_dies_had_in_hand_is_done_again(tmp_path: Path):
     assert (tmp_path / "mark").exists()
 
 
+@pytest.mark.full
 def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -64,6 +65,7 @@ def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
         next(answers)
 
 
+@pytest.mark.full
 def test_what_the_items_raise_comes_after_the_answers_before():
     def items() -> Iterator[int]:
         yield 1

@@ -162,6 +162,7 @@ def steps(folder: Path) -> dict[str, int]:
 
 
 @needs_ray
+@pytest.mark.full
 def test_a_run_whose_worker_was_killed_goes_on_from_its_checkpoint(
     folder: Path, tmp_path: Path, two_workers: None, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from functools import partial
@@ -128,7 +129,10 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
         ("somewhere", "ray is 'somewhere'; it must be 'local', 'auto' or an address"),
     ],
 )
-def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, address, told):
+def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, monkeypatch, address, told):
+    # clusters that other tests or programs run on this machine at the same time
+    monkeypatch.setattr("ray._private.services.find_gcs_addresses", functools.cache(set))
+    monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
     with pytest.raises(ConfigError, match=told):
         quiet(cells(tmp_path, 1), ray=address)
 
@@ -149,6 +153,7 @@ def test_a_cell_whose_worker_was_killed_is_tried_again_and_the_table_is_the_same
 
 
 @needs_ray
+@pytest.mark.full
 def test_a_cell_that_kills_every_worker_or_raises_is_recorded_as_failed(tmp_path, two_workers, monkeypatch):
     monkeypatch.setattr(ray_tasks, "RETRIES", 1)
     table, failures = quiet(cells(tmp_path, 3, fails=0, dies=1, always=True), ray="auto")
