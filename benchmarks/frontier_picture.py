@@ -10,7 +10,7 @@ import altair as alt
 
 from lamina.report.chart_files import COLOURS, save_chart, styled
 
-# Size of a method's name in the picture: width in units of the logarithm of passes, height in units of the share
+# Size of a name in the picture: width in units of the logarithm of passes, height in units of the share
 NAME_WIDTH, NAME_HEIGHT = 0.5, 0.05
 
 
