@@ -1,4 +1,4 @@
-"""A fitted estimator as files: inside a pickle, and in a folder beside its bank."""
+"""Turn fitted estimators into files, for pickles and for folders, and read them back."""
 
 from __future__ import annotations
 
@@ -20,23 +20,31 @@ from lamina.store.manifest import MANIFEST, Manifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from transformers import PreTrainedModel
+
     from lamina.estimators.base import LaminaEstimator
+    from lamina.layers.types import Processor
+    from lamina.utils import JSON
 
 T = TypeVar("T")
 FILE, FORMAT = "estimator.json", 1
-_NOT_SAVED = ("processor", "random_state")  # objects; a seed is saved where it is a number
+_NOT_SAVED = ("processor", "random_state")  # objects without a JSON form; a `random_state` that is an integer is saved
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:
-    """The files of a saved bank, which do not hold its model."""
+    """Return the files that `bank.save_pretrained` writes, as relative path -> content; the model is not included."""
     with TemporaryDirectory() as folder:
         bank.save_pretrained(folder)
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-def bank_of(files: Mapping[str, bytes], model: Any, processor: Any) -> ReaderBank:
-    """The bank of such files on its model; a BaseMismatchError if it is another."""
+def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Processor) -> ReaderBank:
+    """Return the bank that `files_of` turned into files, on `model`.
+
+    Raises:
+        BaseMismatchError: If `model` is not the model that the bank was trained on.
+    """
     with TemporaryDirectory() as folder:
         for name, content in files.items():
             path = Path(folder) / name
@@ -46,18 +54,29 @@ def bank_of(files: Mapping[str, bytes], model: Any, processor: Any) -> ReaderBan
 
 
 def write_estimator(estimator: LaminaEstimator, bank: ReaderBank, folder: Path) -> None:
-    """Save a bank and, beside it, the parameters and fitted attributes that are not in it."""
-    params = {name: _plain(value) for name, value in estimator.get_params(deep=False).items()}
+    """Save `bank` in `folder`, with the parameters and fitted attributes of its estimator in `estimator.json`."""
+    params = {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()}
     params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}
     if not isinstance(params["model"], str):
         params["model"] = None
-    learnt = {name: _plain(value) for name, value in vars(estimator).items() if _is_learnt(name)}
+    learnt = {name: _to_json(value) for name, value in vars(estimator).items() if _is_learnt(name)}
     facts = {"format": FORMAT, "estimator": type(estimator).__name__, "params": params, "learnt": learnt}
     save_bank(bank, folder, files={FILE: lambda path: write_json(path, facts)})
 
 
 def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
-    """An estimator as it was saved, still without its bank, and the name of its model."""
+    """Read the `estimator.json` of a folder.
+
+    Args:
+        folder: Folder that `write_estimator` wrote.
+        kind: Class of the estimator to read.
+
+    Returns:
+        The estimator, without its bank, and the name of its model (None if the model has no name).
+
+    Raises:
+        StoreError: If the file is missing or damaged, has another format, or is from another class of estimator.
+    """
     path = folder / FILE
     if not path.is_file():
         raise StoreError(f"load: {folder} has no {FILE}; give a folder that the `save` of an estimator wrote.")
@@ -68,18 +87,23 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
     if facts.get("estimator") != kind.__name__:
         raise StoreError(f"load: {folder} was saved by a {facts.get('estimator')}; it is no {kind.__name__}.")
     with error_context(f"in {path}"), convert_errors(lambda reason: damaged(path, f"cannot be understood ({reason})")):
-        params, learnt = ({key: _value(cell) for key, cell in facts[part].items()} for part in ("params", "learnt"))
+        params, learnt = ({key: _from_json(cell) for key, cell in facts[part].items()} for part in ("params", "learnt"))
         estimator = kind(**params)
         vars(estimator).update(learnt)
         return estimator, params["model"] or Manifest.read(folder / MANIFEST).base.id
 
 
 def _is_learnt(name: str) -> bool:
+    """Return whether an attribute was set by `fit` and is saved in JSON: its name ends with an underscore."""
     return name.endswith("_") and not name.startswith("_") and name not in ("bank_", "result_")
 
 
-def _plain(value: Any) -> Any:
-    """A value as JSON has it; what it has no form for is a mapping with one key that says which."""
+def _to_json(value: Any) -> JSON:
+    """Return a parameter or attribute as JSON.
+
+    Readers, fusions, arrays and dictionaries become objects whose first key names their type, so that
+    `_from_json` can restore them.
+    """
     if isinstance(value, Reader):
         parts = {"fusion": FUSIONS.to_dict(value.fusion), "head": HEADS.to_dict(value.head)}
         return {"reader": {**parts, "stack": value.stack, "seed": value.seed}}
@@ -88,23 +112,23 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.str}
     if isinstance(value, dict):
-        return {"pairs": [[_plain(key), _plain(item)] for key, item in value.items()]}
+        return {"pairs": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
 
 
-def _value(plain: Any) -> Any:
-    """What `_plain` described."""
-    if isinstance(plain, list):
-        return [_value(item) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    if "reader" in plain:
-        own = dict(plain["reader"])
-        return Reader(FUSIONS.from_dict(own.pop("fusion")), HEADS.from_dict(own.pop("head")), **own)
-    if "fusion" in plain:
-        return FUSIONS.from_dict(plain["fusion"])
-    if "array" in plain:
-        return np.array(plain["array"], dtype=plain["dtype"])
-    return {_value(key): _value(item) for key, item in plain["pairs"]}
+def _from_json(value: JSON) -> Any:
+    """Return the parameter or attribute that `_to_json` turned into `value`."""
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "reader" in value:
+        reader = dict(value["reader"])
+        return Reader(FUSIONS.from_dict(reader.pop("fusion")), HEADS.from_dict(reader.pop("head")), **reader)
+    if "fusion" in value:
+        return FUSIONS.from_dict(value["fusion"])
+    if "array" in value:
+        return np.array(value["array"], dtype=value["dtype"])
+    return {_from_json(key): _from_json(item) for key, item in value["pairs"]}

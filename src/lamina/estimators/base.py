@@ -70,7 +70,7 @@ class LaminaEstimator(BaseEstimator):
 
     def _new_bank(self) -> ReaderBank:
         vars(self).pop("bank_", None)  # of an earlier fit, whose classes may be others
-        self._base = (self.model, self.processor)
+        self._base: tuple[Any, Any] = (self.model, self.processor)
         return ReaderBank(*model_of(self.model, self.processor, self._op()))
 
     def _seed(self) -> int:

@@ -1,10 +1,10 @@
-"""What is handed to an estimator as X, checked: texts, pairs of texts, or lists of words with a tag for each."""
+"""Check the `X` of an estimator (texts, pairs of texts, or lists of words) and the tags of words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from sklearn.utils import check_array, check_consistent_length
@@ -12,12 +12,21 @@ from sklearn.utils.validation import validate_data
 
 from lamina.errors import DataError, LaminaError
 
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator
+
 Texts = list[str] | list[tuple[str, str]]
+# X and y come in every form that scikit-learn accepts: list, array, Series, DataFrame, sparse array.
+TextsLike: TypeAlias = Any
+TargetsLike: TypeAlias = Any
 
 
 @contextmanager
 def data_errors(op: str) -> Iterator[None]:
-    """Raise what scikit-learn's checks refuse as a DataError in its own words, which its users know."""
+    """Turn a TypeError or ValueError of the block into a DataError with the same message, after the prefix `op`.
+
+    scikit-learn's users know its messages, so they are not reworded. Errors of Lamina pass unchanged.
+    """
     try:
         yield
     except LaminaError:
@@ -26,8 +35,14 @@ def data_errors(op: str) -> Iterator[None]:
         raise DataError(f"{op}: {error}") from error
 
 
-def as_texts(estimator: Any, X: Any, op: str, *, reset: bool) -> Texts:
-    """Texts from a column of them, pairs from two columns or from tuples; sets or checks what X was at `fit`.
+def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) -> Texts:
+    """Return X as a list of texts, or as a list of pairs of texts.
+
+    Args:
+        estimator: Estimator that X was passed to. Its `n_features_in_` and `feature_names_in_` are set or compared.
+        X: Texts as a list, an array or one column; pairs as tuples or as two columns.
+        op: Name of the calling method, which begins the error messages.
+        reset: True in `fit`: set the number and names of the columns. False: compare them with those of `fit`.
 
     Raises:
         DataError: If X is one text, is empty, holds something else, or has other columns than at `fit`.
@@ -35,7 +50,9 @@ def as_texts(estimator: Any, X: Any, op: str, *, reset: bool) -> Texts:
     if isinstance(X, str | bytes):
         raise DataError(f"{op}: X is one text; a list, array or column of texts is needed.")
     with data_errors(op):
-        validate_data(estimator, X, reset=reset, skip_check_array=True, ensure_2d=False)  # the names of columns
+        validate_data(
+            estimator, X, reset=reset, skip_check_array=True, ensure_2d=False
+        )  # sets or compares the names of columns
         how: dict[str, Any] = {"dtype": object, "ensure_all_finite": False}
         table: Any = check_array(X, ensure_2d=False, input_name="X", **how)
     _check_columns(estimator, table, op, reset=reset)
@@ -44,26 +61,31 @@ def as_texts(estimator: Any, X: Any, op: str, *, reset: bool) -> Texts:
     for row, text in enumerate(rows):
         parts = [text] if single else list(text) if isinstance(text, tuple | list | np.ndarray) else [text]
         _check_text(parts, op, row, count=1 if single else 2)
-    return [str(text) for text in rows] if single else [(str(one), str(two)) for one, two in rows]
+    return [str(text) for text in rows] if single else [(str(first), str(second)) for first, second in rows]
 
 
-def _check_columns(estimator: Any, table: Any, op: str, *, reset: bool) -> None:
-    """Remember or compare how many columns X has; a single list of texts has none."""
+def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
+    """Set (`reset`) or compare the `n_features_in_` of an estimator: the number of columns of X, here `table`.
+
+    A one-dimensional list of texts has no columns. Raises DataError, with a message that begins with `op`, for another
+    number than one or two, or than at `fit`.
+    """
     columns = table.shape[1] if table.ndim == 2 else None
     if columns is not None and columns not in (1, 2):
         raise DataError(f"{op}: X has {columns} columns; one of texts is needed, or two of pairs. Choose among them.")
     before = getattr(estimator, "n_features_in_", None)
     if reset:
         if columns is not None:
-            estimator.n_features_in_ = columns
+            vars(estimator)["n_features_in_"] = columns
         elif before is not None:
-            del estimator.n_features_in_
+            del vars(estimator)["n_features_in_"]
     elif None not in (before, columns) and columns != before:
         expects = f"{type(estimator).__name__} is expecting {before} features as input"
         raise DataError(f"{op}: X has {columns} features, but {expects}.")
 
 
 def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
+    """Raise DataError unless `parts`, the content of row number `row` of X, are `count` strings."""
     if len(parts) == count and all(isinstance(part, str) for part in parts):
         return
     wrong = next((part for part in parts if not isinstance(part, str)), parts)
@@ -71,8 +93,8 @@ def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
     raise DataError(f"{op}: {came}; every row is a text, or every row a pair of texts.", row=row)
 
 
-def as_words(X: Any, op: str) -> list[list[str]]:
-    """Lists of words; a DataError names the first row that is none."""
+def as_words(X: TextsLike, op: str) -> list[list[str]]:
+    """Return X as lists of words; raise DataError, naming the first wrong row, unless rows are lists of strings."""
     if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
         raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")
     if not len(X):
@@ -89,20 +111,24 @@ def as_words(X: Any, op: str) -> list[list[str]]:
     return rows
 
 
-def as_tags(y: Any, words: Sequence[Sequence[str]], op: str) -> list[list[Any]]:
-    """A tag for every word; a DataError names the first row where there is none."""
+def as_tags(y: TargetsLike, words: Sequence[Sequence[str]], op: str) -> list[list[Any]]:
+    """Return y as lists of tags, NumPy scalars as Python values.
+
+    Raises:
+        DataError: If y is None, or a row of y has another number of tags than the same row of `words` has words.
+    """
     check_given(y, op)
     with data_errors(op):
         check_consistent_length(words, y)
     rows = [list(tags) if isinstance(tags, Sequence | np.ndarray) and not isinstance(tags, str) else [] for tags in y]
-    for row, (own, tags) in enumerate(zip(words, rows, strict=True)):
-        if len(own) != len(tags):
-            came = f"row {row} has {len(own)} words and {len(tags)} tags"
+    for row, (sentence, tags) in enumerate(zip(words, rows, strict=True)):
+        if len(sentence) != len(tags):
+            came = f"row {row} has {len(sentence)} words and {len(tags)} tags"
             raise DataError(f"{op}: {came}; every word has one tag.", row=row)
     return [[tag.item() if isinstance(tag, np.generic) else tag for tag in tags] for tags in rows]
 
 
-def check_given(y: Any, op: str) -> None:
-    """Raise DataError if there are no labels."""
+def check_given(y: TargetsLike, op: str) -> None:
+    """Raise DataError, with a message that begins with `op`, if y is None."""
     if y is None:
         raise DataError(f"{op}: this estimator requires y to be passed, but the target y is None.")

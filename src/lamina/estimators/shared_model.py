@@ -1,48 +1,67 @@
-"""The model under estimators: one that has a name is loaded once, and shared by clones, folds and threads."""
+"""Load the model of an estimator: clones, folds and threads that name the same model share one instance."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
 from lamina.store import load
 from lamina.store.models import load_processor
 from lamina.utils import is_dir
 
-_KEPT = 2  # models; a search goes through all folds with one before it takes the next
-_loading = Lock()
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.layers.types import Processor
+
+_CACHED_MODELS = 2  # a search runs all folds with one model before it moves on to the next
+_loading = Lock()  # threads that need the same model at the same time wait for a single load
 
 
-def model_of(model: Any, processor: Any, op: str) -> tuple[Any, Any]:
-    """A model and its processor: those given, or the ones that a name stands for."""
+def model_of(
+    model: str | Path | PreTrainedModel, processor: Processor | None, op: str
+) -> tuple[PreTrainedModel, Processor]:
+    """Return the loaded model and its processor, as `(model, processor)`.
+
+    Args:
+        model: Hub id or folder, which is loaded once and then cached, or a model, which is returned as it is.
+        processor: Tokenizer to use. None: the tokenizer that was saved with the model.
+        op: Name of the calling method, which begins the error messages.
+
+    Raises:
+        ConfigError: If `model` is neither a name nor a model, or if there is no processor.
+        ModelNotFoundError: If no model has this name.
+    """
     if isinstance(model, str | Path):
-        with _loading:  # threads that ask at once wait for one load
-            loaded, own = _load(str(model), _stamp(Path(model)))
-        return loaded, _checked(own if processor is None else processor, op)
+        with _loading:
+            loaded, saved_processor = _load(str(model), _file_times(Path(model)))
+        return loaded, _checked(saved_processor if processor is None else processor, op)
     if not hasattr(model, "config"):
         came = f"model is {type(model).__name__}"
         raise ConfigError(f"{op}: {came}; it must be a hub id, a folder, 'minilm', or a model of transformers.")
-    if processor is None and getattr(model, "name_or_path", ""):
-        processor = load_processor(model.name_or_path, model)
+    if processor is None and (name := getattr(model, "name_or_path", "")):
+        processor = load_processor(name, model)
     return model, _checked(processor, op)
 
 
-def _checked(processor: Any, op: str) -> Any:
+def _checked(processor: Processor | None, op: str) -> Processor:
+    """Return `processor`; raise ConfigError, with a message that begins with `op`, if it is None."""
     if processor is None:
         raise ConfigError(f"{op}: there is no tokenizer with the model; one is needed. Give it as `processor`.")
     return processor
 
 
-@lru_cache(maxsize=_KEPT)
-def _load(name: str, stamp: tuple[tuple[str, int], ...]) -> tuple[Any, Any]:
-    del stamp  # only there so that a folder that was written anew is read anew
+@lru_cache(maxsize=_CACHED_MODELS)
+def _load(name: str, file_times: tuple[tuple[str, int], ...]) -> tuple[PreTrainedModel, Processor | None]:
+    """Load the model `name` and its processor, or return them from the cache if the file times are unchanged."""
+    del file_times  # only part of the cache key, so that a folder whose files changed is loaded again
     return load(name)
 
 
-def _stamp(folder: Path) -> tuple[tuple[str, int], ...]:
-    """When the files of a folder were written; empty for what is none."""
+def _file_times(folder: Path) -> tuple[tuple[str, int], ...]:
+    """Return the sorted names and modification times (in nanoseconds) of a folder's files; () if it is no folder."""
     files = folder.glob("*") if is_dir(folder) else ()
     return tuple(sorted((path.name, path.stat().st_mtime_ns) for path in files if path.is_file()))

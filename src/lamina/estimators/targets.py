@@ -1,4 +1,4 @@
-"""What is handed to an estimator as y, checked, in the form in which a task has it."""
+"""Check the `y` of an estimator, and turn it into the targets of a task."""
 
 from __future__ import annotations
 
@@ -14,68 +14,90 @@ from lamina.errors import DataError
 from lamina.estimators.examples import check_given, data_errors
 
 if TYPE_CHECKING:
-    from lamina.estimators.examples import Texts
+    from lamina.estimators.examples import TargetsLike, Texts
 
 
 @final
 @dataclass(frozen=True)
 class Targets:
-    """One target per text, and what they are."""
+    """Hold the targets of all texts, with the type of problem; made by the functions of this module."""
 
     problem_type: str
     labels: tuple[str, ...]
-    values: list[Any]  # numbers of classes, numbers, or zeros and ones
-    classes: np.ndarray | None = None  # in the order of their numbers
-    mean: float = 0.0  # numbers come less this,
-    scale: float = 1.0  # and over this
+    values: list[Any]  # per text: index of its class (int), number (float), or a tuple of zeros and ones
+    classes: np.ndarray | None = None  # sorted; the indices in `values` point into it
+    mean: float = 0.0  # subtracted from the numbers of y
+    scale: float = 1.0  # the numbers of y are divided by it, after the subtraction
 
     @property
     def stratify(self) -> list[int] | None:
-        """What keeps its shares in a part that is set aside: classes, where every text has one."""
+        """Return the class indices to stratify a validation split by; None if texts have no single class."""
         return None if self.classes is None or self.problem_type == "multi_label" else self.values
 
 
-def class_targets(y: Any, texts: Texts, op: str) -> Targets:
-    """A class per text, or a table of zeros and ones, a column per label.
+def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
+    """Return the targets of a classifier.
+
+    Args:
+        y: A class per text, or zeros and ones of shape (texts, labels), dense or sparse.
+        texts: The texts, whose number y must match.
+        op: Name of the calling method, which begins the error messages.
 
     Raises:
-        DataError: If y is missing, of another length, has missing labels or one class alone, or is neither.
+        DataError: If y is missing, of another length, has missing labels or one class alone, or has another form.
     """
     check_given(y, op)
     with data_errors(op):
         how: dict[str, Any] = {"accept_sparse": "csr", "dtype": None}
-        given: Any = check_array(y, ensure_2d=False, input_name="y", **how)
-        check_consistent_length(texts, given)
-        if given.dtype == object and (missing := np.flatnonzero(pd.isna(given))).size:
+        checked: Any = check_array(y, ensure_2d=False, input_name="y", **how)
+        check_consistent_length(texts, checked)
+        if checked.dtype == object and (missing := np.flatnonzero(pd.isna(checked))).size:
             raise DataError(f"{op}: row {missing[0]} of y is missing; every text has a label.", row=int(missing[0]))
-        check_classification_targets(given)
-        kind = type_of_target(given, input_name="y")
+        check_classification_targets(checked)
+        kind = type_of_target(checked, input_name="y")
         if kind == "multilabel-indicator":
-            table = np.asarray(given.toarray() if hasattr(given, "toarray") else given).astype(int)
+            table = np.asarray(checked.toarray() if hasattr(checked, "toarray") else checked).astype(int)
             labels = tuple(map(str, range(table.shape[1])))
             return Targets("multi_label", labels, list(map(tuple, table.tolist())), np.arange(table.shape[1]))
         if kind == "multiclass-multioutput":
-            raise ValueError(f"y has {given.shape[1]} columns of classes; one is needed, or a table of zeros and ones.")
-        classes, numbers = np.unique(column_or_1d(given, warn=True), return_inverse=True)
+            raise ValueError(
+                f"y has {checked.shape[1]} columns of classes; one is needed, or a table of zeros and ones."
+            )
+        classes, numbers = np.unique(column_or_1d(checked, warn=True), return_inverse=True)
     if len(classes) < 2:
         raise DataError(f"{op}: y has one class, {classes[0]!r}; a classifier needs at least two classes.")
     return Targets("classification", tuple(map(str, classes)), numbers.tolist(), classes)
 
 
-def number_targets(y: Any, texts: Texts, op: str) -> Targets:
-    """A finite number per text, less their mean and over their standard deviation; else a DataError."""
+def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
+    """Return the targets of a regressor, scaled to mean 0 and standard deviation 1.
+
+    Args:
+        y: A finite number per text.
+        texts: The texts, whose number y must match.
+        op: Name of the calling method, which begins the error messages.
+
+    Raises:
+        DataError: If y is missing, of another length, or holds anything but finite numbers.
+    """
     check_given(y, op)
     with data_errors(op):
         how: dict[str, Any] = {"dtype": np.float64}
-        given: Any = check_array(y, ensure_2d=False, input_name="y", **how)
-        check_consistent_length(texts, given)
-        numbers = column_or_1d(given, warn=True)
+        checked: Any = check_array(y, ensure_2d=False, input_name="y", **how)
+        check_consistent_length(texts, checked)
+        numbers = column_or_1d(checked, warn=True)
     mean, scale = float(numbers.mean()), float(numbers.std()) or 1.0
     return Targets("regression", ("value",), ((numbers - mean) / scale).tolist(), mean=mean, scale=scale)
 
 
-def any_targets(y: Any, texts: Texts, op: str) -> Targets:
-    """Numbers with a decimal point are numbers, all else classes."""
+def any_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
+    """Return the targets of a regressor if y holds numbers with a fractional part, else those of a classifier.
+
+    `op` names the calling method in the error messages.
+
+    Raises:
+        DataError: If `number_targets` or `class_targets` refuses y.
+    """
     check_given(y, op)
     with data_errors(op):
         kind = type_of_target(y, input_name="y")
