@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Run the studies of recipes/studies, two at a time, and draw them all on one page, out/report.html:
-#   make report                      on sentences that the demo makes, in a few minutes
-#   make report DATA=../shared/data  on real sets and the small Llama, in about an hour; killed, it goes on where it was
+# Run the studies in recipes/studies, two at a time, and write their report as one page, out/report.html:
+#   make report                      uses sentences that the demo generates; takes a few minutes
+#   make report DATA=../shared/data  uses real data sets and the small Llama; takes about an hour
+# After an interruption, the second command resumes the training runs and the studies that `--resume` supports.
 set -uo pipefail
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
@@ -11,7 +12,8 @@ if [ -z "$data" ]; then
     python -c "from lamina.demo.corpus import write; write('$data', rows=480)" || exit
 fi
 
-# What is printed is on the page; what fails is told, and the rest goes on.
+# Discard standard output, because the page shows the same results. A failed command sets the exit status, and the
+# other commands continue.
 run() {
     local folder=$1
     shift
@@ -22,7 +24,8 @@ run() {
 finish() {
     while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
 }
-# The studies of these names that a task's recipe has, which `--resume` goes on with if they have cells.
+# Run the studies with these names that each task's recipe contains. The first argument is `$resume` for studies with
+# cells, which can be resumed, and empty for other studies.
 studies() {
     local more=$1 task study
     shift
@@ -43,7 +46,7 @@ for task in $tasks; do
 done
 finish
 studies "$resume" probe removal advise
-studies "" errors similarity variability drift lens importance # variability reads the probes
+studies "" errors similarity variability drift lens importance # variability reads the results of probe
 
 written="$out/tuned"
 for task in $tasks; do
