@@ -50,9 +50,8 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     if isinstance(X, str | bytes):
         raise DataError(f"{op}: X is one text; a list, array or column of texts is needed.")
     with data_errors(op):
-        validate_data(
-            estimator, X, reset=reset, skip_check_array=True, ensure_2d=False
-        )  # sets or compares the names of columns
+        # sets the names of the columns, or compares them
+        validate_data(estimator, X, reset=reset, skip_check_array=True, ensure_2d=False)
         how: dict[str, Any] = {"dtype": object, "ensure_all_finite": False}
         table: Any = check_array(X, ensure_2d=False, input_name="X", **how)
     _check_columns(estimator, table, op, reset=reset)
@@ -115,7 +114,8 @@ def as_tags(y: TargetsLike, words: Sequence[Sequence[str]], op: str) -> list[lis
     """Return y as lists of tags, NumPy scalars as Python values.
 
     Raises:
-        DataError: If y is None, or a row of y has another number of tags than the same row of `words` has words.
+        DataError: If y is None, if it has another number of rows than `words`, or if a row of y has another number of
+            tags than the same row of `words` has words.
     """
     check_given(y, op)
     with data_errors(op):

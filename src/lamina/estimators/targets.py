@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Targets:
-    """Hold the targets of all texts, with the type of problem; made by the functions of this module."""
+    """The targets of all texts, with the type of problem. The functions below and `LaminaTagger.fit` build it."""
 
     problem_type: str
     labels: tuple[str, ...]
-    values: list[Any]  # per text: index of its class (int), number (float), or a tuple of zeros and ones
+    values: list[Any]  # per text: index of its class, number, tuple of zeros and ones, or tuple of tag indices
     classes: np.ndarray | None = None  # sorted; the indices in `values` point into it
     mean: float = 0.0  # subtracted from the numbers of y
     scale: float = 1.0  # the numbers of y are divided by it, after the subtraction
@@ -70,7 +70,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 
 
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
-    """Return the targets of a regressor, scaled to mean 0 and standard deviation 1.
+    """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; if all are equal, all become 0.
 
     Args:
         y: A finite number per text.
@@ -93,7 +93,10 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 def any_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a regressor if y holds numbers with a fractional part, else those of a classifier.
 
-    `op` names the calling method in the error messages.
+    Args:
+        y: One target per text, as `number_targets` or `class_targets` accepts them.
+        texts: The texts, whose number y must match.
+        op: Name of the calling method, which begins the error messages.
 
     Raises:
         DataError: If `number_targets` or `class_targets` refuses y.
