@@ -540,8 +540,8 @@ BREAKS = (
     # demo
     _break(
         "demo: names of the test split stand in the training split",
-        "kept_back=held_out_names()",
-        "kept_back=frozenset()",
+        "excluded=held_out_names()",
+        "excluded=frozenset()",
         "unit/demo/test_corpus.py",
     ),
     _break(
