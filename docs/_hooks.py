@@ -1,4 +1,4 @@
-"""What is made when the docs are built: the page of commands from what `--help` prints, notebooks from pages."""
+"""Make pages when the docs are built: the page of commands from what `--help` prints, and notebooks from pages."""
 
 from __future__ import annotations
 

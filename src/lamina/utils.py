@@ -193,8 +193,8 @@ def progress_bar(batches: Iterable[T], *, show: bool, **options: Any) -> Iterabl
 def check_versions() -> None:
     """Check that torch, transformers and the other required packages are installed and new enough.
 
-    What is required stands in the package's metadata. Nothing is checked if Lamina itself is not installed, for example
-    when it runs from a checkout.
+    The requirements are read from the package's metadata. Nothing is checked if Lamina itself is not installed, for
+    example when it runs from a checkout.
 
     Raises:
         ConfigError: If a package is missing or too old (or too new, if there is an upper limit); names its version.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from importlib import metadata
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.support.finetuned import bert
@@ -13,7 +16,10 @@ from tests.support.training import tiny_tokenizer
 
 import lamina
 from lamina.cli import main
+from lamina.demo.run import run_demo
 from lamina.errors import ConfigError, MissingExtraError, require_packages
+from lamina.recipes.run_recipe import run_recipe
+from lamina.recipes.schema import load_recipe
 from lamina.utils import check_versions
 
 LATER = "raise AssertionError('work had begun')"  # what must not run
@@ -92,6 +98,36 @@ def test_classes_and_numbers_are_scored_without_optional_packages(monkeypatch: p
         bank.add("it", task)
         lamina.fit(bank, {"it": task}, epochs=1, progress=False)
         assert set(lamina.evaluate(bank, {"it": task}, split="test")["it"]) == set(task.metrics)
+
+
+def test_a_recipe_with_seeds_asks_for_the_package_of_its_intervals_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "rows.tsv").write_text("sentence\tlabel\n" + "it is good\tyes\nit is bad\tno\n" * 12)
+    recipe = """
+        model: minilm
+        seeds: SEEDS
+        tasks:
+          mood:
+            files: {train: rows.tsv}
+            readers: {plain: {fusion: mean}}
+    """
+    paths = {}
+    for seeds in ("[0]", "[0, 1]"):
+        paths[seeds] = tmp_path / f"recipe{len(seeds)}.yaml"
+        paths[seeds].write_text(textwrap.dedent(recipe.replace("SEEDS", seeds)))
+    hidden(monkeypatch, "scipy")
+    monkeypatch.setattr("lamina.recipes.run_recipe.train", Mock(side_effect=RuntimeError(LATER)))
+    with pytest.raises(MissingExtraError, match=r"^recipe: needs the package 'scipy', .*'lamina\[metrics\]'$"):
+        run_recipe(load_recipe(paths["[0, 1]"]), data=tmp_path)
+    with pytest.raises(RuntimeError, match="work had begun"):
+        run_recipe(load_recipe(paths["[0]"]), data=tmp_path)
+
+
+def test_the_demo_names_its_own_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    hidden(monkeypatch, "altair")
+    with pytest.raises(MissingExtraError, match=r"^demo: needs the package 'altair', .*'lamina\[demo\]'$"):
+        run_demo(tmp_path)
 
 
 @pytest.mark.parametrize(

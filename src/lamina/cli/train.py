@@ -90,7 +90,7 @@ def train(  # noqa: PLR0913
 def _show(run: RecipeResult, folder: Path) -> None:
     """Print a table with a row per task, method and setting of a run, and how many training texts were truncated.
 
-    Of a sweep, the best 20 rows are printed; `folder` is the output folder, whose `table.md` has all of them.
+    A sweep prints its best 20 rows; the file `table.md` in the output folder `folder` has all rows.
     """
     from lamina.recipes.summary_table import printed
 

@@ -57,7 +57,7 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
 def _positions(model: PreTrainedModel) -> int:
     """Return the number of positions that a model has for text, by its position tables or else by its config.
 
-    Of a model with several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`.
+    If the model has several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`.
     """
     text_towers = (tower for tower in towers_of(model).values() if tower.main_input_name == "input_ids")
     module = next(iter(text_towers), model)

@@ -50,17 +50,17 @@ class CacheableInputs(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Number of tokens of each row, padding excluded."""
+        """Tokens (or audio samples) of each row, by which rows are put into batches; 1 where rows have no length."""
         ...
 
     @property
     def uncacheable(self) -> str | None:
-        """Why the states of these examples cannot be cached; None if they can."""
+        """The reason why a model's states for these rows cannot be cached, as text; None if they can."""
         ...
 
     @property
     def digest(self) -> str:
-        """A hash of the examples."""
+        """A hash that is equal for equal inputs; cached states are stored under it."""
         ...
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:

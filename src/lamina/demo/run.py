@@ -14,14 +14,14 @@ import torch
 from lamina.bank import Reader, ReaderBank
 from lamina.demo.corpus import ACCEPTABILITY, SENTIMENTS, SPLITS, TAGS, write
 from lamina.demo.timing import in_turn, ratio
-from lamina.errors import LaminaError
+from lamina.errors import LaminaError, require_packages
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.prediction import evaluate, predict
 from lamina.recipes.report_file import Curves, Point
-from lamina.report.chart_files import chart_package, draw_curves, importance
+from lamina.report.chart_files import draw_curves, importance
 from lamina.store import load
 from lamina.tasks.task import Task
 from lamina.train import fit
@@ -164,7 +164,7 @@ def run_demo(
         LaminaError: If the loaded bank does not give the logits of the saved one.
     """
     start, folder = time.perf_counter(), Path(folder)
-    chart_package("demo")  # named now if it is missing, not after the training
+    require_packages("demo", "demo", "altair", "vl_convert", "seqeval")  # before the training
     rows = rows or (ROWS_FULL if full else ROWS)
     tasks = _tasks(write(folder / "corpus", seed=seed, rows=rows, sentences=sentences))
     model, tokenizer = load(MODEL)

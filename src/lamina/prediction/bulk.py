@@ -450,7 +450,7 @@ class _Job:
                     raise answered.failed
 
     def _chunks(self, rows: int) -> Iterator[Chunk]:
-        """What is left of the source; each chunk has the rows that could not be read since the one before."""
+        """Yield the remaining rows of the source in chunks, each with the errors of the rows before it that are bad."""
         problems: list[DataError] = []
         told = self._partial.bad  # rows after the last good one are read again
 

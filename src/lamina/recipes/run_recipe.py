@@ -19,7 +19,7 @@ from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
 from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures, run_cells
-from lamina.errors import ConfigError, StoreError, error_context
+from lamina.errors import ConfigError, StoreError, error_context, require_packages
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_tasks
@@ -112,6 +112,7 @@ def run_recipe(
             run ended without an error, or a run that shall be resumed had other settings or data.
         DataError: If the data of a task cannot be read or used.
         StoreError: If the output folder cannot be written, or a file in it is damaged.
+        MissingExtraError: If the recipe has several seeds or repeats, and SciPy, or a package of a metric, is missing.
     """
     with _other_progress_bars(show=_shows_progress(recipe, options)):
         return _run(recipe, data, None if output is None else Path(output), options, ray)
@@ -150,6 +151,8 @@ def _run(
     with nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ()):
         session = _Session(recipe, load_tasks(recipe, data), folder)
         specs = session.expand(options)
+        if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
+            require_packages("recipe", "metrics", "scipy")  # for the intervals over seeds, at the end
         if not is_separate:
             return session.train(specs, output=folder)
         check_edits(recipe, specs, session.tasks)
@@ -520,7 +523,7 @@ class SeparateRuns:
     def _is_best(self, name: str, metric: str, score: float) -> bool:
         """Return whether no run of the same task that ended is better than the run called `name` with this score.
 
-        Of runs with equal scores, the first in the recipe's order is the best.
+        If runs have equal scores, the first one in the recipe's order is the best.
         """
         rank_of_run = sort_key(metric, score), self._order[name]
         others = [other for other in self.scores if other != name and self.specs[other].task == self.specs[name].task]

@@ -73,7 +73,7 @@ def summaries(
 def _summary(rows: Sequence[TableRow], settings: dict[str, object], metrics: Sequence[str]) -> SummaryRow:
     """Return the summary of the rows of all runs that share their task, method and `settings`.
 
-    Of `metrics`, all that the task has, those are summarised that the rows have.
+    `metrics` are all metrics of the task; the summary has those that are columns of the rows.
     """
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]

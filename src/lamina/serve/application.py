@@ -246,7 +246,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         """Return the layers that each reader's answer comes from, and the tokens, where the reader's fusion can tell.
 
         "seconds" is the time of a pass over this text alone, up to the highest layer that is read, without and with the
-        readers. Of a text that is read in several windows, the first is explained.
+        readers. If a text is read in several windows, the first window is explained.
         """
         (text,), _ = responses.examples_of(body.inputs)
         future = scheduler.explain(text, body.tasks, truncate=body.truncate)

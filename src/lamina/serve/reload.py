@@ -51,7 +51,7 @@ class Reloader:
             readers: Names of the readers to add. None: all readers of that bank.
 
         Returns:
-            What is served from now on.
+            The bank that is served from now on.
 
         Raises:
             ConfigError: If the server has no root, or the folder is not a bank under it.

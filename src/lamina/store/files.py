@@ -52,7 +52,7 @@ def damaged(place: object, what: str) -> StoreError:
 
     Args:
         place: The file or folder.
-        what: What is wrong, as the rest of a sentence that begins with `place`, such as "is not JSON".
+        what: The problem, as a phrase that follows the name of `place`, such as "is not JSON".
     """
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 

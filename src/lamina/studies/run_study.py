@@ -41,7 +41,7 @@ _IN_MEMORY = ("processor", "other_processor", "batches")  # parameters that hold
 
 
 class Loads(Enum):
-    """What is loaded from the name or folder that a recipe gives for a parameter of a study."""
+    """Type of the object that is loaded for a parameter of a study, from the name or folder in the recipe."""
 
     MODEL = "model"  # loaded here
     BANK = "bank"  # loaded here

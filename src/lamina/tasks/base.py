@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypeAlias, TypedDi
 
 from torch import Tensor
 
+from lamina.data.state_cache import CacheableInputs
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
 from lamina.tasks import kind_of
@@ -166,27 +167,12 @@ class GenerationOptions:
 
 
 @runtime_checkable
-class Inputs(Protocol):
+class Inputs(CacheableInputs, Protocol):
     """The encoded examples of a split, as `Kind.encode` returns them: rows that a model reads in batches.
 
     A row is a window of a text, a block of joined texts, an image or an audio clip. A class of inputs may have an
     attribute `equal_lengths`; if it is True, all rows of a batch must have the same length.
     """
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """Tokens (or audio samples) of each row, by which rows are put into batches; 1 where rows have no length."""
-        ...
-
-    @property
-    def uncacheable(self) -> str | None:
-        """The reason why a model's states for these rows cannot be cached, as text; None if they can."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """A hash that is equal for equal inputs; cached states are stored under it."""
-        ...
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return a model's arguments for the rows with these numbers: name -> tensor `[batch, ...]`.

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, require_packages
 from lamina.tasks.metrics import LOWER
 from lamina.utils import atomic_write
 
@@ -141,7 +141,11 @@ def half_interval(count: Number, spread: Number, confidence: float = 0.95) -> Nu
         count: Number of values, at least 2; or a column of such numbers.
         spread: Sample standard deviation of the values; or a column of them.
         confidence: Fraction of such intervals that hold the true mean.
+
+    Raises:
+        MissingExtraError: If SciPy is not installed.
     """
+    require_packages("summarise", "metrics", "scipy")
     from scipy.special import stdtrit
 
     return stdtrit(count - 1, (1 + confidence) / 2) * spread / count**0.5

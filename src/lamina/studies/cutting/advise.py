@@ -60,7 +60,7 @@ _COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
 @final
 @dataclass(frozen=True)
 class Proposal:
-    """What is proposed for a task.
+    """The blocks to keep and the layers to read that the study proposes for a task.
 
     Attributes:
         keep: Number of blocks to keep.

@@ -402,7 +402,7 @@ def _figures() -> dict[str, Figure]:
 
 
 class _Drop(NamedTuple):
-    """What is lost without one run of blocks, with one seed; None: the measure has no seeds."""
+    """The drop of a score when one range of blocks is removed, for one seed (None if the measure has no seeds)."""
 
     seed: int | None
     block_run: BlockRun
