@@ -272,27 +272,27 @@ def first_line(error: BaseException) -> str:
     return text[:300].strip().rstrip(".")
 
 
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}  # module -> the name that pip knows, where they differ
+
+
 class MissingExtraError(LaminaError, ImportError):
     """Raised when an optional package is needed and not installed; the message gives the command that installs it.
 
     Attributes:
         op: The operation that was called.
-        package: The missing package.
+        package: The missing package, as pip names it.
         extra: The extra of Lamina that installs it, as in `pip install 'lamina[extra]'`.
     """
 
     def __init__(self, *, op: str, package: str, extra: str) -> None:
-        self.op, self.package, self.extra = op, package, extra
-        what = f"needs the package '{package}', which is not installed"
+        self.op, self.package, self.extra = op, _DISTRIBUTIONS.get(package, package), extra
+        what = f"needs the package '{self.package}', which is not installed"
         super().__init__(f"{op}: {what}. Run: pip install 'lamina[{extra}]'")
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
         """Return the error for a failed import; the package's name comes from the ImportError."""
         return cls(op=op, package=error.name or "?", extra=extra)
-
-
-_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}  # module -> the name that pip knows, where they differ
 
 
 def require_packages(op: str, extra: str, *modules: str) -> None:
@@ -310,4 +310,4 @@ def require_packages(op: str, extra: str, *modules: str) -> None:
     """
     for module in modules:
         if find_spec(module) is None:
-            raise MissingExtraError(op=op, package=_DISTRIBUTIONS.get(module, module), extra=extra)
+            raise MissingExtraError(op=op, package=module, extra=extra)
