@@ -1,4 +1,4 @@
-"""Studies: functions that measure something at each layer of a model, and return a tidy table with charts."""
+"""Studies: functions that measure something at each layer of a model and return a `Study`: a tidy table with charts."""
 
 from lamina.errors import require_packages
 

@@ -1,4 +1,4 @@
-"""Run a model for a study: texts become batches, and each layer's state is received as it is computed."""
+"""Run a model for a study: batches go in, and each layer's state is passed to a function as it is computed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LayerReader:
     """Reads the states of chosen layers of one stack of a model, batch by batch.
 
     Args:
-        model: The model; reading does not change it.
+        model: The model; it is not changed.
         layers: Layers to read.
         stack: Name of the stack. None: the only one, or the encoder.
         op: Name of the study, for error messages.
@@ -62,12 +62,12 @@ class LayerReader:
 
     @torch.no_grad()
     def read(self, batch: Batch, on_state: OnState) -> None:
-        """Run the model in eval mode on one batch, as far as the highest chosen layer.
+        """Run the model in eval mode on one batch, and stop after the highest chosen layer.
 
         Args:
             batch: Keyword arguments of the model; tensors are moved to the model's device.
-            on_state: Called once per chosen layer, layers ascending, with the layer's number, its state
-                `[batch, tokens, width]` and the mask of its real tokens `[batch, tokens]`.
+            on_state: Called once per chosen layer, in ascending order, with the layer's number, its state `[batch,
+                tokens, width]` and the mask `[batch, tokens]`, True at tokens that are not padding.
 
         Raises:
             UnsupportedModelError: If the pass did not compute every chosen layer.
@@ -98,7 +98,7 @@ class LayerReader:
 def text_inputs(
     model: PreTrainedModel, texts: Iterable[Text], processor: Processor | None, max_length: int | None, *, op: str
 ) -> TextInputs:
-    """Tokenise texts, or pairs of texts; texts that are too long are truncated at their end.
+    """Tokenise texts, or pairs of texts, for a model. Texts that are too long are truncated at their end.
 
     Args:
         model: The model that will read the texts.
@@ -106,6 +106,9 @@ def text_inputs(
         processor: The tokenizer. None: the one saved with `model.name_or_path`.
         max_length: Maximum tokens per text. None: what the model allows.
         op: Name of the study, for error messages.
+
+    Returns:
+        The encoded texts, with the tokenizer that encoded them as `.processor`.
 
     Raises:
         ConfigError: If there is no text, an entry is neither a text nor a pair, texts and pairs are mixed, there is no
@@ -135,16 +138,16 @@ def text_inputs(
 
 
 def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
-    """Split the row numbers below `count` at random into groups of at least `size` and fewer than `2 * size` rows.
+    """Shuffle the row numbers below `count`, and split them into groups of at least `size`, fewer than `2 * size` rows.
 
-    If there are fewer rows than `size`, all of them form one group.
+    With fewer than `size` rows there is one group of all rows.
     """
     order = np.random.default_rng(seed).permutation(count)
     return [part.tolist() for part in np.array_split(order, max(1, count // size))]
 
 
 def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
-    """Yield some rows of encoded inputs as batches of rows of similar length, each with the numbers of its rows."""
+    """Yield the given rows as batches of rows with similar lengths: pairs of the batch's row numbers and the batch."""
     equal = bool(getattr(inputs, "equal_lengths", False))
     for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
         numbers = [rows[place] for place in places]
@@ -152,9 +155,9 @@ def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Itera
 
 
 def batch_groups(batches: Iterable[Batch], size: int) -> Iterator[Group]:
-    """Join batches, in their order, into groups of at least `size` rows; a smaller rest joins the last group.
+    """Join consecutive batches into groups of at least `size` rows. Fewer remaining rows join the last group.
 
-    Rows are numbered from 0 across all batches.
+    Yields lists of pairs: the row numbers of a batch, counted from 0 across all batches, and the batch.
 
     Raises:
         ConfigError: If there is no batch.

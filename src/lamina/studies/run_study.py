@@ -1,4 +1,4 @@
-"""Run one study of a recipe: load the model, tasks and texts, call the study's function, and save the result."""
+"""Read study recipes, and run one study of a recipe: load the model, tasks and texts, call its function, save."""
 
 from __future__ import annotations
 
@@ -41,7 +41,11 @@ _IN_MEMORY = ("processor", "other_processor", "batches")  # parameters that hold
 
 
 class Loads(Enum):
-    """Type of the object that is loaded for a parameter of a study, from the name or folder in the recipe."""
+    """What a string in a recipe stands for, where the study's parameter is a model, a bank or a checkpoint.
+
+    MODEL and BANK are loaded before the study's function is called. The study loads a CHECKPOINT itself; here its name
+    is only replaced by the folder's path, if there is such a folder.
+    """
 
     MODEL = "model"  # loaded here
     BANK = "bank"  # loaded here
@@ -80,19 +84,20 @@ def run_study(
     Args:
         name: Name of the study, such as "similarity".
         recipe: The recipe, as `load_study_recipe` returns it.
-        data: Folder with one subfolder per preset; files and models of the recipe may be relative to it. None: presets
-            are downloaded from the hub.
-        output: Folder for the study, and for its finished cells if it has cells. None: nothing is written.
-        resume: Do not run cells again that are already finished in `output`.
+        data: Data folder, with one subfolder per preset; paths of files and models in the recipe may be relative to it.
+            None: presets are downloaded from the hub.
+        output: Folder for the study, and for its finished cells if the study has cells. None: nothing is written.
+        resume: Do not repeat cells that are already finished in `output`.
         progress: Show a progress bar.
-        ray: Where a study of cells runs them as Ray tasks; see `lamina.studies.runner.run_cells`.
+        ray: Where a study with cells runs them as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this
+            process.
 
     Returns:
-        The study. Its settings have the recipe under "recipe", and cells that failed under "failures".
+        The study. `settings["recipe"]` is the recipe, and `settings["failures"]` lists the cells that failed.
 
     Raises:
         UnknownNameError: If the study does not exist.
-        ConfigError: If the recipe lacks something that the study needs, or `resume` or `ray` is given to a study that
+        ConfigError: If the recipe lacks something that the study needs, or `resume` or `ray` is given for a study that
             has no cells.
         StoreError: If the folder cannot be written, or holds files of these names that do not belong to a study. This
             is checked before anything runs.
@@ -115,12 +120,13 @@ def run_study(
 
 
 def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, object]:
-    """Return the model, processor, tasks and texts of a recipe that are parameters of a study, by parameter name.
+    """Return those of a recipe's model, processor, tasks and texts that the study has as parameters, by name.
 
-    A study whose parameter `model` accepts a name gets the name, because its cells load the model themselves.
+    If the study's parameter `model` accepts a name, the model's name is returned instead of a loaded model, because the
+    study's cells load it.
 
     Raises:
-        ConfigError: If such a study is used with the recipe's `head`.
+        ConfigError: If the recipe has a `head`, but the study loads the model itself.
     """
     parameters, inputs = parameters_of(name), dict[str, object]()
     tasks = load_tasks(recipe, data)
@@ -143,12 +149,14 @@ def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str
 
 
 def load_tasks(recipe: StudyRecipe, data: str | Path | None) -> dict[str, Task]:
-    """Return the tasks of a recipe by name, with their rows; of a subsample with repeats, only the first repeat.
+    """Load the tasks of a recipe with their rows, and return task name -> task.
+
+    If a task is subsampled with repeats, only the first repeat is returned.
 
     Args:
         recipe: The recipe.
-        data: Folder that files and presets are relative to. None: files are relative to the current folder, and
-            presets come from the hub.
+        data: Folder that files and presets are relative to. None: files are relative to the current folder, and presets
+            come from the hub.
     """
     return {name: repeats(body, load_task(name, body, data))[0] for name, body in recipe.tasks.items()}
 
@@ -171,11 +179,11 @@ def load_texts(recipe: StudyRecipe, tasks: Mapping[str, Task], data: str | Path 
 
 
 def source_of(name: str, data: str | Path | None) -> str:
-    """Return where a model is loaded from: the absolute path of a folder, or else `name` itself as a hub id.
+    """Return where to load a model from: the absolute path of a folder, or else `name` itself as a hub id.
 
     Args:
         name: Name that the recipe gives.
-        data: Data folder, in which a folder of that name is looked for first; then in the current folder.
+        data: Data folder; a folder `name` is looked for there first, then in the current folder.
     """
     # absolute, so that workers with another current folder find it too
     places = [Path(name)] if data is None else [Path(data) / name, Path(name)]
@@ -183,12 +191,9 @@ def source_of(name: str, data: str | Path | None) -> str:
 
 
 def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | None) -> dict[str, object]:
-    """Return the options of a study with the names of models, banks and checkpoints replaced by what they name.
+    """Return the options of a study with the names of models, banks and checkpoints replaced by the objects or paths.
 
-    Args:
-        name: Name of the study.
-        options: Options as the recipe gives them. A value may be a name, or a list or mapping of names.
-        data: Data folder, in which folders are looked for first.
+    An option may be one name, or a list or mapping of names. `data` is the data folder, which is searched first.
     """
     loaded: dict[str, object] = dict(options)
     types = _types_of(name, tuple(options))
@@ -207,7 +212,7 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 
 
 def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | ReaderBank | str:
-    """Return the model or bank that a recipe names; or for a checkpoint its folder, which the study loads itself."""
+    """Load the model or bank that a recipe names; for a checkpoint, return only its folder or hub id."""
     source = source_of(name, data)
     if what is Loads.BANK:
         return load_bank(source)
@@ -215,7 +220,7 @@ def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | 
 
 
 def _loads(annotation: object) -> Loads | None:
-    """Return the entry of `Loads` that marks a name anywhere in a type; None if there is no mark."""
+    """Return the first member of `Loads` in the metadata of an annotated type, at any depth; None if there is none."""
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())
@@ -250,16 +255,16 @@ class TextsRecipe(Strict):
 
 
 def _lines(texts: object) -> object:
-    """Return a plain list of texts as the key "lines" of a `TextsRecipe`; anything else unchanged."""
+    """Return a plain list of texts as `{"lines": texts}`, the long form of `TextsRecipe`; anything else unchanged."""
     return {"lines": texts} if isinstance(texts, list) else texts
 
 
 class StudyTask(TaskRecipe):
-    """A task of a study recipe; unlike in a recipe for training it has no readers, since studies make their own."""
+    """A task of a study recipe. It names no readers, unlike a task of a training recipe: studies make their own."""
 
     @model_validator(mode="after")
     def _no_readers(self) -> StudyTask:
-        """Check that the task has no keys that are for training readers."""
+        """Check that the task has no key that only training recipes use ("readers", "epochs", "learning_rate")."""
         if names := sorted(self.model_fields_set & {"readers", "epochs", "learning_rate"}):
             with error_at(names[0]):
                 raise ConfigError(
@@ -272,7 +277,7 @@ class StudyRecipe(Strict):
     """A recipe for studies: a model, tasks and texts, and the options of each study.
 
     Attributes:
-        model: Hub id, local folder (also one in the data folder), or "minilm" for the packaged model.
+        model: Hub id, local folder (possibly inside the data folder), or "minilm" for the packaged model.
         head: Kind of task or auto class to load the model with. None: the class that was saved.
         tasks: Task name -> task.
         texts: Texts to read. None: no texts.
@@ -287,7 +292,7 @@ class StudyRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> StudyRecipe:
-        """Check that the task of the texts and all studies exist, and that the options fit the studies."""
+        """Check that all named studies and the task of the texts exist, and that each study has the given options."""
         if self.texts is not None and self.texts.task is not None:
             with error_at("texts", "task"):
                 check_known("texts", [self.texts.task], self.tasks, "task")
@@ -324,18 +329,18 @@ def parameters_of(name: str) -> Mapping[str, inspect.Parameter]:
 
 @cache
 def options_of(name: str) -> type[BaseModel]:
-    """Return a pydantic model of the options that a recipe can give to a study; all of them are optional."""
+    """Return a pydantic model with the options that a recipe may give to a study; all of them are optional."""
     excluded = {*SHARED, *CONTROLS, *_IN_MEMORY} - {"base"}
     return _model_of(name, tuple(key for key in parameters_of(name) if key not in excluded))
 
 
 def _types_of(name: str, keys: tuple[str, ...]) -> dict[str, object]:
-    """Return the types of some parameters of a study, each a union with None; names in them are marked by `Loads`."""
+    """Return parameter name -> type, as a union with None; metadata from `Loads` marks names to be loaded."""
     return {key: field.annotation for key, field in _model_of(name, keys).model_fields.items()}
 
 
 def _model_of(name: str, keys: tuple[str, ...]) -> type[BaseModel]:
-    """Return a pydantic model with some parameters of a study as fields, with None as their default.
+    """Return a pydantic model with some parameters of a study as fields; each field's default is None.
 
     The annotations of the study's function are strings, and some of their names are imported for type checkers only.
     Pydantic evaluates them with `_NAMESPACE`, in which models, banks and folders are strings.

@@ -1,4 +1,4 @@
-"""Run a study as independent cells, and join the rows that they return into one table."""
+"""Run the cells of a study, and join the table rows that they return into one table."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CellResult(TypedDict):
     """The content of a finished cell's file.
 
     Attributes:
-        key: The cell's key.
-        rows: The table rows that the cell measured, with the entries of the key as their first columns.
+        key: The cell's key, such as `{"task": "cola", "seed": 0}`.
+        rows: The table rows of the cell; the entries of the key are their first columns.
     """
 
     key: Row
@@ -54,25 +54,25 @@ def run_cells(
     Args:
         cells: The cells, each with a different key. `cell.work()` returns a list of rows: mappings from column to a
             string, a number or None, with a column "score". The entries of the key are added as columns.
-        settings: Everything besides the keys that the rows depend on, JSON-ready. Cells are only resumed if the
-            settings and the versions of the libraries are the same as before.
+        settings: Everything else that the rows depend on, JSON-ready. Finished cells are reused only if the settings
+            and the library versions are unchanged.
         output: Folder to write to. Each finished cell becomes one file in its subfolder "cells", and `failures.json`
             lists the failures. None: nothing is written.
-        resume: Read the rows of cells that are already finished in `output` instead of running them again. Cells that
-            failed before are run again.
+        resume: Read the rows of cells that are already finished in `output` instead of running these cells again. Cells
+            that failed before are run again.
         progress: Show a bar with the number of finished cells and the remaining time.
         ray: Run the cells as tasks of Ray: "local" starts a cluster on this machine, "auto" uses the cluster that runs
             on this machine, and "HOST:PORT" another cluster. A cell whose worker died is tried again. None: run the
             cells one after the other in this process.
 
     Returns:
-        The table, whose columns are those of the keys and then those of the rows, in the order of the cells; and the
-        cells that failed, in the same order.
+        The table, in the order of the cells, with the columns of the keys first; and the failed cells in the same
+        order.
 
     Raises:
-        ConfigError: If two cells have the same key, the finished cells in `output` depend on other settings, `resume`
-            is set without `output`, or no Ray cluster answers.
-        StoreError: If the folder cannot be written, another run is writing to it, or a finished cell is damaged.
+        ConfigError: If two cells have the same key, the finished cells in `output` were run with other settings,
+            `resume` is set without `output`, or no Ray cluster answers.
+        StoreError: If the folder cannot be written, another process is writing to it, or a finished cell is damaged.
         MissingExtraError: If `ray` is given and Ray is not installed.
     """
     keyed_cells = [replace(cell, work=partial(_run_cell, cell)) for cell in cells]

@@ -1,4 +1,4 @@
-"""What studies start from and end with: models, processors and tasks in several forms, linear readers, the `Study`."""
+"""What studies have in common: fresh models, their processors, checked tasks, linear readers, and the final `Study`."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def fresh_model(
     Args:
         model: A name or folder, which is loaded; or a model, which is copied with all its weights.
         processor: The processor to return. None: the one that was saved with the model.
-        head: Kind of task or class whose head a loaded model gets. None: the class that the model was saved as.
-        labels: Class names of the head of a loaded model.
+        head: For a name or folder: kind of task or class whose head the model gets. None: the class that was saved.
+        labels: For a name or folder: class names of the head.
 
     Returns:
-        The model, and its processor; None if no processor was given and the model has no name to load one by.
+        The model and its processor. The processor is None if none was given and `model.name_or_path` is empty.
     """
     if isinstance(model, str | Path):
         loaded, saved_processor = load(model, head or saved_class(model), labels)
@@ -78,18 +78,18 @@ def fresh_model(
 def own_processor(model: PreTrainedModel, processor: Processor | None) -> Processor | None:
     """Return `processor`, or if it is None the processor that was saved with `model.name_or_path`.
 
-    Returns None if there is neither; whatever then needs a processor raises an error that says so.
+    If there is neither, None is returned; code that needs a processor raises the error.
     """
     return load_processor(model.name_or_path, model) if processor is None and model.name_or_path else processor
 
 
 def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
-    """Return the `model_facts` of a model, which is loaded first if it is a name or folder."""
+    """Return the `model_facts` of a model; a name or folder is loaded first."""
     return model_facts(load(model, saved_class(model))[0] if isinstance(model, str | Path) else model)
 
 
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
-    """Return tasks by name, whether they came as a mapping, as a single task or as None.
+    """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
     Raises:
         UnknownNameError: If a task has no "train" or no "validation" split.
@@ -104,13 +104,13 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
 def encode_rows(
     task: Task, split: Split, model: PreTrainedModel, processor: Processor | None, max_length: int | None
 ) -> Inputs:
-    """Return some rows of a task, encoded as for prediction, without augmentation.
+    """Encode the rows of a split for a model, as for prediction: without augmentation.
 
     Args:
         task: The task, whose kind encodes the rows.
         split: The rows.
-        model: The model that will read them.
-        processor: Its processor.
+        model: The model that will read the encoded rows.
+        processor: The model's processor.
         max_length: Maximum tokens per text. None: what the model allows.
 
     Raises:
@@ -122,7 +122,7 @@ def encode_rows(
 
 
 def task_facts(tasks: Mapping[str, Task]) -> dict[str, JSON]:
-    """Return each task's kind, metric, and the number of rows and a digest of each split, JSON-ready."""
+    """Return task name -> its kind, its metric, and for each split the number of rows and a digest; JSON-ready."""
     return {
         name: {
             "kind": task.kind.name,
@@ -140,11 +140,11 @@ def cell_settings(
     training: Training,
     **study_options: JSON,
 ) -> dict[str, JSON]:
-    """Return everything besides their keys that the cells of a study depend on, JSON-ready.
+    """Return the settings that the rows of all cells of a study depend on, JSON-ready.
 
     Args:
         model: The model that the cells start from.
-        tasks: The tasks by name.
+        tasks: Task name -> task.
         stack: The stack that the study reads or edits; its name is recorded.
         training: The training options.
         **study_options: Options of this study alone, such as `seeds`.
@@ -156,7 +156,7 @@ def cell_settings(
 def edited_stack(
     model: PreTrainedModel | str | Path, processor: Processor | None, stack: str | None, op: str
 ) -> LayerStack:
-    """Return a stack of a model whose blocks will be edited.
+    """Return a stack of a model, and check that its blocks can be edited.
 
     Args:
         model: A model, or the name or folder to load it from. It is not changed.
@@ -171,7 +171,7 @@ def edited_stack(
 
 
 def linear_reader(task: Task, *, fusion: str = "last_layer", stack: str | None = None, seed: int = 0) -> Reader:
-    """Return the settings of a reader whose head is one linear map over the mean of the tokens, for a task.
+    """Return an untrained reader for a task, whose head is one linear map over the mean of the tokens.
 
     Args:
         task: The task; its kind decides the head, and its labels become the classes.
@@ -192,18 +192,18 @@ def study_of_cells(
     figures: Mapping[str, Figure],
     conclusions: Sequence[str] = (),
 ) -> Study:
-    """Return the study that a run of cells measured; its settings list the versions and the cells that failed.
+    """Return the study from the table of its cells; the library versions and failed cells are added to its settings.
 
     Args:
         name: Name of the study.
-        table: Rows of all cells that finished.
+        table: Rows of all finished cells.
         failures: Cells that failed.
         settings: Settings of the study.
         figures: Chart name -> chart.
         conclusions: Sentences that say what may be concluded.
 
     Raises:
-        ConfigError: If every cell failed, or none had anything to measure.
+        ConfigError: If every cell failed, or no cell returned rows.
     """
     if not len(table) and not failures:
         hint = "Load the model with a language modelling head, or pass tasks."

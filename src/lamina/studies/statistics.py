@@ -88,11 +88,11 @@ def paired_bootstrap(
     """Compare two methods by a paired bootstrap: resample the rows, and the seeds if there are several.
 
     The interval consists of percentiles of the resampled differences. The p value is twice the share of resamples whose
-    difference lies at 0 or on the other side of it; both counts are raised by one, so that p is never 0.
+    difference is 0 or has the opposite sign; numerator and denominator are raised by one, so that p is never 0.
 
     Args:
-        first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row
-            `[seeds, rows, counts]`.
+        first: Scores of the first method, `[rows]` or `[seeds, rows]`; or, with `metric`, counts per row `[seeds, rows,
+            counts]`.
         second: The same for the second method, on the same rows and with the same seeds.
         metric: Function from sums of counts `[..., counts]` to scores `[...]`. None: the score is the mean over rows.
         names: Names of the two methods, for the sentence.
@@ -108,7 +108,7 @@ def paired_bootstrap(
 
     Source:
         Efron and Tibshirani 1993, chapter 13. Seeds and rows are resampled as in Sellam et al. 2022, arXiv:2106.16163,
-        section 3, "paired seeds".
+            section 3, "paired seeds".
     """
     op = "paired_bootstrap"
     check_range(op, "repeats", repeats, 100)
@@ -136,11 +136,10 @@ def paired_bootstrap(
 
 
 def _as_counts(scores: Array, metric: Metric | None) -> Array:
-    """Return scores as counts `[seeds, rows, counts]`, which a bootstrap sums over rows.
+    """Return scores as `[seeds, rows, counts]`, which a bootstrap sums over rows.
 
-    Args:
-        scores: With a metric, counts that only lack the axis of seeds; without one, scores `[rows]` or `[seeds, rows]`.
-        metric: Function from summed counts to scores. None: the counts of a row are its score and 1.
+    With a metric, `scores` are counts that may lack the axis of seeds. Without one they are scores `[rows]` or `[seeds,
+    rows]`, and the counts of a row are its score and 1.
     """
     if metric is not None:
         return scores if scores.ndim == 3 else scores[None]
@@ -149,14 +148,14 @@ def _as_counts(scores: Array, metric: Metric | None) -> Array:
 
 
 def _sizes(total: int, most: int) -> list[int]:
-    """Return the sizes of the parts into which `total` resamples are divided, with at most `most` in each part."""
+    """Divide `total` resamples into parts of at most `most`, and return the sizes of the parts."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 
 def holm(values: Sequence[float]) -> list[float]:
     """Return Holm-corrected p values, in the order of `values`.
 
-    With several comparisons, a threshold on corrected values bounds the chance that any conclusion is false.
+    If conclusions are drawn only from corrected values up to 0.05, the chance that any of them is false is at most 5 %.
 
     Source:
         Holm 1979, "A Simple Sequentially Rejective Multiple Test Procedure".
@@ -169,7 +168,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def corrected(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the comparisons with their Holm-corrected p values; a single comparison is returned unchanged."""
+    """Return the comparisons with Holm-corrected p values; a single comparison is returned unchanged."""
     if len(differences) < 2:
         return list(differences)
     values = holm([difference.p for difference in differences])
@@ -180,7 +179,7 @@ _EXACT_BELOW = 9  # pairs; all orders of more would be too many to try
 
 
 class RankCorrelation(NamedTuple):
-    """Spearman's rank correlation: over `n` pairs, with the two-sided p value; `score` is the correlation."""
+    """Spearman's rank correlation: the number of pairs `n`, the two-sided p value, and the correlation as `score`."""
 
     n: int
     p: float
@@ -190,8 +189,8 @@ class RankCorrelation(NamedTuple):
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCorrelation:
     """Return Spearman's rank correlation of two sequences of equal length.
 
-    It is NaN for fewer than three pairs, or if all values of one side are equal. For fewer than nine pairs the p value
-    is exact: the share of all orders whose correlation is at least as far from 0.
+    The correlation is NaN for fewer than three pairs, or if all values of one sequence are equal. For fewer than nine
+    pairs the p value is exact: the share of all orders of `second` whose correlation is at least as far from 0.
     """
     from scipy.stats import spearmanr
 
@@ -202,10 +201,10 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> RankCor
 
 
 def _exact_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the exact two-sided p value of Spearman's correlation of two short sequences.
+    """Return the exact two-sided p value of Spearman's correlation of two short sequences, or NaN.
 
     It is the share of all orders of `second` whose correlation with `first` is at least as far from 0 as the observed
-    one; NaN if a value is not finite.
+    one.
     """
     from scipy.stats import rankdata
 

@@ -31,9 +31,9 @@ FILES = (STUDY, PARQUET, CSV)
 @final
 @dataclass(frozen=True)
 class Figure:
-    """A chart of a study: which rows of the table it shows, and how.
+    """A chart of a study: which rows of its table to draw, and how.
 
-    Rows that differ in the column "seed" only are drawn as their mean, with the 95 % t interval over seeds.
+    Rows that differ only in the column "seed" are drawn as their mean, with the 95 % t interval over seeds.
 
     Attributes:
         kind: "line" (a curve over `x`), "heat" (a cell per `x` and `y`, coloured by `value`), "bar", or "scatter" (a
@@ -41,15 +41,15 @@ class Figure:
         x: Column on the horizontal axis.
         value: Column with the numbers.
         y: Column on the vertical axis of a "heat" chart.
-        colour: Column with one colour per value. None: one colour.
-        facet: Column with one panel per value. None: one panel.
-        label: Column that is written into the cells of a "heat" chart, such as the token that a layer predicts. None:
-            the numbers, if there is room.
-        x_label: Column with the name of each `x`, such as the token at a position. None: `x` itself.
-        where: Column -> value of the rows to show; all rows if empty.
+        colour: Column; each of its values gets a colour. None: one colour.
+        facet: Column; each of its values gets a panel. None: one panel.
+        label: Column whose values are written into the cells of a "heat" chart, such as a predicted token. None: the
+            numbers, if there is room.
+        x_label: Column with the names along the horizontal axis, such as the token at a position. None: `x` itself.
+        where: Column -> value that a row must have to be drawn; {}: all rows.
         title: Title of the chart.
         x_title: Title of the horizontal axis, with its unit. "": the name of the column.
-        value_title: What the numbers are, with their unit. "": the name of the column.
+        value_title: Title of the numbers, with their unit. "": the name of the column.
         note: One sentence that says what to look for.
     """
 
@@ -71,13 +71,13 @@ class Figure:
 @final
 @dataclass(frozen=True)
 class Pivot:
-    """How a study's table is summarised for printing: a row per `index`, a column per value of `columns`.
+    """How a study's table is summarised for printing: a printed row per `index`, a printed column per `columns`.
 
     Attributes:
         index: Columns that name the printed rows. Table rows that have no value in one of them are left out.
         columns: Columns whose values become the printed columns.
-        where: Column -> value of the table rows to summarise; all rows if empty.
-        value: Column with the numbers; numbers of the same cell, such as those of several seeds, are averaged.
+        where: Column -> value that a table row must have; {}: all rows.
+        value: Column with the numbers. Numbers that share a printed cell, such as those of several seeds, are averaged.
     """
 
     index: tuple[str, ...]
@@ -113,8 +113,8 @@ class Study:
 
     Attributes:
         name: Name of the study, such as "similarity".
-        table: One row per measured number: "score" is the number, the other columns say what was measured. Rows that
-            show examples have the columns "text", "true" and "predicted" instead.
+        table: One row per measured number, in the column "score"; the other columns say what was measured. Rows that
+            show examples also have the columns "text", "true" and "predicted".
         settings: All options as they were used, "versions" of the libraries, and under "models" the name, class and
             fingerprints of each model. JSON-ready.
         figures: Chart name -> how it is drawn; `rows` returns the table rows that it shows.
@@ -143,7 +143,7 @@ class Study:
         return "\n".join([f"Study('{self.name}', {size})", *(f"- {sentence}" for sentence in self.conclusions)])
 
     def summary(self) -> DataFrame:
-        """Return a short table to print: the study's pivot of the table, with seeds averaged, or else the table."""
+        """Return a short table to print: the table arranged by `pivot` and averaged over seeds, or the table itself."""
         if self.pivot is None:
             return self.table
         index, columns, value = list(self.pivot.index), list(self.pivot.columns), self.pivot.value
@@ -170,10 +170,11 @@ class Study:
         return rows_where(self.table, chart.where)
 
     def save(self, folder: str | Path) -> None:
-        """Write the table as Parquet and CSV, and everything else as JSON: either all files are written or none.
+        """Write the table as Parquet and CSV, and everything else as JSON. Either all files are written or none.
 
         Args:
-            folder: Folder to write to; it is created if it does not exist. A study in it is replaced; other files stay.
+            folder: Folder to write to; it is created if it does not exist. A study already saved there is replaced;
+                other files stay.
 
         Raises:
             StoreError: If the folder cannot be written, or holds files of these names that do not belong to a study.
@@ -210,7 +211,7 @@ class Study:
 
 
 def rows_where(table: DataFrame, where: Mapping[str, JSON]) -> DataFrame:
-    """Return the rows of a table whose cells equal the values of `where` (column -> value); all rows if it is empty."""
+    """Return the table rows whose cells equal the values of `where` (column -> value); all rows if `where` is empty."""
     for column, value in where.items():
         table = table.loc[table[column] == value]
     return table
@@ -242,14 +243,14 @@ _LIBRARIES = ("lamina", "torch", "transformers", "numpy", "scipy", "pandas")
 
 
 def library_versions() -> dict[str, str]:
-    """Return the version of each library that a study's numbers depend on; "unknown" if it is not installed."""
+    """Return the version of each library that a study's numbers depend on; "unknown" for one that is not installed."""
     return {name: _version(name) for name in _LIBRARIES}
 
 
 def model_facts(model: PreTrainedModel) -> dict[str, JSON]:
-    """Return what a study records about a model, JSON-ready: name, class, family, dtype, fingerprint of each stack.
+    """Return what a study records about a model: name, class, family, dtype and stacks' fingerprints. JSON-ready.
 
-    A fingerprint is a hash of the stack's weights, so that two studies show whether they read the same model.
+    A fingerprint is a hash of the stack's weights, which shows whether two studies read the same model.
     """
     return {
         "name": model.name_or_path or None,

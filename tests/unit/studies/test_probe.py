@@ -20,7 +20,7 @@ import lamina
 from lamina.bank import is_read_by_bank
 from lamina.errors import ConfigError, DataError, LayerIndexError, UnknownNameError
 from lamina.studies.probing.baselines import baseline_predictions
-from lamina.studies.probing.controls import code_blocks, code_length, control_task, only_rows
+from lamina.studies.probing.controls import code_length, code_portions, control_task, only_rows
 from lamina.studies.probing.probe import probe
 from lamina.studies.probing.probe_cell import Place, ProbeSettings, ProbeSpec, probe_rows
 from lamina.studies.probing.probe_conclusions import ProbeComparison, compare_probes, conclusions
@@ -404,16 +404,16 @@ def test_a_control_has_one_label_per_distinct_text(mood):
 
 
 def test_the_blocks_of_a_code_share_all_rows(mood):
-    blocks = code_blocks(1000, seed=0)
+    blocks = code_portions(1000, seed=0)
     assert [len(block) for block in blocks] == [1, 1, 2, 4, 8, 16, 31, 62, 125, 250, 500]
     assert sorted(row for block in blocks for row in block) == list(range(1000))
-    assert all(code_blocks(5, seed=0))
+    assert all(code_portions(5, seed=0))
     labels = list(only_rows(mood, [1, 3]).labels)
     assert [row for row, label in enumerate(labels) if label != -100] == [1, 3]
 
 
 def test_the_length_of_a_code(mood):
-    blocks = code_blocks(32, seed=0)
+    blocks = code_portions(32, seed=0)
     bits = [0.5 * len(block) for block in blocks[1:]]
     total, compression = code_length(bits, mood, blocks)
     assert total == pytest.approx(len(blocks[0]) + 0.5 * (32 - len(blocks[0])))

@@ -60,12 +60,12 @@ _COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
 @final
 @dataclass(frozen=True)
 class Proposal:
-    """The blocks to keep and the layers to read that the study proposes for a task.
+    """A proposal of the study `advise` for one task: how many blocks to keep, and which layers to read.
 
     Attributes:
-        keep: Number of blocks to keep.
-        read: Layers to read.
-        stack: Name of the stack that both refer to.
+        keep: Number of blocks to keep, counted from the bottom of the stack.
+        read: Numbers of the layers that a reader should mix.
+        stack: Name of the stack that `keep` and `read` refer to.
     """
 
     keep: int
@@ -75,14 +75,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class _Start:
-    """What all cells of one study have in common.
-
-    Attributes:
-        model: A model, which each cell copies, or the name or folder to load it from.
-        processor: The processor. None: the one saved with the model.
-        stack: Name of the stack. None: the only one, or the encoder.
-        training: Options of the readers' training.
-    """
+    """What all cells of the study share: the model, its processor, the stack's name and the training options."""
 
     model: Source
     processor: Processor | None
@@ -91,7 +84,7 @@ class _Start:
 
 
 class _Folders(NamedTuple):
-    """Where the result for one task is saved: the cut model, and the bank with its reader."""
+    """The folders that the result for one task is saved in: one for the cut model, one for the bank with its reader."""
 
     model: Path
     readers: Path
@@ -117,16 +110,20 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
 ) -> Study:
     """Propose for each task which layers to read and how many blocks to keep; then cut the model, and measure again.
 
-    First, in one pass of the frozen model, a linear reader of every layer is trained, and one of a scalar mix of all
-    layers. The lowest layer whose mean score is within `tolerance` of the best one decides how many blocks are kept.
-    The layers to read are that layer, and the lower ones whose scores are within `tolerance` of it. Then the model is
-    cut, a linear reader of a scalar mix of those layers is trained, and it is compared, seed by seed, with the reader
-    of all layers of the whole model. If the model has an output over a vocabulary, the perplexity of `texts` is
-    measured before and after the cut. The conclusions say what was lost, and whether the interval supports it.
+    1. In one pass of the frozen model, a linear reader of every single layer is trained, and one linear reader of a
+       scalar mix of all layers.
+    2. The lowest layer whose mean score is within `tolerance` of the best layer's score is the last block to keep. The
+       layers to read are that layer, and every lower layer whose score is within `tolerance` of it.
+    3. The model is cut after that block, and a linear reader of a scalar mix of the layers to read is trained. Seed by
+       seed, its score is compared with the score of the reader of all layers of the whole model.
+    4. If the model has an output over a vocabulary, the perplexity of `texts` is measured before and after the cut.
 
-    Layers, blocks and the epoch of every reader are chosen on a tenth of the training rows. Each seed draws these rows
-    again, and no reader is trained on them. The validation rows play no part in any choice; what is lost is measured on
-    them. The scores of the phase "layers" are those on the tenth of the training rows.
+    The conclusions say how much of the score was lost, and whether the 95 % interval supports that.
+
+    The layers, the number of blocks and the best epoch of each reader are chosen on a tenth of the training rows. Each
+    seed draws another tenth, and no reader is trained on it. The validation rows serve only to measure the loss.
+    Therefore the scores of the phase "layers" are scores on that tenth, and all other scores are on the validation
+    rows.
 
     Args:
         model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.
@@ -134,17 +131,18 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
         texts: Texts, or pairs of texts, to measure the perplexity on. None: it is not measured.
         processor: Tokenizer or image processor. None: the one saved with the model.
         tolerance: How much of a task's score may be lost, in units of its metric; at least 0.
-        seeds: Seeds of the readers' initial weights, of the tenth of the rows, and of the order of the rows. One seed
-            allows no conclusion.
+        seeds: Each seed decides the readers' initial weights, the tenth of the training rows, and the order of the
+            rows. One seed allows no conclusion.
         epochs: Number of epochs of the readers. This and all other options are the same as in `removal`.
-        output: Folder for the finished cells, in "layers" and "cut". For each task that is cut, its model is saved in
-            "models" and a bank with its reader, of the first seed, in "readers". None: nothing is written.
+        output: Folder for the finished cells, in its subfolders "layers" and "cut". For each task whose model is cut,
+            the cut model is saved in "models", and a bank with the reader of the first seed in "readers". None: nothing
+            is written.
 
     Returns:
         A study with the columns "task", "phase" ("layers", "whole" or "cut"), "layer", "blocks" (number of blocks that
         are kept), "seed", "measure" and "score". Measures are the task's metric, "perplexity", "parameters" (number of
         parameters) and "speedup" (time of a pass of the whole model divided by that of the cut model).
-        `settings["proposals"]` has "keep" and "read" for each task.
+        `settings["proposals"]` maps each task's name to its "keep" and "read", as in `Proposal`.
 
     Raises:
         ConfigError: If `tolerance` is negative, there is no task or no seed, or all cells failed.
@@ -206,12 +204,12 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 def _folders(output: Path | None, task: str) -> _Folders | None:
-    """Return the folders in `output` for the result for one task; None if nothing is written."""
+    """Return the folders for one task's result, inside `output`; None if `output` is None: nothing is saved."""
     return None if output is None else _Folders(output / "models" / slug(task), output / "readers" / slug(task))
 
 
 def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
-    """Return a chart per metric: the score of each layer's linear reader. `metrics` is task name -> its metric."""
+    """Return metric name -> line chart of the score of each layer's linear reader. `metrics` is task name -> metric."""
     return {
         metric: Figure(
             "line",
@@ -227,16 +225,10 @@ def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
 
 
 def _score_layers(start: _Start, task: Task, seed: int) -> list[Row]:
-    """Run a cell of the phase "layers": train a linear reader of every layer, and one of all layers, in one pass.
+    """Run a cell of the phase "layers": in one pass, train a linear reader of each layer and one of all layers.
 
-    Args:
-        start: What all cells have in common.
-        task: The task.
-        seed: Seed of the readers, and of the tenth of the training rows that no reader is trained on.
-
-    Returns:
-        A row per layer, with its score on that tenth; and a row of the phase "whole" with the score of the reader of
-        all layers on the validation rows.
+    Returns one table row per layer, scored on the tenth of the training rows that `seed` sets aside, and one row of the
+    phase "whole": the score of the reader of all layers on the validation rows.
     """
     model, processor = fresh_model(start.model, start.processor)
     held_out = task.held_out(seed)
@@ -253,19 +245,15 @@ def _score_layers(start: _Start, task: Task, seed: int) -> list[Row]:
 
 
 def _mix_reader(task: Task, layers: Sequence[int], stack: str, seed: int) -> Reader:
-    """Return the settings of a linear reader of a scalar mix of some layers."""
+    """Return an untrained reader: a linear head over a scalar mix of the given layers of a stack."""
     return Reader(ScalarMix(layers=list(layers)), linear_reader(task, stack=stack, seed=seed).head, stack, seed)
 
 
 def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, folders: _Folders | None) -> list[Row]:
-    """Run a cell of the phase "cut": cut the model, train a reader of the proposed layers, and return its score.
+    """Run a cell of the phase "cut": cut the model, train a reader of the proposed layers, and score that reader.
 
-    Args:
-        start: What all cells have in common.
-        task: The task; the score is that on its validation rows.
-        proposal: What is proposed for the task.
-        seed: Seed of the reader, and of the tenth of the training rows that it is not trained on.
-        folders: Where to save the cut model and the bank. None: they are not saved.
+    Returns one table row, with the score on the validation rows. The cut model and its bank are saved in `folders`,
+    unless that is None.
     """
     model, processor = fresh_model(start.model, start.processor)
     truncate_(model, proposal.keep, proposal.stack)
@@ -280,13 +268,10 @@ def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, f
 
 
 def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
-    """Run the cell that measures parameters, speed and perplexity of the whole model and of the cut model.
+    """Measure the number of parameters, the perplexity and the speed of the whole model and of the cut model.
 
-    Args:
-        start: What all cells have in common.
-        task: The task; passes over some of its validation rows are timed.
-        proposal: What is proposed for the task.
-        texts: Texts for the perplexity. Without texts, or without an output over a vocabulary, it is not measured.
+    Returns one table row per measure and model. Perplexity is measured on `texts`; without texts, or if the model has
+    no output over a vocabulary, it has no row. The timed passes read up to 32 validation rows.
     """
     whole, processor = fresh_model(start.model, start.processor)
     cut, _ = fresh_model(start.model, start.processor)
@@ -311,7 +296,7 @@ def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Te
 
 @torch.no_grad()
 def _seconds(model: PreTrainedModel, batch: Batch) -> float:
-    """Return the time of one pass of a model's backbone, in seconds."""
+    """Run the model's backbone once on a batch, and return the time that it took, in seconds."""
     with evaluating(model):
         start = time.perf_counter()
         model.base_model(**batch)  # pyright: ignore[reportCallIssue]
@@ -319,15 +304,16 @@ def _seconds(model: PreTrainedModel, batch: Batch) -> float:
 
 
 def proposals(table: DataFrame, metrics: Mapping[str, str], tolerance: float) -> dict[str, Proposal]:
-    """Return task -> what is proposed for it, by the scores of its layers.
+    """Return task name -> proposal, from the scores of each layer's linear reader.
 
-    The blocks to keep end at the lowest layer whose mean score over seeds is within `tolerance` of the best one; at
-    least one block is kept. The layers to read are that layer, and all lower ones within `tolerance` of its score.
+    The blocks to keep end at the lowest layer whose mean score over seeds is within `tolerance` of the best layer's
+    mean score; at least one block is kept. The layers to read are that layer, and all lower layers whose mean score is
+    within `tolerance` of its mean score.
 
     Args:
-        table: The columns "task", "layer", "stack" and "score", with a row per layer and seed.
-        metrics: Task name -> its metric, which says whether higher scores are better.
-        tolerance: The tolerance, in units of the metric.
+        table: Columns "task", "layer", "stack" and "score", one row per task, layer and seed.
+        metrics: Task name -> metric name, which says whether higher scores are better.
+        tolerance: How much of the score may be lost, in units of the metric.
     """
     scores: dict[str, dict[int, list[float]]] = {}
     stacks: dict[str, str] = {}
@@ -347,15 +333,15 @@ def proposals(table: DataFrame, metrics: Mapping[str, str], tolerance: float) ->
 
 
 def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric: str, tolerance: float) -> str:
-    """Return the conclusion for one task: what is proposed, what it changes, and whether the interval supports it.
+    """Return the conclusion for one task: the proposal, what the cut changed, and what the 95 % interval supports.
 
     Args:
         task: Name of the task.
-        proposal: What is proposed for it.
+        proposal: The proposal for this task.
         depth: Number of blocks of the whole model.
         table: The study's table.
         metric: The task's metric.
-        tolerance: How much of the score may be lost.
+        tolerance: How much of the score may be lost, in units of the metric.
     """
     if proposal.keep == depth:
         return f"{task}: keep all {depth} blocks; no lower layer comes within {tolerance:g} of the best {metric}."
@@ -373,19 +359,16 @@ def sentence(task: str, proposal: Proposal, depth: int, table: DataFrame, metric
 
 
 def _scores_by_seed(rows: DataFrame) -> dict[int, float]:
-    """Return seed -> score, for the table rows that have a seed."""
+    """Return seed -> score, from table rows with the columns "seed" and "score". Rows without a seed are left out."""
     rows = rows.dropna(subset=["seed"])
     return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
 
 
 def _verdict(change: float, interval: float | None, tolerance: float, seeds: int) -> str:
-    """Return the sentence that says whether no more than `tolerance` is lost.
+    """Return the sentence that says whether the score fell by no more than `tolerance`.
 
-    Args:
-        change: Mean change of the score over seeds; negative is worse.
-        interval: Half of its 95 % interval. None: there is one seed.
-        tolerance: How much may be lost.
-        seeds: Number of seeds.
+    `change` is the mean change of the score over seeds (negative: worse), and `interval` half the width of its 95 %
+    interval, or None if there is one seed.
     """
     if interval is None:
         return "One seed allows no interval, and no conclusion."
@@ -400,8 +383,7 @@ def _verdict(change: float, interval: float | None, tolerance: float, seeds: int
 def _costs_text(rows: DataFrame) -> str:
     """Return what a cut changes besides the score, such as ", 1.30 x as fast, 16% fewer parameters".
 
-    Args:
-        rows: Table rows of one task. Measures that they do not have are left out.
+    `rows` are the table rows of one task. A measure without rows is left out of the text.
     """
     columns = (rows[column] for column in ("phase", "measure", "score"))
     scores = {(phase, measure): score for phase, measure, score in zip(*columns, strict=True)}

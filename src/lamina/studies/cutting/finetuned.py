@@ -1,4 +1,4 @@
-"""Fine-tune an edited model in a cell of a study, and compare runs that were trained with the same seeds."""
+"""Fine-tune an edited model in a cell of a study, and compare the scores of models trained with the same seeds."""
 
 from __future__ import annotations
 
@@ -54,19 +54,20 @@ def finetuned_rows(
     *,
     score_start: bool = False,
 ) -> list[FinetunedRow]:
-    """Edit a fresh model, fine-tune all of its weights, and return its scores after the last epoch.
+    """Load or copy a model, edit it, fine-tune all of its weights, and return its scores after the last epoch.
 
     Args:
-        model: A model, which is copied, or the name or folder to load it from, with a new head for the task.
+        model: A name or folder, which is loaded with a new head for the task; or a model, which is copied with its
+            head.
         processor: The processor. None: the one saved with the model.
-        task: The task to train on and to score.
+        task: The task to train on ("train" split) and to score on ("validation" split).
         edits: Edits to apply before training; may be empty.
-        seed: Seed of a new head, of the edits' new weights, and of the order of the rows.
+        seed: Decides the weights of a new head, the new weights of the edits, and the order of the rows.
         training: The training options.
-        score_start: Whether to score the edited model before training too.
+        score_start: Whether to score the edited model before training as well.
 
     Returns:
-        A row per metric of the task; with `score_start` first those of the stage "start".
+        One table row per metric of the task. With `score_start`, rows of the stage "start" come first.
     """
     kind = task.kind
     with torch.random.fork_rng():
@@ -89,13 +90,13 @@ def finetuned_rows(
 
 
 def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, seeds: Sequence[int]) -> list[int]:
-    """Return the numbers of blocks to edit, one per run; "all" is every number from 0 to `depth`.
+    """Return the numbers of edited blocks that a study compares, one per fine-tuned model.
 
     Args:
         op: Name of the study, for error messages.
-        counts: The numbers, or "all".
+        counts: The numbers; "all" stands for every number from 0 to `depth`.
         depth: Number of blocks of the model.
-        seeds: Seeds of the study, which are checked too.
+        seeds: Seeds of the study; there must be at least one.
 
     Raises:
         ConfigError: If a number is below 0 or above `depth`, or there is no seed.
@@ -109,25 +110,25 @@ def block_counts(op: str, counts: Literal["all"] | Sequence[int], depth: int, se
 
 
 def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) -> dict[int, float]:
-    """Return seed -> score after the last epoch, for the table rows of one task and metric.
+    """Return seed -> score after the last epoch, for one task and metric.
 
     Args:
         table: The study's table.
         task: Name of the task.
         metric: Name of the metric.
-        **columns: Column -> value that the rows have as well.
+        **columns: Further conditions, column -> value: only table rows that meet all of them are used.
     """
     rows = rows_where(table, {"task": task, "measure": metric, "stage": "trained", **columns})
     return {int(seed): float(score) for seed, score in zip(rows["seed"], rows["score"], strict=True)}
 
 
 def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:
-    """Return a sentence that compares edited models with unedited ones that were trained with the same seeds.
+    """Return a sentence that compares the scores of edited models with those of unedited models, seed by seed.
 
     Args:
-        what: What is compared; the sentence begins with it.
-        scores: Seed -> score of the edited model.
-        reference: Seed -> score of the model without the edit.
+        what: The beginning of the sentence, which names the two kinds of models.
+        scores: Seed -> score of the edited model that was trained with this seed.
+        reference: Seed -> score of the unedited model that was trained with this seed.
     """
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:

@@ -1,4 +1,4 @@
-"""Greedy continuations of prompts, and how much of one continuation agrees with another."""
+"""Greedy continuations of prompts, and the share of one continuation that another one repeats."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _TOGETHER = 32  # maximum number of prompts of one length that are continued in 
 def prompt_ids(
     model: PreTrainedModel, texts: Iterable[Text], processor: Processor, *, tokens: int | None, op: str
 ) -> list[Tensor]:
-    """Return the token ids `[tokens]` of each prompt, without special tokens at its end.
+    """Tokenise prompts, and return the token ids `[tokens]` of each prompt, without special tokens at the end.
 
     Args:
         model: The model that will continue the prompts.
-        texts: The texts of the prompts. Texts without any token are left out.
+        texts: The prompts. A text without any token is left out of the result.
         processor: The tokenizer.
-        tokens: Maximum tokens of a prompt; longer texts are truncated. None: what the model allows.
+        tokens: Maximum tokens per prompt; longer texts are truncated. None: what the model allows.
         op: Name of the study, for error messages.
 
     Raises:
@@ -55,19 +55,20 @@ def prompt_ids(
 def continuations(
     model: PreTrainedModel, prompts: Sequence[Tensor], processor: Processor, *, new_tokens: int, op: str
 ) -> list[list[int]]:
-    """Return the tokens that a model generates after each prompt by greedy decoding.
+    """Continue each prompt by greedy decoding, and return the generated token ids of each, in the order of the prompts.
 
-    Prompts of the same length are continued together, so that none is padded.
+    Prompts of the same length are continued together, so that no prompt is padded.
 
     Args:
         model: The model.
-        prompts: Token ids of each prompt.
+        prompts: Token ids `[tokens]` of each prompt.
         processor: The tokenizer, which may limit the length.
-        new_tokens: Maximum number of tokens; generation stops after an end token, which is included.
+        new_tokens: Maximum number of generated tokens. Generation stops after an end token, which is part of the
+            result.
         op: Name of the study, for error messages.
 
     Raises:
-        ConfigError: If a prompt and its continuation would be longer than what the model allows.
+        ConfigError: If the longest prompt plus `new_tokens` is longer than what the model allows.
     """
     longest = max(map(len, prompts))
     check_range(op, "new_tokens", new_tokens, 1, length_limit(model, processor) - longest)
@@ -92,7 +93,7 @@ def continuations(
 
 
 def same_share(whole: Sequence[int], other: Sequence[int]) -> float:
-    """Return the share of the tokens of `whole` that come before the first difference from `other`."""
+    """Return the share of the tokens of `whole`, from 0 to 1, that come before its first difference from `other`."""
     pairs = enumerate(zip(whole, other, strict=False))
     equal = next((place for place, (token, other_token) in pairs if token != other_token), None)
     return (min(len(whole), len(other)) if equal is None else equal) / len(whole)

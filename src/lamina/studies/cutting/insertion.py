@@ -1,4 +1,4 @@
-"""The study `insertion`: what inserted layers cost, by their number, their place and their initial weights."""
+"""The study `insertion`: what inserted layers cost, by their number, their position and their initial weights."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _NONE = "none"  # the end and the start of a model without inserted layers
 
 
 class _Insertion(NamedTuple):
-    """Which layers are inserted into a model; the fields are columns of the study's table.
+    """One setting of the study: which blocks get inserted layers, with which initial weights. Its fields are columns.
 
     Attributes:
-        end: Where the blocks are that get inserted layers: "top", "bottom", or "none" if there are none.
+        end: Whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer.
         start: Initial weights: "identity", "xavier", or "none".
         inserted: Number of blocks that get inserted layers.
     """
@@ -67,28 +67,29 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
     progress: bool = False,
     ray: str | None = None,
 ) -> Study:
-    """Insert layers into the top k or the bottom k blocks, fine-tune the whole model, and score the last epoch.
+    """Insert layers into the top k or the bottom k blocks, fine-tune the whole model, and score it after training.
 
-    Each model is also scored right after the insertion, before training. With a task of hidden tokens
-    (`Task.masked_lm`) this shows what the insertion breaks, and how much of it training repairs.
+    Each model is also scored right after the insertion, before training. With a masked language modelling task
+    (`Task.masked_lm`) that score shows how much the insertion harms the model, and the score after training shows how
+    much of the harm is repaired.
 
     Args:
         model: A folder or name, which is loaded with a new head for each task; or a model with a head for the tasks,
             which is copied.
         tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
         processor: Tokenizer or image processor. None: the one saved with the model.
-        counts: Numbers of blocks that get inserted layers; "all" is 0 to the depth.
-        ends: Whether these blocks are counted from the "top" or the "bottom".
-        starts: Initial weights: "identity", so that nothing changes at first, or "xavier", with the activation on the
-            output.
+        counts: Values of k: the numbers of blocks that get inserted layers. "all": 0 to the depth.
+        ends: Whether the k blocks are the "top" ones, the "bottom" ones, or each in turn.
+        starts: Initial weights: "identity", which changes no output at first, or "xavier", with the activation applied
+            to the inserted layer's output.
         position: Where in a block the layers are inserted; see `lamina.insert_`.
-        seeds: Seeds; each decides the new weights, the head and the order of the rows.
+        seeds: Each seed decides the new weights, the head and the order of the rows.
         epochs: Number of fine-tuning epochs. This and all further options are the same as in `reinit`.
 
     Returns:
         A study with the columns "task", "end", "start" (both "none" if nothing is inserted), "inserted" (number of
-        blocks with inserted layers), "seed", "stage" ("start" or "trained"), "measure" (each metric of the task) and
-        "score".
+        blocks with inserted layers), "seed", "stage" ("start": before training; "trained": after it), "measure" (each
+        metric of the task) and "score".
 
     Raises:
         ConfigError: If a count is out of range, there is no seed, or all cells failed.
@@ -96,7 +97,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
 
     Source:
         The insertion paper, figures 3, 4 and 6: layers in the top k and bottom k blocks; "xavier" is its "without the
-        proposed method". The identity start here is exact, where the paper's is gelu(1) = 0.84 of it.
+            proposed method". Here the identity start is exact; the paper's is gelu(1) = 0.84 times the identity.
     """
     check_known(_OP, ends, ("top", "bottom"), "end")
     check_known(_OP, starts, _STARTS, "start")
@@ -138,13 +139,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
-    """Return the edits that make an insertion; [] if nothing is inserted.
-
-    Args:
-        stack: The stack whose blocks get layers.
-        inserted: Number and place of these blocks, and the initial weights.
-        position: Where in a block the layers are inserted.
-    """
+    """Return the edits that insert layers into the blocks that `inserted` describes; [] if it describes none."""
     if not inserted.inserted:
         return []
     first = 1 if inserted.end == "bottom" else stack.depth - inserted.inserted + 1
@@ -160,12 +155,12 @@ def _cell(
     seed: int,
     training: Training,
 ) -> list[FinetunedRow]:
-    """Run one cell: insert layers into a fresh model and score it before and after fine-tuning."""
+    """Run one cell: insert layers into a fresh model, and score the model before and after fine-tuning."""
     return finetuned_rows(model, processor, task, edits, seed, training, score_start=True)
 
 
 def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
-    """Return, for each end and start, the insertion with the largest number of blocks."""
+    """Return, for each combination of end and start, the setting with the largest number of blocks."""
     by_count = sorted(
         (inserted for inserted in insertions if inserted.inserted), key=lambda inserted: inserted.inserted
     )
@@ -173,7 +168,7 @@ def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
 
 
 def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
-    """Return a sentence that compares the scores with one insertion with those without inserted layers."""
+    """Return the sentence that compares a model with inserted layers with the model without any, for one task."""
     blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
     what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
     scores = trained_scores(table, task, metric, **inserted._asdict())
@@ -181,7 +176,7 @@ def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) ->
 
 
 def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
-    """Return a chart per metric and end: the score by the number of blocks with inserted layers."""
+    """Return chart name -> line chart, per metric and end: the score by the number of blocks with inserted layers."""
     metrics = dict.fromkeys((task.metric, end) for task in tasks.values() for end in ("top", "bottom"))
     return {
         f"{metric} {end}": Figure(

@@ -1,4 +1,4 @@
-"""The study `reinit`: what pre-training gave each layer, by re-initialising the top blocks before fine-tuning."""
+"""The study `reinit`: what pre-training gave each layer, found by re-initialising the top blocks before fine-tuning."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
     progress: bool = False,
     ray: str | None = None,
 ) -> Study:
-    """Re-initialise the top n blocks, n = 0 to the depth, fine-tune the whole model, and score the last epoch.
+    """Re-initialise the top n blocks (n = 0 to the depth), fine-tune the whole model, and score it after training.
 
-    Where the curve over n is flat, the task did not need what these blocks had learnt in pre-training. With fewer
-    training rows this shows more clearly.
+    Where the score stays the same as n grows, the task did not need what these blocks had learnt in pre-training. With
+    fewer training rows the differences are larger.
 
     Args:
         model: A folder or name, which is loaded with a new head for each task; or a model with a head for the tasks,
             which is copied.
         tasks: Task name -> task, with the splits "train" and "validation"; or a single task.
         processor: Tokenizer or image processor. None: the one saved with the model.
-        counts: Numbers of blocks to re-initialise, from the top; "all" is 0 to the depth.
-        fractions: Shares of the training rows to train on; the rows are drawn with each seed.
-        seeds: Seeds; each decides the new weights, the head, the rows that are drawn and their order.
+        counts: Values of n: the numbers of top blocks to re-initialise. "all": 0 to the depth.
+        fractions: Shares of the training rows to train on, each from 0 to 1; each seed draws the rows anew.
+        seeds: Each seed decides the new weights, the head, which rows are drawn, and their order.
         scope: Which weights of the blocks are re-initialised; see `lamina.reinit_`.
         epochs: Number of fine-tuning epochs.
         batch_size: Rows per step.
@@ -66,13 +66,13 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
         max_length: Maximum tokens per text. None: what the model allows.
         stack: Name of the stack. None: the only one, or the encoder.
         output: Folder for the finished cells. None: nothing is written.
-        resume: Do not run cells again that are already finished in `output`.
+        resume: Do not repeat cells that are already finished in `output`.
         progress: Show a progress bar.
         ray: Where to run the cells as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this process.
 
     Returns:
         A study with the columns "task", "fraction", "reinitialised" (number of blocks), "seed", "stage" ("trained"),
-        "measure" (each metric of the task) and "score".
+        "measure" (each metric of the task) and "score", on the validation rows after the last epoch.
 
     Raises:
         ConfigError: If a count or fraction is out of range, there is no seed, or all cells failed.
@@ -80,8 +80,8 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
 
     Source:
         Singh and Giovanardi 2020, "How much does pre-trained information help?", figure 1: n = 0 to 12 of BERT, on all
-        rows, a tenth and a hundredth, learning rate 2e-5, 3 epochs. Biases and norms, of which it says nothing,
-        are kept.
+        rows, a tenth and a hundredth, learning rate 2e-5, 3 epochs. The paper says nothing about biases and norms; here
+        they keep their values.
     """
     named = named_tasks(tasks)
     edited = edited_stack(model, processor, stack, _OP)
@@ -144,20 +144,13 @@ def _cell(
     seed: int,
     training: Training,
 ) -> list[FinetunedRow]:
-    """Run one cell: edit a fresh model, fine-tune it on a share of the training rows, and return its scores."""
+    """Run one cell: edit a fresh model, fine-tune it on a share `fraction` of the training rows, return its scores."""
     sample = task if fraction == 1 else task.subsample(fraction=fraction, seed=seed)
     return finetuned_rows(model, processor, sample, edits, seed, training)
 
 
 def _sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
-    """Return a sentence that compares the largest number of re-initialised blocks with none, for a share of the rows.
-
-    Args:
-        table: The study's table.
-        task: Name of the task.
-        metric: Its metric.
-        fraction: Share of the training rows.
-    """
+    """Return the sentence that compares the largest number of re-initialised blocks with none, for one `fraction`."""
     counts = rows_where(table, {"task": task, "fraction": fraction})["reinitialised"]
     most = max(map(int, counts), default=0)
     scores, reference = (

@@ -1,4 +1,4 @@
-"""The study `removal`: what a model loses without each block or run of blocks, and whether cheap proxies predict it."""
+"""The study `removal`: what a model loses without some consecutive blocks, and whether cheap proxies predict it."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ _PROMPTS, _PROMPT_TOKENS = 32, 8  # maximum number of texts whose first tokens a
 _PROXY_ROWS = 512  # maximum number of validation rows that proxies are measured on
 
 
-class BlockRun(NamedTuple):
-    """Consecutive blocks that are left out together.
+class BlockRange(NamedTuple):
+    """A range of consecutive blocks, which are removed together.
 
     Attributes:
-        first: Number of the first block, from 1.
+        first: Number of the first block, from 1. 0 with length 0 stands for the whole model.
         length: Number of blocks.
     """
 
@@ -99,52 +99,54 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     progress: bool = False,
     ray: str | None = None,
 ) -> Study:
-    """Leave each block, and each run of n consecutive blocks, out of a model, and measure what is lost.
+    """Remove each block, and each range of n consecutive blocks, from a model, and measure how much its scores fall.
 
-    For each task and seed, a linear reader of the last layer is trained once, on the whole frozen model. It is then
-    scored with each run of blocks left out, without further training. If the model has an output over a vocabulary, its
-    perplexity on `texts` is measured too (for a masked model, on hidden tokens). A causal model that generates text
-    also continues prompts greedily, with all blocks and without each run. A block that is left out passes its input on
-    unchanged, so that no family needs special treatment.
+    A removed block passes its input on unchanged, so that this works for every model family. Nothing is trained after a
+    removal. Three things are scored, with all blocks and without each range:
 
-    Measures of the whole model (0 blocks left out) and without each run are the task's metric, "perplexity" and
-    "same_tokens": the share of the whole model's continuation that is generated before the two continuations first
-    differ, from 0 to 1, as the mean over prompts.
+    - Tasks: for each task and seed, a linear reader of the last layer is trained once, on the whole frozen model.
+    - "perplexity" on `texts`, if the model has an output over a vocabulary (for a masked language model, the perplexity
+      of masked tokens).
+    - "same_tokens", if the model is causal and generates text: prompts are continued by greedy decoding. The score is
+      the share of the whole model's continuation, from 0 to 1, that comes before the first difference between the two
+      continuations, as the mean over prompts.
 
-    "drop" is what is lost; for perplexity it is the rise of its logarithm. Rows of "drop" are repeated for each proxy,
-    with what the proxy predicts in the column "predicted". "rank_correlation" is Spearman's correlation of both over
-    all runs, by their means over seeds. Proxies compare the states before the first with those after the last block of
-    a run: "block_influence" is 1 - the mean cosine of the tokens' states; "cka_distance" is 1 - CKA of the rows'
-    vectors; and "nu", for tasks with one class per row, is how much the variability within classes falls.
+    Rows of measure "drop" say by how much a score fell; for perplexity, by how much its logarithm rose. There is one
+    such row per proxy, whose prediction is in the column "predicted". "rank_correlation" is Spearman's correlation
+    between the drops and the predictions over all ranges, where drops are means over seeds.
+
+    A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
+    1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
+    for tasks with one class per row, is how much the variability within classes falls.
 
     Args:
         model: A model, which is copied; or a folder or name, which each cell loads itself, as Ray requires.
         tasks: Task name -> task, with the splits "train" and "validation"; or a single task. None: no tasks.
         texts: Texts, or pairs of texts, to measure the perplexity on. None: it is not measured.
-        prompts: Texts to continue. None: the first 8 tokens of each of up to 32 of `texts`.
+        prompts: Texts to continue. None: the first 8 tokens of each of the first 32 of `texts`.
         new_tokens: Maximum number of tokens to generate. 0: nothing is generated.
         processor: Tokenizer or image processor. None: the one saved with the model.
-        runs: Lengths of the runs of blocks, in blocks.
-        seeds: Seeds of the readers' initial weights and of the order of the rows.
+        runs: Values of n: lengths of the ranges, in blocks.
+        seeds: Each seed decides the readers' initial weights and the order of the rows.
         epochs: Number of epochs of the readers.
         batch_size: Rows per training step; scores do not depend on how rows are batched.
         learning_rate: Peak learning rate of the readers; it falls to 0 linearly.
         max_length: Maximum tokens per text. None: what the model allows. All further options are those of `reinit`.
 
     Returns:
-        A study with the columns "task", "seed", "layer" (the first block that is left out; 0: none), "blocks" (number
-        of blocks that are left out), "measure", "proxy", "predicted", "n" (number of runs behind a correlation), "p"
-        and "score". If text was generated there is also a column "text": the first prompt and its continuation.
+        A study with the columns "task", "seed", "layer" (the first removed block; 0: none), "blocks" (number of removed
+        blocks), "measure", "proxy", "predicted", "n" (number of ranges that a correlation is computed from), "p" and
+        "score". If text was generated there is also a column "text": the first prompt and its continuation.
 
     Raises:
-        ConfigError: If there is neither a task nor a text, the length of a run is not from 1 to the depth less 1,
+        ConfigError: If there is neither a task nor a text, a length in `runs` is not from 1 to the depth less 1,
             `new_tokens` is negative, or all cells failed.
         UnknownNameError: If a task does not have both splits, or the stack does not exist.
 
     Source:
-        Men et al. 2024, "ShortGPT", arXiv:2403.03853, for block influence, and Gromov et al. 2024, arXiv:2403.17887,
-        for runs of blocks: both cut by the proxy; here it is compared with what was measured. Xie et al. 2022,
-        arXiv:2210.10041, for nu.
+        Block influence: Men et al. 2024, "ShortGPT", arXiv:2403.03853. Ranges of blocks: Gromov et al. 2024,
+            arXiv:2403.17887. nu: Xie et al. 2022, arXiv:2210.10041. The first two papers cut by the proxy; here its
+            prediction is compared with the measured drop.
     """
     named, listed = named_tasks(tasks), list(texts or ())
     check_range(_OP, "new_tokens", new_tokens, 0)
@@ -153,14 +155,14 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
     edited = edited_stack(model, processor, stack, _OP)
     for length in runs:
         check_range(_OP, "runs", length, 1, edited.depth - 1)
-    block_runs = [BlockRun(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
+    block_ranges = [BlockRange(first, length) for length in runs for first in range(1, edited.depth - length + 2)]
     training: Training = {
         "epochs": epochs,
         "batch_size": batch_size,
         "learning_rate": learning_rate,
         "max_length": max_length,
     }
-    start = _Start(model, processor, stack, block_runs, max_length)
+    start = _Start(model, processor, stack, block_ranges, max_length)
     cells = [
         Cell({"task": name, "seed": "all"}, partial(_score_readers, start, task, list(seeds), training))
         for name, task in (named.items() if seeds else ())
@@ -188,44 +190,42 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _Start:
-    """What every cell begins with.
+    """What all cells of the study have in common.
 
     Attributes:
         source: A model, which the cell copies, or the name or folder to load it from.
         processor: The processor. None: the one saved with the model.
         stack: Name of the stack. None: the only one, or the encoder.
-        block_runs: The runs of blocks to leave out, one after the other.
+        block_ranges: The ranges of blocks to remove, one at a time.
         max_length: Maximum tokens per text. None: what the model allows.
     """
 
     source: PreTrainedModel | str | Path
     processor: Processor | None
     stack: str | None
-    block_runs: Sequence[BlockRun]
+    block_ranges: Sequence[BlockRange]
     max_length: int | None
 
 
 class _CellModel:
-    """The model of one cell, loaded or copied for it, with the measurements that cells have in common.
-
-    Args:
-        start: What every cell begins with.
+    """The model of one cell, which is copied or loaded when an instance is created, and the measurements on it.
 
     Attributes:
         model: The model.
         processor: Its processor.
-        stack: The stack whose blocks are left out.
+        stack: The stack whose blocks are removed.
     """
 
     def __init__(self, start: _Start) -> None:
         self.model, self.processor = fresh_model(start.source, start.processor)
         self.stack = select_blocks(self.model, "all", start.stack, _OP)[0]
-        self._block_runs = start.block_runs
+        self._block_ranges = start.block_ranges
 
     def measure(self, score: Callable[[], list[Row]]) -> list[Row]:
-        """Return the rows of `score` with the whole model, and then without each run of blocks.
+        """Call `score` with the whole model, and once with each range of blocks removed; return all table rows.
 
-        The columns "layer" and "blocks" are added: the first block of the run and its length, or 0 for the whole model.
+        `score` returns table rows. The columns "layer" (first block of the range) and "blocks" (its length) are added
+        to them; both are 0 for the whole model.
         """
         rows: list[Row] = [{"layer": 0, "blocks": 0, **row} for row in score()]
         loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
@@ -233,7 +233,7 @@ class _CellModel:
         for logger in loggers:
             logger.setLevel(logging.ERROR)  # the same warnings were already logged for the whole model
         try:
-            for first, length in self._block_runs:
+            for first, length in self._block_ranges:
                 with skipping(self.model, self.stack, range(first, first + length), op=_OP):
                     rows += [{"layer": first, "blocks": length, **row} for row in score()]
         finally:
@@ -242,12 +242,7 @@ class _CellModel:
         return rows
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
-        """Return the block influence and the CKA distance of each run of blocks.
-
-        Args:
-            inputs: Encoded rows; they are read in random batches.
-            count: Number of these rows.
-        """
+        """Return table rows: block influence and CKA distance of each range of blocks, on `count` encoded rows."""
         groups = row_groups(count, 32, 0)
         batches = [{key: value for key, value in inputs.batch(rows).items() if key != "labels"} for rows in groups]
         read = partial(similarity, self.model, batches=batches, stack=self.stack.name)
@@ -255,9 +250,9 @@ class _CellModel:
         columns = (pairs[column] for column in ("layer", "other_layer", "score"))
         cka = {(layer, other): score for layer, other, score in zip(*columns, strict=True)}
         rows: list[Row] = []
-        for length in dict.fromkeys(block_run.length for block_run in self._block_runs):
-            # the layers phase, phase + length, phase + 2 * length, ... are the ends of runs of this length; all phases
-            # together give every run
+        for length in dict.fromkeys(block_range.length for block_range in self._block_ranges):
+            # the layers phase, phase + length, phase + 2 * length, ... bound ranges of this length; all phases
+            # together give every range
             for phase in range(length):
                 layers = list(range(phase, self.stack.layers, length))
                 if len(layers) > 1:
@@ -269,31 +264,22 @@ class _CellModel:
         return rows
 
     def nu_falls(self, task: Task, max_length: int | None) -> list[Row]:
-        """Return by how much nu, the variability within the classes of a task, falls over each run of blocks."""
+        """Return table rows: by how much nu, the variability within a task's classes, falls over each block range."""
         table = variability(
             self.model, task, processor=self.processor, stack=self.stack.name, max_length=max_length
         ).table
         nu = dict(zip(table["layer"], table["score"], strict=True))
         return [
             {"layer": first, "blocks": length, "measure": "nu", "score": nu[first - 1] - nu[first + length - 1]}
-            for first, length in self._block_runs
+            for first, length in self._block_ranges
         ]
 
 
 def _score_readers(start: _Start, task: Task, seeds: list[int], training: Training) -> list[Row]:
-    """Run the cell that trains a task's readers on the whole model, and scores them without each run of blocks.
+    """Train a linear reader of a task per seed on the whole model, and score all of them without each range of blocks.
 
-    The readers of all seeds are trained one after the other, each in its own order of the rows, and scored in the same
-    passes.
-
-    Args:
-        start: What every cell begins with.
-        task: The task.
-        seeds: Seeds of the readers.
-        training: Options of their training.
-
-    Returns:
-        A row per seed and run of blocks, the whole model included.
+    Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
+    same passes. Returns one table row per seed and range, and one per seed for the whole model.
     """
     cell = _CellModel(start)
     bank = ReaderBank(cell.model, cell.processor)
@@ -312,7 +298,7 @@ def _score_readers(start: _Start, task: Task, seeds: list[int], training: Traini
 
 
 def _task_proxies(start: _Start, task: Task) -> list[Row]:
-    """Run the cell that measures all proxies of each run of blocks on the validation rows of a task."""
+    """Measure all proxies of each range of blocks on validation rows of a task; return one table row each."""
     cell, validation = _CellModel(start), task.split("validation")
     sample = validation.select_rows(range(min(len(validation), _PROXY_ROWS)))
     inputs = encode_rows(task, sample, cell.model, cell.processor, start.max_length)
@@ -321,9 +307,9 @@ def _task_proxies(start: _Start, task: Task) -> list[Row]:
 
 
 def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
-    """Run the cell that measures the perplexity of some texts without each run of blocks, and the proxies on them.
+    """Measure perplexity with the whole model and without each range of blocks, and the proxies, on the same texts.
 
-    Returns [] if the model has no output over a vocabulary.
+    Returns table rows; [] if the model has no output over a vocabulary.
     """
     cell = _CellModel(start)
     if cell.model.get_output_embeddings() is None:
@@ -338,17 +324,17 @@ def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
 
 
 def _measure_generation(start: _Start, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int) -> list[Row]:
-    """Run the cell that compares what a model generates without each run of blocks with what the whole model generates.
+    """Compare the text generated without each range of blocks with the text that the whole model generates.
 
     Args:
-        start: What every cell begins with.
-        texts: The study's texts. Proxies are measured on them, or on the prompts if there are none.
-        prompts: Texts to continue. None: the first tokens of some of the texts.
+        start: What all cells have in common.
+        texts: The study's texts. Proxies are measured on them, or on the prompts if there are no texts.
+        prompts: Texts to continue. None: the first 8 tokens of up to 32 of `texts`.
         new_tokens: Maximum number of tokens to generate.
 
     Returns:
-        Rows of measure "same_tokens", with the first prompt and its continuation in the column "text", and rows of the
-        proxies. [] if the model does not generate text, is not causal, or there is no text to continue.
+        Table rows of measure "same_tokens", whose column "text" holds the first prompt and its continuation, and rows
+        of the proxies. [] if the model does not generate text, is not causal, or there is no text to continue.
     """
     cell = _CellModel(start)
     model = cell.model
@@ -374,7 +360,7 @@ def _measure_generation(start: _Start, texts: list[Text], prompts: Sequence[str]
 
 
 def _figures() -> dict[str, Figure]:
-    """Return the charts: the measured drop against what each proxy predicts, and the drop by block."""
+    """Return two charts: the measured drop against each proxy's prediction, and the drop by the first removed block."""
     return {
         "predicted and measured": Figure(
             "scatter",
@@ -402,19 +388,23 @@ def _figures() -> dict[str, Figure]:
 
 
 class _Drop(NamedTuple):
-    """The drop of a score when one range of blocks is removed, for one seed (None if the measure has no seeds)."""
+    """How far a score falls without one range of blocks, for one seed; `seed` is None if the measure has no seeds."""
 
     seed: int | None
-    block_run: BlockRun
+    block_range: BlockRange
     value: float
 
 
 def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
-    """Return a table with the drops, what proxies predict of them and the rank correlations; and the conclusions.
+    """Add rows for the drops and the rank correlations to the cells' table, and write the conclusions.
 
     Args:
-        table: Rows of the cells, with the columns "task", "seed", "layer", "blocks", "measure" and "score", and
-            perhaps "text".
+        table: Rows of all cells, with the columns "task", "seed", "layer", "blocks", "measure" and "score", and "text"
+            if text was generated.
+
+    Returns:
+        The study's table: the measured rows without the proxies' own rows, then rows of measure "drop" (one per task,
+        proxy, seed and range) and "rank_correlation" (one per task and proxy). Second, the conclusions.
     """
     is_proxy = table["measure"].isin(PROXIES)
     measured, proxies = table.loc[~is_proxy], table.loc[is_proxy]
@@ -428,13 +418,13 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
             predicted = _predicted(rows_where(proxies, {"task": task, "measure": proxy}))
             if not predicted:
                 continue
-            for seed, block_run, value in drops:
-                if block_run in predicted:
-                    place = {"task": task, "seed": seed, "layer": block_run.first, "blocks": block_run.length}
-                    numbers = {"predicted": predicted[block_run], "score": value}
+            for seed, block_range, value in drops:
+                if block_range in predicted:
+                    place = {"task": task, "seed": seed, "layer": block_range.first, "blocks": block_range.length}
+                    numbers = {"predicted": predicted[block_range], "score": value}
                     rows.append({**place, "measure": "drop", "proxy": proxy, **numbers})
-            means = {block_run: mean for block_run, mean in _means(drops).items() if block_run in predicted}
-            correlation = rank_correlation([predicted[block_run] for block_run in means], list(means.values()))
+            means = {block_range: mean for block_range, mean in _means(drops).items() if block_range in predicted}
+            correlation = rank_correlation([predicted[block_range] for block_range in means], list(means.values()))
             rows.append({"task": task, "measure": "rank_correlation", "proxy": proxy, **correlation._asdict()})
             conclusions.append(_proxy_sentence(task, proxy, correlation))
     columns = ["task", "seed", "layer", "blocks", "measure", "proxy", "predicted", "n", "p", "score"]
@@ -444,41 +434,41 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
 
 
 def _drops(rows: DataFrame) -> list[_Drop]:
-    """Return by how much each score of a task is worse than that of the whole model with the same seed, seed by seed.
+    """Return, for each seed and range of blocks, how much worse a task's score is than that of the whole model.
 
-    For measures where lower is better, such as perplexity, it is the rise of the logarithm.
+    For measures where lower is better, such as perplexity, the drop is the rise of the logarithm.
     """
     columns = (rows[column] for column in ("seed", "layer", "blocks", "score"))
-    scores: dict[int | None, dict[BlockRun, float]] = {}
+    scores: dict[int | None, dict[BlockRange, float]] = {}
     for seed, first, length, score in zip(*columns, strict=True):
-        block_run = BlockRun(int(first), int(length))
-        scores.setdefault(None if pd.isna(seed) else int(seed), {})[block_run] = float(score)
+        block_range = BlockRange(int(first), int(length))
+        scores.setdefault(None if pd.isna(seed) else int(seed), {})[block_range] = float(score)
     drops: list[_Drop] = []
     lower_is_better = rows["measure"].iloc[0] in LOWER
-    for seed, by_run in scores.items():
-        whole = by_run.pop(BlockRun(0, 0))
-        for block_run, score in by_run.items():
+    for seed, by_range in scores.items():
+        whole = by_range.pop(BlockRange(0, 0))
+        for block_range, score in by_range.items():
             drop = math.log(score) - math.log(whole) if lower_is_better else whole - score
-            drops.append(_Drop(seed, block_run, drop))
+            drops.append(_Drop(seed, block_range, drop))
     return drops
 
 
-def _predicted(rows: DataFrame) -> dict[BlockRun, float]:
-    """Return run of blocks -> what a proxy predicts, from the proxy's table rows of one task."""
+def _predicted(rows: DataFrame) -> dict[BlockRange, float]:
+    """Return range of blocks -> predicted drop, from the table rows of one proxy and one task."""
     columns = (rows[column] for column in ("layer", "blocks", "score"))
-    return {BlockRun(int(first), int(length)): float(score) for first, length, score in zip(*columns, strict=True)}
+    return {BlockRange(int(first), int(length)): float(score) for first, length, score in zip(*columns, strict=True)}
 
 
-def _means(drops: Sequence[_Drop]) -> dict[BlockRun, float]:
-    """Return run of blocks -> its mean drop over seeds, in ascending order of the runs."""
-    values: dict[BlockRun, list[float]] = {}
+def _means(drops: Sequence[_Drop]) -> dict[BlockRange, float]:
+    """Return range of blocks -> mean drop over seeds, in ascending order of the ranges."""
+    values: dict[BlockRange, list[float]] = {}
     for drop in drops:
-        values.setdefault(drop.block_run, []).append(drop.value)
-    return {block_run: fmean(values[block_run]) for block_run in sorted(values)}
+        values.setdefault(drop.block_range, []).append(drop.value)
+    return {block_range: fmean(values[block_range]) for block_range in sorted(values)}
 
 
 def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
-    """Return the sentence on whether a proxy predicts the measured drops of a task."""
+    """Return the sentence that says whether a proxy predicts the measured drops of a task."""
     name, n = proxy.replace("_", " "), f"n = {pluralize(correlation.n, 'run')} of blocks"
     if math.isnan(correlation.score):
         return f"{task}: whether {name} predicts the measured drop cannot be said ({n})."
@@ -489,17 +479,14 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 
 
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
-    """Return the sentence that names the run of blocks whose mean drop is the smallest.
+    """Return the sentence that names the range of blocks whose removal costs least, by the mean drop over seeds.
 
-    Args:
-        task: Name of the task.
-        measure: What was measured: a metric, "perplexity" or "same_tokens".
-        drops: All drops of the task.
+    `measure` names the score that fell: a metric, "perplexity" or "same_tokens".
     """
     means = _means(drops)
-    least = min(means, key=lambda block_run: means[block_run])
+    least = min(means, key=lambda block_range: means[block_range])
     first, length = least
-    values = [drop.value for drop in drops if drop.block_run == least]
+    values = [drop.value for drop in drops if drop.block_range == least]
     summary = summarise(values)
     seeds = (
         "one value; no interval" if summary.interval is None else f"95 % ± {summary.interval:.3f}, n = {len(values)}"
@@ -512,10 +499,11 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
 
 @contextmanager
 def skipping(model: PreTrainedModel, stack: LayerStack, layers: Collection[int], *, op: str) -> Generator[None]:
-    """Make some blocks return the state that they receive, in passes of this thread inside the `with` block.
+    """Make some blocks return their input, in forward passes of this thread inside the `with` block.
 
-    The blocks still run, so that their other results (a cache, position biases) exist for the blocks after them. If
-    blocks share weights, block i is the i-th call of their module. A norm after the last block is still applied.
+    The blocks are still computed, so that their other outputs (a cache, position biases) exist for the blocks after
+    them. If blocks share weights, block i is the i-th call of their module. A norm after the last block is still
+    applied.
 
     Args:
         model: The model.
@@ -524,7 +512,7 @@ def skipping(model: PreTrainedModel, stack: LayerStack, layers: Collection[int],
         op: Name of the study, for error messages.
 
     Raises:
-        UnsupportedModelError: In a pass, if a block receives no tensor of the shape of the state that it returns.
+        UnsupportedModelError: In a forward pass, if no input of a block has the shape and dtype of its output.
     """
     skipped_calls: dict[nn.Module, set[int]] = {}  # module of a block -> numbers of its calls that are skipped
     for layer in layers:

@@ -1,1 +1,1 @@
-"""Studies that train probes on frozen layers, and the baselines and controls that the scores are compared with."""
+"""Studies that train probes on frozen layers, with the baselines and controls that their scores are compared with."""

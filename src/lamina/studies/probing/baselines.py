@@ -1,4 +1,4 @@
-"""Baselines that read the text alone: a probe has to beat them to show that a layer adds anything."""
+"""Baselines that read only the text: a layer adds something if its probe scores higher than they do."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ TextColumns: TypeAlias = list[list[str]]
 
 
 def baseline_predictions(task: Task, split: str) -> Iterator[tuple[str, list[Label]]]:
-    """Train each baseline on the whole train split, and yield its name and its predictions for another split.
+    """Train each baseline on the "train" split of a task, and yield its name and its predictions for another split.
 
     - "majority": the most frequent class; for regression, the mean.
-    - "length": number of characters and words of each text; for tags, number of characters of the word.
-    - "bag_of_words": counts of words; for tags, the word and both of its neighbours.
-    - "tfidf": TF-IDF of words and pairs of words; for tags, TF-IDF of 1 to 4 consecutive letters of the same words.
+    - "length": number of characters and words of each text; for word tagging, number of characters of the word.
+    - "bag_of_words": counts of words; for word tagging, the word and its two neighbours.
+    - "tfidf": TF-IDF of words and pairs of words; for word tagging, TF-IDF of 1 to 4 consecutive letters of the word
+      and its two neighbours.
 
-    The last three use logistic regression, or ridge regression if the labels are numbers. Tasks without text (images,
-    audio) have "majority" only.
+    The last three use logistic regression, or ridge regression if labels are numbers. Tasks without text (images,
+    audio) have only "majority".
 
     Args:
-        task: A task with classes, tags or numbers.
+        task: A task with classes, tags or numbers as labels.
         split: Name of the split to predict.
 
     Yields:
-        A baseline's name, and one prediction per row in the form of the split's labels.
+        A baseline's name, and a list with one prediction per row, in the form of the split's labels.
     """
     train, test = task.split("train"), task.split(split)
     tags = task.kind.tags_words
@@ -55,12 +56,10 @@ def baseline_predictions(task: Task, split: str) -> Iterator[tuple[str, list[Lab
 
 
 def _text_columns(split: Split, *, tags: bool) -> TextColumns:
-    """Return the texts that the baselines read from a split, as columns of strings.
+    """Return the texts that the baselines read, as columns of strings with one string per row.
 
-    Args:
-        split: The split.
-        tags: Whether the task tags words. Then there is one row per word, and the columns are the word, the word before
-            it and the word after it. Otherwise there is one row per example, and one column per text of a pair.
+    With `tags` a row is a word, and the three columns are the word, the word before it and the word after it. Otherwise
+    a row is an example, and there is one column, or two for pairs of texts.
     """
     if tags:
         padded = [
@@ -73,12 +72,7 @@ def _text_columns(split: Split, *, tags: bool) -> TextColumns:
 
 
 def _group_by_text(predictions: list[int], split: Split) -> Iterator[tuple[int, ...]]:
-    """Yield one tuple per text of a split, with the predictions for its words.
-
-    Args:
-        predictions: One prediction per word, over all texts of the split.
-        split: The split; its labels say how many words each text has.
-    """
+    """Split a flat list of predictions, one per word of all texts, into one tuple per text of the split."""
     ends = accumulate((len(row) for row in split.labels), initial=0)
     return (tuple(predictions[start:end]) for start, end in pairwise(ends))
 
@@ -94,10 +88,10 @@ def _fit_and_predict(
         train: Columns of strings of the training rows.
         truths: Label of each training row.
         test: Columns of strings of the rows to predict.
-        tags: Whether rows are words, so that words are counted whole.
+        tags: Whether each row is a word, which is then not split further.
 
     Returns:
-        One prediction per row of `test`. If all training labels are equal, it is that label everywhere.
+        One prediction per row of `test`. If all training labels are equal, each prediction is that label.
     """
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.exceptions import ConvergenceWarning
@@ -122,15 +116,10 @@ def _fit_and_predict(
 
 
 def _features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
-    """Return the features of a baseline for the training rows and for the rows to predict, as two matrices.
+    """Return two feature matrices `[rows, features]` of a baseline: for the training rows, and for the rows to predict.
 
-    The features of all columns stand side by side. Vectorizers are fitted on the training rows alone.
-
-    Args:
-        name: "length", "bag_of_words" or "tfidf".
-        train: Columns of strings of the training rows.
-        test: Columns of strings of the rows to predict.
-        tags: Whether rows are words; then words are counted whole, and TF-IDF reads their letters.
+    The features of all columns stand side by side. Vectorizers are fitted on the training rows only. With `tags`, each
+    row is a word: "bag_of_words" does not split it, and "tfidf" reads its letters.
     """
     from scipy.sparse import csr_matrix, hstack
     from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
@@ -158,12 +147,12 @@ def _features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -
 
 
 def _whole_word(word: str) -> list[str]:
-    """Return a list with the word alone: the analyzer of a vectorizer that would otherwise split words."""
+    """Return a list with only `word`; as the analyzer of a vectorizer it keeps the word whole."""
     return [word]
 
 
 def _lengths(columns: TextColumns) -> NDArray[np.floating]:
-    """Return the number of characters and of words of each row's text, column by column, `[rows, 2 * columns]`."""
+    """Return the number of characters and the number of words of each string, `[rows, 2 * columns]`."""
     return np.array(
         [[size for text in row for size in (len(text), len(text.split()))] for row in zip(*columns, strict=True)], float
     )

@@ -1,4 +1,4 @@
-"""Variants of a task that show how much a probe's score is worth: a control task, and the steps of an online code."""
+"""Variants of a task that show what a probe's score is worth: random labels, and the portions of an online code."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
 
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
-"""Shares of the training rows at which the blocks of an online code end, as in Voita and Titov 2020."""
+"""Shares of the training rows at which the portions of an online code end, as in Voita and Titov 2020."""
 
 
 def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
     """Return the task with the same examples and random labels: one label per word type, or per distinct text.
 
-    The labels are drawn from those of the train split, so that the classes stay as frequent as they were.
+    Labels are drawn from the labels of the "train" split, so that each class stays about as frequent as it was.
 
     Args:
         task: A task with labels.
@@ -38,8 +38,8 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
 
     Source:
         Hewitt and Liang 2019, arXiv:1909.03368, section 2: random labels per word type. In sequence tasks the type is
-        the whole text; a probe cannot learn the label of a text that is not in the train split, so that the control's
-        score is chance there.
+            the whole text. A probe cannot learn the random label of a text outside the "train" split, so that the
+            control's score is at chance there.
     """
     tags = task.kind.tags_words
     truths = list(task.split("train").labels)
@@ -60,7 +60,7 @@ def control_task(task: Task, parts: Sequence[str], seed: int) -> Task:
 
 
 def _words(split: Split) -> Iterable[list[str]]:
-    """Yield a list with the words of each text of a split, in tasks that tag words."""
+    """Yield, for each text of a split of a word tagging task, the list of its words."""
     for text, spans in zip(split.texts, split.words or (), strict=True):
         yield [text[start:end] for start, end in spans]
 
@@ -68,18 +68,18 @@ def _words(split: Split) -> Iterable[list[str]]:
 def _example_keys(split: Split, name: str) -> Iterable[Hashable]:
     """Yield a key for each example of a split, so that equal texts get equal random labels.
 
-    The key is the text or the pair of texts. Images and audio are never equal: their key is `name`, the name of the
-    split, and the row number.
+    The key is the text or the pair of texts. Each image or audio clip has its own key: the split's `name` and the row
+    number.
     """
     for row, text in enumerate(split.texts):
         yield text if isinstance(text, str | tuple) else (name, row)
 
 
-def code_blocks(rows: int, seed: int) -> list[list[int]]:
-    """Return the numbers of `rows` training rows, shuffled with `seed` and cut into the blocks of an online code.
+def code_portions(rows: int, seed: int) -> list[list[int]]:
+    """Shuffle the numbers of `rows` training rows with `seed`, and cut them into the portions of an online code.
 
-    An online code sends the labels block by block, each block with a probe that was trained on all blocks before it.
-    The blocks end at the shares of the rows in `PORTIONS`; no block is empty.
+    An online code sends the labels portion by portion, each with the help of a probe that was trained on all portions
+    before it. The portions end at the shares of the rows in `PORTIONS`; no portion is empty.
     """
     order = np.random.default_rng(derive_seed("code", seed)).permutation(rows).tolist()
     ends = sorted({math.ceil(share * rows) for share in PORTIONS})
@@ -87,11 +87,11 @@ def code_blocks(rows: int, seed: int) -> list[list[int]]:
 
 
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
-    """Return the train split of a task in which only some rows have labels.
+    """Return the "train" split of a task in which only some rows have labels.
 
     Args:
         task: The task.
-        rows: Numbers of the rows that keep their labels. All other labels are replaced by the value that losses ignore.
+        rows: Numbers of the rows that keep their labels. All other labels become the index that losses ignore.
     """
     split, labelled, tags = task.split("train"), set(rows), task.kind.tags_words
     labels = [
@@ -102,9 +102,9 @@ def only_rows(task: Task, rows: Iterable[int]) -> Split:
 
 
 def uniform_bits(task: Task, rows: Iterable[int]) -> float:
-    """Return the number of bits that the labels of some training rows need without a model.
+    """Return how many bits it takes to send the labels of some training rows without a model: log2(classes) per label.
 
-    That is log2 of the number of classes for each label: one label per row, or one per word in tasks that tag words.
+    There is one label per row, or one per word in word tagging tasks.
     """
     labels = task.split("train").labels
     tags = task.kind.tags_words
@@ -113,9 +113,10 @@ def uniform_bits(task: Task, rows: Iterable[int]) -> float:
 
 @final
 class LabelBits(Results):
-    """Sums up, batch by batch, the bits that the true labels need under the probabilities that a probe predicts.
+    """Sums up -log2 of the probability that a probe predicts for each true label: the bits that it takes to send them.
 
-    These are the negative log2 of the true labels' probabilities.
+    Args:
+        targets: The true labels.
 
     Attributes:
         bits: The sum so far.
@@ -128,39 +129,39 @@ class LabelBits(Results):
         """Add the bits of the labels of some rows.
 
         Args:
-            rows: Numbers of the rows, which find the true labels.
+            rows: Numbers of the rows, by which their true labels are looked up.
             outputs: Logits of the probe, `[batch, classes]` or `[batch, tokens, classes]`.
-            labels: Not used; the true labels come from the targets.
+            labels: Not used.
         """
         logits, truths = outputs.float().cpu().flatten(0, -2), self._targets.tensor(rows).flatten()
         loss = F.cross_entropy(logits, truths, ignore_index=IGNORED, reduction="sum")
         self.bits += float(loss) / math.log(2)
 
     def first_not_finite(self) -> int | None:
-        """Return None, so that training does not stop: which row was not finite is unknown here.
+        """Return None, always: only the sum is stored, so that the first row with an infinite value is not known.
 
         An infinite sum is visible in the study's table.
         """
         return None
 
 
-def code_length(bits: Sequence[float], task: Task, blocks: Sequence[Sequence[int]]) -> tuple[float, float]:
+def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Return the length of the online code of a task's training labels in bits, and the compression that it achieves.
 
-    The first block of rows is sent with the uniform code; each later block is sent with the probabilities of a probe
-    that was trained on all blocks before it.
+    The labels of the first portion are sent with log2(classes) bits each. Those of each later portion are sent with the
+    help of a probe that was trained on all portions before it.
 
     Args:
-        bits: Bits of each block but the first.
+        bits: Bits of each portion, without the first.
         task: The task with the labels.
-        blocks: Row numbers of each block, as `code_blocks` returns them.
+        portions: Row numbers of each portion, as `code_portions` returns them.
 
     Returns:
-        The length in bits, and the length of the uniform code divided by it.
+        The length in bits; and the compression: the length at log2(classes) bits per label, divided by it.
 
     Source:
         Voita and Titov 2020, arXiv:2003.12298, section 2.2, eq. 2.
     """
-    total = uniform_bits(task, blocks[0]) + sum(bits)
-    uniform = uniform_bits(task, [row for block in blocks for row in block])
+    total = uniform_bits(task, portions[0]) + sum(bits)
+    uniform = uniform_bits(task, [row for portion in portions for row in portion])
     return total, uniform / total if total else math.nan

@@ -1,4 +1,4 @@
-"""The study `errors`: which rows probes get wrong, whether layers agree, and how errors depend on length and words."""
+"""The study `errors`: which rows probes get wrong, whether layers agree, and how scores depend on length and words."""
 
 from __future__ import annotations
 
@@ -63,20 +63,23 @@ def errors(  # noqa: PLR0913 the options of a public entry point
         probe: Kind of probe: "linear" or "mlp".
         hidden: Size of the MLP's hidden layer.
         count: Maximum number of wrong answers to list per layer.
-        deleted: Shares of a text's words to remove, as one span at a random place. Images and audio have no words.
-        seed: Seed of the probes and of the spans.
+        deleted: Shares of a text's words to remove, as one span at a random place. Does not apply to images and audio.
+        seed: Seed of the probes' initial weights and of the places of the removed spans.
         epochs: Number of passes of the probes over the training rows.
         batch_size: Rows per step.
         learning_rate: Peak learning rate of AdamW; it falls to 0 linearly. None: 3e-3 for linear probes, 1e-3 for MLPs.
         max_length: Maximum tokens per text. None: what the model allows.
 
     Returns:
-        A study with the columns "task", "layer", "measure", "metric", "rows" and "score". Measures:
-        "error" is a wrong answer, the most confident first, with "row" (from 0), "text", "true" and "predicted"; its
-        score is the confidence, or the size of the error if labels are numbers.
-        "agreement" compares the answers of a layer and an "other_layer": Cohen's kappa, or the correlation of numbers.
-        "by_length" is the score of the rows with up to "length" words and more than the next shorter bin.
-        "deleted" is the score after a share "deleted" of the words was removed, starting with 0.
+        A study with the columns "task", "layer", "measure", "metric", "rows" and "score", and further columns for some
+        measures.
+        "error": a wrong answer, the most confident first, with "row" (from 0), "text", "true" and "predicted". Its
+        score is the confidence, or the absolute error if labels are numbers.
+        "agreement": how far the answers of a layer and of an "other_layer" agree: Cohen's kappa, or Pearson's
+        correlation if labels are numbers.
+        "by_length": the score on the rows of one bin of text lengths; "length" is the largest number of words in the
+        bin.
+        "deleted": the score after the share of words in the column "deleted" was removed, starting with 0.
 
     Raises:
         ConfigError: If a task has neither classes nor numbers, or a share is not from 0 to below 1.
@@ -143,13 +146,13 @@ def errors(  # noqa: PLR0913 the options of a public entry point
 
 
 class _ErrorAnalysis:
-    """Runs the trained probes of one task over a split, and computes the rows of the study's table from their outputs.
+    """Runs the trained probes of one task over a split, and computes the study's table rows from their outputs.
 
     Args:
         task: The task.
         split: Name of the split to analyse.
         layers: Layers that have a probe.
-        trained: The trained probes, named "layer0" and so on.
+        trained: The trained probes; the probe of layer i is named "layer<i>".
     """
 
     def __init__(self, task: Task, split: str, layers: Sequence[int], trained: TrainedProbes) -> None:
@@ -159,7 +162,7 @@ class _ErrorAnalysis:
         self._predictions = {layer: results.guesses() for layer, results in self._results.items()}
 
     def _run(self, task: Task) -> dict[int, Results]:
-        """Run all probes over the analysed split of a task, and return layer -> the collected outputs."""
+        """Run all probes over the analysed split of `task`, and return layer -> outputs of its probe."""
         names = {f"layer{layer}": layer for layer in self._layers}
         results = self._trained.run(dict.fromkeys(names, task), self._split, results_of)
         return {names[name]: outputs for name, outputs in results.items()}
@@ -176,7 +179,7 @@ class _ErrorAnalysis:
         return rows
 
     def agreement(self) -> list[Row]:
-        """Return a table row per pair of layers that says how far their probes give the same answers, right or wrong.
+        """Return a table row per ordered pair of layers: how far their probes give the same answers, right or wrong.
 
         The score is Cohen's kappa, or Pearson's correlation if the labels are numbers.
         """
@@ -204,7 +207,7 @@ class _ErrorAnalysis:
     def by_length(self) -> list[Row]:
         """Return table rows with the score of each layer on shorter and longer texts; [] if the task has no text.
 
-        Texts are divided by their number of words into bins with about as many rows each.
+        The texts are sorted by their number of words into bins with about as many texts each.
         """
         if not self._reads_text:
             return []
@@ -225,7 +228,7 @@ class _ErrorAnalysis:
         """Return table rows with the score of each layer after a span of words was removed from every text.
 
         Args:
-            shares: Shares of the words to remove, one after the other; 0 is measured first.
+            shares: Shares of the words to remove, from 0 to below 1. A share of 0 is measured as well, first.
             seed: Seed of the places of the spans.
 
         Returns:
@@ -242,7 +245,7 @@ class _ErrorAnalysis:
         return rows
 
     def conclusions(self) -> list[str]:
-        """Return sentences that say how many rows the best layer gets wrong, and how many all layers get wrong."""
+        """Return two sentences: how many rows the best layer's probe gets wrong, and how many all probes get wrong."""
         if self._task.problem_type == "regression":
             return []
         wrong = {
@@ -259,17 +262,17 @@ class _ErrorAnalysis:
 
     @property
     def _reads_text(self) -> bool:
-        """Whether the examples of the task are texts, and not images or audio."""
+        """Whether the examples of the task are texts, not images or audio."""
         return self._task.kind.processor == "tokenizer"
 
 
 def _as_text(value: JSON) -> str:
-    """Return an example's text or label as a cell of the table: a string stays as it is, anything else becomes JSON."""
+    """Return a text or label as a string for the table; anything that is not a string becomes JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return chart name -> chart, for those measures of the study that the table has."""
+    """Return chart name -> chart, for the measures that occur in the table."""
     charts = {
         "agreement": Figure(
             "heat",
@@ -306,14 +309,14 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
 def without_span(task: Task, part: str, share: float, seed: int) -> Split:
     """Return a split of a task with one span of words, at a random place, removed from each text.
 
-    In tasks that tag words, these words are counted and their tags are removed with them. In all others, words are
-    separated by spaces; each text of a pair loses a span.
+    In word tagging tasks, the words are the tagged ones, and their tags are removed with them. In other tasks, words
+    are separated by spaces; both texts of a pair lose a span.
 
     Args:
         task: The task.
         part: Name of the split.
-        share: Share of the words that the span has, rounded to whole words; at least one word stays.
-        seed: Seed of the place.
+        share: Share of the words to remove, rounded to whole words; at least one word stays.
+        seed: Seed of the places.
     """
     split = task.split(part)
     if task.kind.tags_words:
@@ -328,7 +331,7 @@ def without_span(task: Task, part: str, share: float, seed: int) -> Split:
 
 
 def _without_span(text: str | tuple[str, ...], share: float, seed: int, row: int) -> str | tuple[str, ...]:
-    """Return a text, or each text of a pair, without a span of words; `seed` and the row's number decide the place."""
+    """Return a text, or both texts of a pair, without a span of words; `seed` and the number `row` decide its place."""
     if not isinstance(text, str):
         return tuple(str(_without_span(side, share, seed, row)) for side in text)
     words = text.split()
@@ -337,7 +340,7 @@ def _without_span(text: str | tuple[str, ...], share: float, seed: int, row: int
 
 
 def _remaining_places(count: int, share: float, seed: int) -> list[int]:
-    """Return the positions of the words that stay when a random span is removed from `count` words."""
+    """Return the positions, from 0, of the words that stay when a random span is removed from `count` words."""
     size = min(round(share * count), count - 1) if count else 0
     start = int(np.random.default_rng(seed).integers(0, count - size + 1))
     return [*range(start), *range(start + size, count)]

@@ -1,4 +1,4 @@
-"""The study `probe`: what each layer knows about a task, and what the text alone gives away."""
+"""The study `probe`: what each layer knows about a task, compared with what the text alone gives away."""
 
 from __future__ import annotations
 
@@ -67,15 +67,17 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Train probes on every layer of a frozen model in shared passes, and compare them with baselines and controls.
 
-    A probe reads one layer after a layer norm without parameters. In tasks that tag words it reads each token, in all
-    others the mean over a text's real tokens. "linear" is one linear map; "mlp" has one hidden layer with GELU. Probes
-    end with the weights of their last epoch, so that nothing is selected by the rows that are scored.
+    A probe reads one layer, after a layer norm without parameters. In word tagging tasks it reads each token, in all
+    others the mean over a text's tokens without padding. "linear" is one linear map; "mlp" has one hidden layer with
+    GELU. Probes end with the weights of their last epoch, so that the scored rows select nothing.
 
-    Three measures stand beside each score. The control is the score of the same probe on random labels: one per word
-    type, or one per distinct text. Selectivity is the accuracy minus the control's accuracy. The code length is the
-    size of an online code, where probes learn from growing portions of the rows and send the labels of the next
-    portion. In sequence tasks no scored text is in the train split, so that the control is at chance; there the code
-    length shows how easily a probe finds the labels.
+    Three measures complete each score:
+
+    - "control": the score of a probe of the same kind on random labels: one per word type, or one per distinct text.
+    - "selectivity": the accuracy minus the control's accuracy.
+    - "code_length": the size of an online code of the training labels: probes learn growing portions of the rows, and
+      each sends the labels of the next portion. It shows how easily a probe finds the labels. In sequence tasks it is
+      the more useful measure, because there the control is at chance: no scored text is in the train split.
 
     Args:
         model: A transformers model of any supported family; it is not changed. Or its hub id or folder, from which
@@ -86,10 +88,11 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         layers: Layers to read. With `baselines`, layer 0 (the embeddings) is always added.
         stack: Name of the stack to read. None: the only one, or the encoder.
         sites: What to read in each block, all in the same passes: "output" is the layer's state; "attention" and "ffn"
-            are what that part of the block adds to the state, as in `lamina.tap`. The embeddings have no such parts.
+            are what that part of the block adds to the state, as in `lamina.tap`. Layer 0 has only "output".
         probes: Kinds of probes to train: "linear", "mlp" or both.
         hidden: Size of the MLP's hidden layer.
-        seeds: Seeds; each decides the initial weights, the order of the rows, the control's labels and the code.
+        seeds: Each seed decides the initial weights, the order of the rows, the control's labels and the code's
+            portions.
         controls: Whether to train controls.
         code_length: Whether to measure online codes in tasks with classes; doubles the time.
         baselines: Whether to score baselines that read the text alone; see `lamina.studies.probing.baselines`.
@@ -108,21 +111,22 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     Returns:
         A study with the columns "task", "seed", "layer", "site", "probe", "measure", "metric", "rows" and "score".
         Measures are "score" (in the task's metric), "accuracy" (if that is another metric), "control", "selectivity",
-        "code_length" (in bits) and "compression" (length of the uniform code divided by the code length). Baselines
-        have their name as "probe", and no layer or seed. Rows of measure "ahead" say how far the mean over seeds is
-        ahead of the best baseline, with "low" and "high" (95 % interval) and "p" (after Holm's correction).
+        "code_length" (in bits) and "compression" (bits at log2(classes) per label, divided by the code length).
+        Baselines have their name as "probe", and no layer or seed. Rows of measure "ahead" say how far a probe's mean
+        score over seeds is above the best baseline's score, with "low" and "high" (95 % interval) and "p" (after Holm's
+        correction).
 
     Raises:
         DataError: If the training rows have fewer than two classes.
         ConfigError: If a task has neither classes nor numbers; if there is no seed or site, or one is named twice; if
-            a site is asked of the embeddings alone; or if every cell failed.
+            `sites` names "attention" or "ffn" but layer 0 is the only layer; or if every cell failed.
         UnknownNameError: If a probe, split, stack or site does not exist.
         UnsupportedModelError: If the parts of a block cannot be read separately; the message gives the reason.
         LayerIndexError: If a layer does not exist.
 
     Source:
         Hewitt and Liang 2019, arXiv:1909.03368 (controls); Voita and Titov 2020, arXiv:2003.12298 (codes). They train
-        until the loss stops falling; here probes train for `epochs`, so that the codes are upper bounds.
+            until the loss stops falling; here probes train for `epochs`, so that the code lengths are upper bounds.
     """
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}
@@ -167,17 +171,12 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site], layers: Sequence[int]) -> None:
-    """Check that layers of a model can be read at some sites in their blocks.
-
-    Args:
-        model: The model.
-        stack: The stack that the layers belong to.
-        sites: Names of the sites: "output", "attention" or "ffn".
-        layers: Numbers of the layers.
+    """Check that the chosen sites exist, once each, and can be read in the model's blocks.
 
     Raises:
         UnknownNameError: If a site does not exist.
-        ConfigError: If there is no site, one is named twice, or a site in a block is asked of the embeddings alone.
+        ConfigError: If there is no site, one is named twice, or "attention" or "ffn" is named but layer 0 is the only
+            layer.
         UnsupportedModelError: If the parts of the model's blocks cannot be read separately.
     """
     check_known("probe", sites, get_args(Site), "site")
@@ -196,12 +195,15 @@ def _check_sites(model: PreTrainedModel, stack: LayerStack, sites: Sequence[Site
 
 
 def check_task(name: str, task: Task, split: str) -> list[str]:
-    """Check that a task can be probed, and return its classes that no training row has; a warning names them.
+    """Check that a task can be probed, and warn about its classes that no training row has.
 
     Args:
         name: The task's name, for messages.
         task: The task.
         split: Name of the split that will be scored.
+
+    Returns:
+        Names of the classes that no training row has. Word tags that do not occur in `split` either are left out.
 
     Raises:
         ConfigError: If the task's kind has no labels to probe for.
@@ -238,8 +240,8 @@ def _class_numbers(task: Task, part: str) -> list[tuple[int, ...]]:
 def baseline_rows(task: Task, split: str) -> list[Row]:
     """Train the baselines that read only the text of a task, and return table rows with their scores on a split.
 
-    Each baseline has a row of measure "score", and one of "accuracy" if the task has that metric besides its own. Rows
-    of measure "score" also have "guesses", the predictions that were scored.
+    Each baseline has a row of measure "score" (in the task's metric), and a row of measure "accuracy" if the task has
+    that metric too. Rows of measure "score" also have the scored predictions, under the key "guesses".
     """
     truths = list(task.split(split).labels)
     plain = plain_metric(task)
@@ -264,16 +266,7 @@ def _cells(
     seeds: Sequence[int],
     baselines: bool,
 ) -> list[Cell]:
-    """Return the cells of a probing study: one per task and seed, which trains the probes of all layers.
-
-    Args:
-        model: A model, or the name or folder that each cell loads it from.
-        processor: Tokenizer, image processor or feature extractor of the model.
-        tasks: Task name -> task.
-        settings: What all cells have in common.
-        seeds: Seeds of the probes.
-        baselines: Whether to add a cell per task for the baselines that read the text alone.
-    """
+    """Return the study's cells: one per task and seed, and with `baselines` one more per task for the baselines."""
     cells: list[Cell] = []
     for name, task in tasks.items():
         if baselines:
@@ -287,13 +280,9 @@ def _cells(
 def _study(
     rows: pd.DataFrame, tasks: Mapping[str, Task], settings: Mapping[str, JSON], missing: Mapping[str, Sequence[str]]
 ) -> Study:
-    """Return the study of probes: its table with comparisons, its charts and its conclusions.
+    """Return the study: the table with the comparisons ("ahead"), the charts and the conclusions.
 
-    Args:
-        rows: Rows of all cells, with their keys.
-        tasks: The tasks by name.
-        settings: Settings of the study.
-        missing: Task name -> its classes that no training row has.
+    `rows` are the table rows of all cells, and `missing` is task name -> names of classes that no training row has.
     """
     sentences: list[str] = []
     ahead: list[Row] = []
@@ -313,14 +302,15 @@ def _study(
 
 
 def _several_sites(table: pd.DataFrame) -> bool:
-    """Return whether a table of probes has scores at more than one site in the blocks."""
+    """Return whether the table has scores of more than one site ("output", "attention", "ffn")."""
     return "site" in table and len(set(table["site"].dropna())) > 1
 
 
 def _figures(table: pd.DataFrame) -> dict[str, Figure]:
-    """Return chart name -> line chart over layers, for each measure that the table has.
+    """Return chart name -> line chart over layers, for each measure in the table.
 
-    Colours are kinds of probes. If there are several sites, colours are sites and each kind of probe has its own chart.
+    Each colour is a kind of probe. If the table has several sites, each colour is a site, and each kind of probe has a
+    chart of its own.
     """
     notes = {
         "score": ("Score of each layer's probe", "Above the text alone: see the baselines, and layer 0."),

@@ -22,7 +22,7 @@ from lamina.layers.preserve import evaluating
 from lamina.layers.sites import Site
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
-from lamina.studies.probing.controls import LabelBits, code_blocks, code_length, control_task, only_rows
+from lamina.studies.probing.controls import LabelBits, code_length, code_portions, control_task, only_rows
 from lamina.train.groups import groups_of
 from lamina.train.options import FitOptions
 from lamina.train.scoring import collect
@@ -47,7 +47,7 @@ Collected = TypeVar("Collected", bound="Results")
 
 
 class Place(NamedTuple):
-    """A layer, the site in its block, and the kind of probe that reads there: three columns of the study's table."""
+    """The layer and the site that a probe reads, and the kind of probe ("linear" or "mlp"): three table columns."""
 
     layer: int
     site: Site
@@ -57,34 +57,34 @@ class Place(NamedTuple):
 @final
 @dataclass(frozen=True)
 class ProbeSpec:
-    """One trained probe of a cell.
+    """One probe to train in a cell.
 
     Attributes:
-        place: What the probe reads, and whether it is linear or an MLP.
-        role: Which labels it learns: "task", those of the task; "control", random labels; "code", those of the task,
-            on the first blocks of an online code.
-        block: With role "code", the number of the probe's step in the code, from 0.
+        place: The layer and site that the probe reads, and the kind of probe.
+        target: Labels that the probe learns: "task", the task's labels; "control", random labels; "code", the task's
+            labels on the first portions of an online code.
+        step: With target "code", the step of the online code that the probe is for, from 0.
     """
 
     place: Place
-    role: Literal["task", "control", "code"] = "task"
-    block: int = 0
+    target: Literal["task", "control", "code"] = "task"
+    step: int = 0
 
     @property
     def name(self) -> str:
-        """The name of the probe's reader in the bank, such as "layer3-linear" or "ffn3-mlp-control"."""
+        """Name of the probe in the bank, such as "layer3-linear" or "ffn3-mlp-control"."""
         site = "layer" if self.place.site == "output" else self.place.site
-        role = {"task": "", "control": "-control", "code": f"-code{self.block}"}[self.role]
-        return f"{site}{self.place.layer}-{self.place.probe}{role}"
+        ending = {"task": "", "control": "-control", "code": f"-code{self.step}"}[self.target]
+        return f"{site}{self.place.layer}-{self.place.probe}{ending}"
 
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """What all cells of a probing study have in common, as plain data.
+    """The settings that all cells of a probing study share.
 
     Attributes:
         layers: Layers to read.
-        stack: Name of the stack that they belong to.
+        stack: Name of the stack that the layers belong to.
         probes: Kinds of probes to train on each layer.
         split: Name of the split to score.
         hidden: Size of the MLP's hidden layer.
@@ -92,7 +92,7 @@ class ProbeSettings:
         controls: Whether to train a control beside each probe.
         code_length: Whether to measure online codes.
         training: Further options of `lamina.fit`, except the seed.
-        sites: Sites in the blocks to read.
+        sites: Sites to read in each block.
     """
 
     layers: tuple[int, ...]
@@ -108,7 +108,7 @@ class ProbeSettings:
 
     @property
     def places(self) -> list[Place]:
-        """All probes of a cell: each kind of probe at each site of each layer; the embeddings have the output alone."""
+        """Every combination of a kind of probe, a layer and a site; layer 0 has only the site "output"."""
         embeddings: list[tuple[int, Site]] = [(0, "output")]
         blocks = [(layer, site) for site in self.sites for layer in self.layers if layer]
         reads = [*(embeddings if 0 in self.layers else []), *blocks]
@@ -118,11 +118,13 @@ class ProbeSettings:
 @final
 @dataclass(frozen=True)
 class ProbeLayer(FusionConfig):
-    """Fusion of a probe: one layer's states after a layer norm without parameters, so that one learning rate fits all.
+    """Fusion of a probe: the states of one layer, after a layer norm without parameters.
+
+    The norm gives all layers the same scale, so that one learning rate suits all of them.
 
     Args:
         layer: Number of the layer.
-        pooled: Whether to return the mean over a text's real tokens instead of each token's own state.
+        pooled: Whether to return the mean over a text's tokens, without padding, instead of each token's own state.
         hidden: Size of a hidden layer `gelu(W z + b)` before the head, which turns the probe into an MLP. None: no
             hidden layer; the probe is linear.
         site: "output" reads the layer's states; "attention" and "ffn" read what that part of its block adds to them.
@@ -141,7 +143,7 @@ class ProbeLayer(FusionConfig):
 
     @property
     def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the probe reads inside a block, so that recorded states are not enough."""
+        """Whether the probe reads inside a block; the stored states of layers are then not enough."""
         return self.site != "output"
 
     def selector(self) -> int:
@@ -150,9 +152,9 @@ class ProbeLayer(FusionConfig):
 
 
 class _ProbeStream(Stream):
-    """Computes the features of several probes of the same layer at once.
+    """Computes the features of several probes of the same layer and site together.
 
-    The normed and pooled state is shared, and the hidden layers of all MLPs are one matrix product.
+    They share the normed (and pooled) state, and the hidden layers of all MLPs are computed by one matrix product.
     """
 
     def __init__(self, members: Sequence[ProbeLayerFusion]) -> None:
@@ -160,7 +162,7 @@ class _ProbeStream(Stream):
         self._state: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:  # noqa: ARG002
-        """Store the normed state of the one layer, `[batch, tokens, width]`, or its mean over tokens if pooled."""
+        """Store the layer's normed states `[batch, tokens, width]`; if pooled, their mean `[batch, 1, width]`."""
         state = view.normed.float()
         if self._config.pooled:
             weights = view.mask.to(state.dtype) / view.mask.sum(1, keepdim=True)
@@ -168,7 +170,7 @@ class _ProbeStream(Stream):
         self._state = state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the features of each probe, `[batch, tokens, dim]`; pooled features are repeated for every token."""
+        """Return the features `[batch, tokens, dim]` of each probe; pooled features are repeated for every token."""
         state: Tensor = require_fed(self._state)
         if self._config.hidden is None:
             features = state.expand(-1, mask.shape[1], -1) if self._config.pooled else state
@@ -181,7 +183,7 @@ class _ProbeStream(Stream):
 
 @final
 class ProbeLayerFusion(Fusion, config=ProbeLayer):
-    """Module of `ProbeLayer`. With a hidden layer it has the linear map `inner`; otherwise it has no parameters."""
+    """Module of `ProbeLayer`; its only parameters are those of `inner`, the MLP's first linear map."""
 
     stream_of: ClassVar = _ProbeStream
     inner: nn.Linear
@@ -192,20 +194,20 @@ class ProbeLayerFusion(Fusion, config=ProbeLayer):
             self.inner = nn.Linear(width, config.hidden)
 
     def group(self) -> Hashable:
-        """Return a key that is equal for probes that one stream can compute together."""
+        """Return a key; probes with equal keys can be computed by one stream."""
         return (super().group(), self.config.pooled, self.config.hidden, self.config.site)
 
 
 @final
 @dataclass(frozen=True)
 class ProbeHead(HeadConfig):
-    """Head of a probe: one linear map, for a task of any kind with classes or numbers.
+    """Head of a probe: one linear map, for any kind of task with classes or numbers.
 
     Attributes:
         labels: Class names.
-        kind: Name of the task's kind.
+        kind: Name of the kind of task.
         problem_type: Problem type of the task.
-        tags: Whether every token gets a label.
+        tags: Whether each token gets a label.
     """
 
     labels: Sequence[str]
@@ -216,7 +218,7 @@ class ProbeHead(HeadConfig):
     def build(self, dim: int) -> Head:
         """Return the head's module for features of width `dim`.
 
-        Without `tags` it reads the first token only, since pooled features are the same at all tokens.
+        Without `tags` the module reads only the first token, because pooled features are the same at all tokens.
         """
         if self.tags:
             return TokenClassification(self.labels, encoder_layers=0, dropout=0.0).build(dim)
@@ -234,10 +236,10 @@ def probe_bank(
     settings: ProbeSettings,
     seed: int,
 ) -> Iterator[ReaderBank]:
-    """Open a bank with one untrained probe per name, and restore the model's training state on leaving.
+    """Open a bank with one untrained probe per name; on leaving, restore `requires_grad` and the mode.
 
     Args:
-        model: The model to read. Inside, it is frozen and in eval mode.
+        model: The model to read. Inside the `with` block it is frozen and in eval mode.
         processor: Tokenizer, image processor or feature extractor of the model.
         task: The task whose labels the heads have.
         places: Reader name -> what the probe reads, and its kind.
@@ -260,9 +262,9 @@ def probe_bank(
 
 
 class TrainedProbes:
-    """Probes that were trained on their tasks, with the weights of their last epoch: none is selected by a score.
+    """Trains the probes of a bank when an instance is created, and then runs them over splits of tasks.
 
-    Creating an instance trains the readers of `bank`.
+    The probes keep the weights of their last epoch; no score selects an epoch.
 
     Args:
         bank: Bank with one probe per task.
@@ -279,15 +281,16 @@ class TrainedProbes:
     def run(
         self, tasks: Mapping[str, Task], part: str, new_results: Callable[[str, Group], Collected]
     ) -> dict[str, Collected]:
-        """Run probes over one split of their tasks and collect their outputs.
+        """Run probes over one split of their tasks, and collect their outputs.
 
         Args:
             tasks: Reader name -> task. May be empty.
             part: Name of the split.
-            new_results: Return an empty collection for a reader's outputs, from its name and its group of tasks.
+            new_results: Called with a reader's name and its group of tasks; returns an empty collection for its
+                outputs.
 
         Returns:
-            Reader name -> the filled collection.
+            Reader name -> the collection, filled with the outputs.
         """
         results: dict[str, Collected] = {}
         if tasks:
@@ -301,9 +304,9 @@ class TrainedProbes:
 
 @lru_cache(maxsize=1)
 def _loaded(source: str) -> PreTrainedModel:
-    """Return the model that is saved under a name or in a folder.
+    """Load a model from a hub id or folder.
 
-    The last model is stored, so that a worker that runs several cells loads it once.
+    The last model is kept in memory, so that a worker that runs several cells loads it once.
     """
     return load(source)[0]
 
@@ -311,21 +314,21 @@ def _loaded(source: str) -> PreTrainedModel:
 def probe_rows(
     model: PreTrainedModel | str, processor: Processor | None, task: Task, settings: ProbeSettings, seed: int
 ) -> list[Row]:
-    """Train and score all probes of one task with one seed.
+    """Train all probes of one task with one seed, and score them.
 
     Args:
         model: A model, or the name or folder to load it from.
         processor: Tokenizer, image processor or feature extractor of the model.
         task: The task to probe for.
         settings: Settings of the study.
-        seed: Seed of the probes, the order of the rows, the control's labels and the code's blocks.
+        seed: Decides the initial weights, the order of the rows, the control's labels and the code's portions.
 
     Returns:
-        Rows of the study's table. Rows of measure "score" also have "guesses", the predictions that were scored.
+        Rows of the study's table. Rows of measure "score" also have the scored predictions, under the key "guesses".
     """
     places = settings.places
-    blocks = code_blocks(len(task.split("train")), seed) if settings.code_length and has_code(task) else []
-    code = _OnlineCode(task, blocks)
+    portions = code_portions(len(task.split("train")), seed) if settings.code_length and has_code(task) else []
+    code = _OnlineCode(task, portions)
     tasks: dict[ProbeSpec, Task] = {ProbeSpec(place): task for place in places}
     if settings.controls:
         control = control_task(task, ("train", settings.split), seed)
@@ -341,9 +344,9 @@ def probe_rows(
     model = _loaded(model) if isinstance(model, str) else model
     with probe_bank(model, processor, task, {spec.name: spec.place for spec in tasks}, settings, seed) as bank:
         trained = TrainedProbes(bank, {spec.name: part for spec, part in tasks.items()}, options, settings.split)
-        scored_tasks = {spec.name: part for spec, part in tasks.items() if spec.role != "code"}
+        scored_tasks = {spec.name: part for spec, part in tasks.items() if spec.target != "code"}
         scored = trained.run(scored_tasks, settings.split, results_of)
-        sent_tasks = {spec.name: code.sent_tasks[spec.block] for spec in tasks if spec.role == "code"}
+        sent_tasks = {spec.name: code.sent_tasks[spec.step] for spec in tasks if spec.target == "code"}
         sent = trained.run(sent_tasks, "train", lambda name, group: LabelBits(cast("Targets", group.targets[name])))
     rows: list[Row] = []
     for place in places:
@@ -358,7 +361,7 @@ def probe_rows(
 
 
 def has_code(task: Task) -> bool:
-    """Return whether an online code of the labels can be measured: the labels of the task are two or more classes."""
+    """Return whether the labels of a task can be sent by an online code: each label is one of two or more classes."""
     return task.problem_type == "classification" and len(task.labels) > 1
 
 
@@ -369,21 +372,15 @@ def results_of(name: str, group: Group) -> Results:
 
 
 def plain_metric(task: Task) -> str:
-    """Return the metric that selectivity is measured in: accuracy if the task has it, else the task's metric."""
+    """Return the metric of controls and selectivity: accuracy if the task has it, else the task's own metric."""
     return "accuracy" if "accuracy" in task.metrics else task.metric
 
 
 def _score_rows(task: Task, results: Results, control: Results | None) -> list[dict[str, JSON]]:
-    """Return the table rows of one probe.
+    """Return the table rows of one probe, from its outputs and those of its control (None: there is no control).
 
-    Args:
-        task: The task.
-        results: Outputs of the probe.
-        control: Outputs of the same kind of probe that learnt random labels. None: there is no control.
-
-    Returns:
-        The row of measure "score" first, then "accuracy" if that is another metric; with a control also "control" and
-        "selectivity", the accuracy minus the control's accuracy.
+    The first row is of measure "score". "accuracy" follows if the task's metric is another one, and with a control
+    "control" and "selectivity", which is the accuracy minus the control's accuracy.
     """
     plain = plain_metric(task)
     scores = results.scores(tuple({task.metric: 0, plain: 0}))
@@ -398,9 +395,9 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
 
 
 def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """Return the tasks with a validation split of a single row, from the split `split`.
+    """Return the tasks with a validation split of a single row, taken from the split `split`.
 
-    Training needs a validation split, but no probe is selected by its score on it.
+    Training requires a validation split, but no epoch of a probe is selected by its score.
     """
     first = next(iter(tasks.values())).split(split)
     row = next((row for row, label in enumerate(first.labels) if label != ()), 0)
@@ -417,42 +414,38 @@ def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task
 
 
 class _OnlineCode:
-    """The tasks of the probes that send a task's labels by an online code.
+    """The tasks that train and test the probes of an online code.
 
-    The probe of step i is trained on the blocks of rows 0 to i. The labels of block i + 1 are then sent with the
-    probabilities that it predicts.
+    In step i a probe learns the labels of portions 0 to i. Then the labels of portion i + 1 are sent with the
+    probabilities that this probe predicts.
 
     Args:
         task: The task whose training labels are sent.
-        blocks: Row numbers of each block. Without blocks there are no tasks.
+        portions: Row numbers of each portion. Without portions there are no steps.
 
     Attributes:
-        train_tasks: Per step, the task with labels on the rows that the step's probe learns.
-        sent_tasks: Per step, the task with labels on the rows of the block that is sent.
+        train_tasks: Per step, the task with labels only in portions 0 to i of the training rows.
+        sent_tasks: Per step, the task with labels only in portion i + 1.
     """
 
-    def __init__(self, task: Task, blocks: Sequence[Sequence[int]]) -> None:
-        self._task, self._blocks = task, blocks
+    def __init__(self, task: Task, portions: Sequence[Sequence[int]]) -> None:
+        self._task, self._portions = task, portions
         self.train_tasks: list[Task] = []
         self.sent_tasks: list[Task] = []
         known: list[int] = []
-        for before, block in pairwise(blocks):
+        for before, sent in pairwise(portions):
             known += before
             self.train_tasks.append(self._with_labels_of(known))
-            self.sent_tasks.append(self._with_labels_of(block))
+            self.sent_tasks.append(self._with_labels_of(sent))
 
     def _with_labels_of(self, rows: Sequence[int]) -> Task:
-        """Return the task with labels on some training rows only, given by their numbers."""
+        """Return the task with labels on the given training rows only."""
         splits = {**self._task.splits, "train": only_rows(self._task, rows)}
         return replace(self._task, splits=splits, label_all_tokens=False)
 
     def rows(self, bits: Sequence[float]) -> list[dict[str, JSON]]:
-        """Return the table rows "code_length" and "compression" of one kind of probe at one layer.
-
-        Args:
-            bits: For each step, the bits that the labels of its block need.
-        """
-        total, compression = code_length(bits, self._task, self._blocks)
+        """Return the table rows "code_length" and "compression" of one probe; `bits` are those sent in each step."""
+        total, compression = code_length(bits, self._task, self._portions)
         return [
             {"measure": "code_length", "metric": "bits", "score": total},
             {"measure": "compression", "metric": "ratio", "score": compression},

@@ -24,9 +24,9 @@ REPEATS = 5000  # resamples per comparison
 
 
 class ScoredRow(TypedDict):
-    """A row of measure "score", from a probe or a baseline, with the predictions that were scored.
+    """A row of measure "score" of a probe or a baseline, with its scored predictions under "guesses".
 
-    Baselines have neither layer nor seed. Rows of other measures have no predictions.
+    Baselines have neither layer nor seed.
     """
 
     task: str
@@ -41,16 +41,16 @@ class ScoredRow(TypedDict):
 
 @dataclass(frozen=True)
 class ProbeComparison:
-    """The probes of one task, compared with the baselines and with the embeddings.
+    """The probes of one task, compared with the best baseline and with the embeddings.
 
     Attributes:
         metric: Name of the task's metric.
-        rows_scored: Number of rows that all were scored on.
-        scores: Score of each probe, one per seed.
-        baseline: Name and score of the best baseline that reads the text alone. None: none was run.
-        ahead: How far each probe is ahead of that baseline.
-        over_embeddings: How far the best probe is ahead of the same kind of probe at layer 0. None: there is no such
-            probe, or it is the best itself.
+        rows_scored: Number of rows that every probe and baseline was scored on.
+        scores: Probe -> its scores, one per seed.
+        baseline: Name and score of the best baseline that reads the text alone. None: no baseline was scored.
+        ahead: Probe -> its score minus the score of that baseline.
+        over_embeddings: Score of the best probe minus the score of the probe of the same kind at layer 0. None: there
+            is no such probe, or the best probe is at layer 0.
     """
 
     metric: str
@@ -62,11 +62,11 @@ class ProbeComparison:
 
     @property
     def best(self) -> Place:
-        """The probe with the best mean score over seeds."""
+        """Place of the probe with the best mean score over seeds."""
         return max(self.scores, key=lambda place: float(np.mean(self.scores[place])))
 
     def rows(self) -> Iterator[Row]:
-        """Yield the table's rows of measure "ahead", one per probe, with the interval and the p value."""
+        """Yield one table row of measure "ahead" per probe, with the interval and the p value."""
         for place, difference in self.ahead.items():
             low, high = difference.low, difference.high
             p = difference.p if difference.holm is None else difference.holm
@@ -88,7 +88,7 @@ def compare_probes(rows: Sequence[ScoredRow], task: Task, split: str) -> ProbeCo
     """Compare the probes of one task with the best baseline and with the embeddings, on the same rows.
 
     Args:
-        rows: The task's rows of the study's table; only those of measure "score" are read.
+        rows: The task's table rows; only those of measure "score" are used.
         task: The task.
         split: Name of the split that was scored.
     """
@@ -137,16 +137,16 @@ def title(place: Place) -> str:
 
 
 def _site_of(site: Site) -> str:
-    """Return the words that put a site before a layer in a sentence: "attention of ", "ffn of ", or "" for "output"."""
+    """Return the words that name a site before a layer: "attention of ", "ffn of ", or "" for "output"."""
     return "" if site == "output" else f"{site} of "
 
 
 def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
-    """Return the conclusions about one task, one sentence each, the most important first.
+    """Return the conclusions about one task, one sentence each, the most important first; [] if there is no score.
 
     Args:
         task: Name of the task; each sentence begins with it.
-        comparison: The task's probes, compared with the baselines. If it has no score, there is no conclusion.
+        comparison: The task's probes, compared with the baselines.
     """
     if not comparison.scores:
         return []
@@ -166,12 +166,7 @@ def conclusions(task: str, comparison: ProbeComparison) -> list[str]:
 
 
 def _probes_that_beat(comparison: ProbeComparison, baseline: str) -> str:
-    """Return the part of a sentence that lists the probes that are conclusively better than the best baseline.
-
-    Args:
-        comparison: The probes of one task, compared with that baseline.
-        baseline: Description of the baseline, with its score.
-    """
+    """Return a clause that lists the probes that are conclusively better than the baseline named by `baseline`."""
     if max(map(len, comparison.scores.values())) < 2:
         return f"with one seed no probe can be said to beat {baseline}."
     layers: dict[tuple[str, Site], list[int]] = {}

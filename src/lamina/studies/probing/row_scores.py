@@ -1,4 +1,4 @@
-"""Metrics as functions of sums over rows, so that a bootstrap can recompute them for any resample of the rows."""
+"""Metrics computed from sums over rows, so that a bootstrap can recompute them quickly for any resample of rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _Counter: TypeAlias = Callable[[Sequence[Label], Sequence[Label], Sequence[str]]
 @final
 @dataclass(frozen=True)
 class _RowMetric:
-    """A metric as a count per row and a function of sums of these counts, so that any rows can be scored together.
+    """A metric in two steps: numbers per row, and a function of the sums of these numbers over any set of rows.
 
     Attributes:
-        count: Return `[rows, counts]` from predictions, true labels and class names.
-        score: Return the metric from counts `[..., counts]` that were summed over rows.
+        count: Returns `[rows, counts]` from predictions, true labels and class names.
+        score: Returns the metric `[...]` from sums of such counts, `[..., counts]`.
     """
 
     count: _Counter
@@ -37,9 +37,9 @@ class _RowMetric:
 def row_counts(
     task: KindedTask, metric: str, predictions: Sequence[Label], truths: Sequence[Label]
 ) -> tuple[Array, Metric]:
-    """Return what each row adds to a metric, and the function that computes the metric from sums of these counts.
+    """Return the numbers of each row that a metric is computed from, and the function that computes it from their sums.
 
-    A row is one example; in tasks that tag words it is one text. "spearman" uses the ranks among all rows.
+    A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows.
 
     Args:
         task: The task; its kind and problem type decide which metrics exist.
@@ -48,7 +48,7 @@ def row_counts(
         truths: The true label of each row.
 
     Returns:
-        The counts `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
+        The numbers `[rows, counts]`, and a function from sums `[..., counts]` to scores `[...]`.
 
     Raises:
         UnknownNameError: If the metric does not exist for this task, or cannot be computed from sums over rows.
@@ -69,32 +69,26 @@ def row_counts(
 
 
 def _correct(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return, for each row, 1 if the prediction equals the label else 0, and the number 1, `[rows, 2]`."""
+    """Return `[rows, 2]`: 1 if the prediction equals the label, else 0; and the number 1."""
     pairs = zip(predictions, truths, strict=True)
     return np.array([[np.array_equal(prediction, truth), 1] for prediction, truth in pairs], float)
 
 
 def _correct_words(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return, for each text, the number of words with the right tag and the number of words, `[texts, 2]`."""
+    """Return `[texts, 2]`: for each text, the number of words with the right tag, and the number of words."""
     pairs = zip(map(np.atleast_1d, predictions), map(np.atleast_1d, truths), strict=True)
     return np.array([[(prediction == truth).sum(), len(truth)] for prediction, truth in pairs], float)
 
 
 def _confusion(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return, for each row, its flattened confusion matrix, `[rows, classes * classes]`: one entry is 1.
-
-    The entry is at `true class * classes + predicted class`.
-    """
+    """Return `[rows, classes * classes]`: each row has a 1 at `true class * classes + predicted class`, and else 0."""
     counts = np.zeros((len(truths), len(labels) ** 2), np.float32)
     counts[np.arange(len(truths)), np.asarray(truths, int) * len(labels) + np.asarray(predictions, int)] = 1
     return counts
 
 
 def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return, for each text, the flattened confusion matrix of its words' tags, `[texts, tags * tags]`.
-
-    A word adds 1 at `true tag * tags + predicted tag`.
-    """
+    """Return `[texts, tags * tags]`: each word of a text adds 1 at `true tag * tags + predicted tag`."""
     size = len(labels)
     pairs = zip(predictions, truths, strict=True)
     cells = (np.asarray(truth, int) * size + np.asarray(prediction, int) for prediction, truth in pairs)
@@ -102,7 +96,7 @@ def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], l
 
 
 def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return, for each text, the numbers of right, predicted and true spans, which BIO tags describe, `[texts, 3]`."""
+    """Return `[texts, 3]`: the numbers of right, of predicted and of true spans in each text, decoded from BIO tags."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     def spans(tags: Label) -> set[tuple[str, int, int]]:
@@ -113,39 +107,39 @@ def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequen
 
 
 def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return, for each row with several labels, the numbers of right, predicted and true labels, `[rows, 3]`."""
+    """Return `[rows, 3]`: the numbers of right, of predicted and of true labels of each row (multi-label)."""
     predicted, true = np.asarray(predictions, bool), np.asarray(truths, bool)
     return np.stack([(predicted & true).sum(1), predicted.sum(1), true.sum(1)], axis=1).astype(float)
 
 
 def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return, for each row, x, y, x², y², xy and 1, `[rows, 6]`, where x is the prediction and y the label.
+    """Return `[rows, 6]`: x, y, x², y², xy and 1, where x is the prediction and y the label of a row.
 
-    Both are centred by their means over all rows. Pearson's correlation over any rows follows from the sums.
+    x and y are centred by their means over all rows. Pearson's correlation over any rows follows from the sums.
     """
     x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))
     return np.stack([x, y, x * x, y * y, x * y, np.ones_like(x)], axis=1)
 
 
 def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return what `_moments` returns for the ranks of predictions and labels, for Spearman's correlation."""
+    """Return the numbers of `_moments` for the ranks of predictions and labels: those of Spearman's correlation."""
     from scipy.stats import rankdata
 
     return _moments(rankdata(predictions).tolist(), rankdata(truths).tolist(), labels)
 
 
 def _ratio(top: Array, bottom: Array) -> Array:
-    """Return the elementwise quotient of two arrays, and 0 where the denominator `bottom` is 0."""
+    """Return `top / bottom` elementwise, and 0 where `bottom` is 0."""
     return np.divide(top, bottom, out=np.zeros_like(top, float), where=bottom > 1e-12)
 
 
 def _share(totals: Array) -> Array:
-    """Return the accuracy from the summed numbers of right items and of all items, `[..., 2]`."""
+    """Return the accuracy `[...]` from summed numbers of right items and of all items, `[..., 2]`."""
     return _ratio(totals[..., 0], totals[..., 1])
 
 
 def _f1(totals: Array) -> Array:
-    """Return the F1 score from the summed numbers of right, predicted and true items, `[..., 3]`."""
+    """Return the F1 score `[...]` from summed numbers of right, predicted and true items, `[..., 3]`."""
     return _ratio(2 * totals[..., 0], totals[..., 1] + totals[..., 2])
 
 
@@ -156,7 +150,7 @@ def _matrix(totals: Array) -> Array:
 
 
 def _per_class_f1(totals: Array) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the F1 score of each class, and whether the class occurs at all, as a prediction or as a label.
+    """Return the F1 score of each class, and whether the class is predicted or true at all; both `[..., classes]`.
 
     `totals` are summed, flattened confusion matrices `[..., classes * classes]`.
     """
@@ -166,18 +160,18 @@ def _per_class_f1(totals: Array) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _macro_f1(totals: Array) -> Array:
-    """Return the mean F1 score over the classes that occur, from summed, flattened confusion matrices."""
+    """Return the mean F1 score `[...]` over the classes that occur, from summed, flattened confusion matrices."""
     scores, present = _per_class_f1(totals)
     return _ratio(scores.sum(-1), present.sum(-1).astype(float))
 
 
 def _second_class_f1(totals: Array) -> Array:
-    """Return the F1 score of the second class, from summed, flattened confusion matrices."""
+    """Return the F1 score `[...]` of the second class, from summed, flattened confusion matrices."""
     return _per_class_f1(totals)[0][..., 1]
 
 
 def _mcc(totals: Array) -> Array:
-    """Return Matthews' correlation coefficient from summed confusion matrices."""
+    """Return Matthews' correlation coefficient `[...]` from summed, flattened confusion matrices."""
     table = _matrix(totals.astype(float))
     true, predicted, total = table.sum(-1), table.sum(-2), table.sum((-1, -2))
     right = np.trace(table, axis1=-2, axis2=-1)
@@ -186,7 +180,7 @@ def _mcc(totals: Array) -> Array:
 
 
 def _correlation(totals: Array) -> Array:
-    """Return Pearson's correlation from the sums of x, y, x², y², xy and 1 over rows, `[..., 6]`."""
+    """Return Pearson's correlation `[...]` from sums of x, y, x², y², xy and 1 over rows, `[..., 6]`."""
     x, y, xx, yy, xy, n = np.moveaxis(totals, -1, 0)
     varies = np.sqrt(np.clip(xx - x * x / n, 0, None) * np.clip(yy - y * y / n, 0, None))
     return _ratio(xy - x * y / n, varies)

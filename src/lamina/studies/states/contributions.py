@@ -1,4 +1,4 @@
-"""What each layer adds to a reader's features at each token of a text."""
+"""The study `contributions`: what each layer adds to a reader's features at each token of a text."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ if TYPE_CHECKING:
 def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | None = None) -> Study:
     """Measure what each layer adds to a reader's features at each token of one text.
 
-    What is measured depends on the fusion. Gated and DWAtt compute a weight of each layer for each token: the
-    contribution is the absolute weight. Routing: the credit of the layer at the token. ScalarMix, Elementwise, Mean and
-    Concat add up one term per layer: the norm of the term. PooledLayers pools the tokens of each layer: the share of
-    the layer times the share of the token in that pooling.
+    The contribution of a layer at a token depends on the reader's fusion:
+
+    - Gated, DWAtt: absolute value of the weight that the fusion computes for the layer at this token.
+    - Routing: the layer's credit at this token.
+    - ScalarMix, Elementwise, Mean, Concat: norm of the layer's term in the fusion's sum.
+    - PooledLayers, which pools the tokens of each layer: share of the layer times share of the token in that pooling.
 
     Args:
         bank: Trained readers, with their processor; it is not changed.
         text: A text, or a pair of texts.
-        readers: Names of the readers. None: all whose fusion supports this.
+        readers: Names of the readers. None: all whose fusion is listed above.
 
     Returns:
         A study with the columns "reader", "position" (in the model's input), "token", "layer", "measure"
-        ("contribution") and "score": a share, so that the shares of a token sum to 1 over layers. Readers that were
-        left out are listed in `settings["left_out"]`.
+        ("contribution") and "score": the contribution divided by the token's sum over layers, so that a token's scores
+        sum to 1. Readers with another fusion are listed in `settings["left_out"]`.
 
     Raises:
-        ConfigError: If a reader that `readers` names, or every reader, has a fusion that does not support this.
+        ConfigError: If a reader named in `readers`, or every reader, has another fusion.
         UnknownNameError: If a reader does not exist.
     """
     inputs = text_inputs(bank.model, [text], bank.processor, None, op="contributions")

@@ -1,4 +1,4 @@
-"""How far the weights of checkpoints lie apart: block by block and role by role, between a base and other models."""
+"""The study `drift`: how far the weights of models lie from those of a base model, for each block and projection."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _DriftRow(TypedDict):
 
 
 class _Distances(NamedTuple):
-    """The measures of one role in one block."""
+    """How far the weights of one role in one block lie from those of the base; `drift` defines the three numbers."""
 
     l2: float
     relative: float
@@ -67,19 +67,21 @@ def drift(
     roles: str | Sequence[str] = "all",
     stack: str | None = None,
 ) -> Study:
-    """Measure how far the linear weights of each block lie from those of another checkpoint, or of several.
+    """Measure how far the linear weights of each block lie from the weights of the same block in other checkpoints.
 
-    Roles are "query", "key", "value", "attention_output", "ffn_in" and "ffn_out"; those of cross-attention begin with
-    "cross_". If one projection serves several roles, their names are joined ("query+key+value"). Families that are not
-    in the table of roles have a single role, "linear": all linear maps of a block.
+    A role is what a linear map is for: "query", "key", "value", "attention_output", "ffn_in" or "ffn_out", and for
+    cross-attention the same names after "cross_". If one projection serves several roles, their names are joined
+    ("query+key+value"). Families that are not in the table `lamina.layers.roles.ROLES` have a single role, "linear":
+    all linear maps of a block.
 
-    Measures are over all weights of a role: "l2", the norm of the difference; "relative", that norm divided by the norm
-    of the base's weights; and "spectral", the largest singular value of the difference, in any of the role's matrices.
+    Each measure covers all weights of a role: "l2" is the norm of the difference; "relative" is that norm divided by
+    the norm of the base's weights; "spectral" is the largest singular value of the difference, in any of the role's
+    matrices.
 
     Args:
         base: A model, or a folder or name to load it from with `lamina.load`.
-        others: One or more models, folders or names to compare with. A mapping gives them names; otherwise their names
-            are their numbers from 1. Folders are loaded one at a time.
+        others: One or more models, folders or names to compare with the base. A mapping gives them names; otherwise
+            they are numbered from 1. Folders are loaded one at a time.
         layers: Blocks to compare, from 1.
         roles: Names of roles, or "all".
         stack: Name of the stack. None: the only one, or the encoder.
@@ -98,7 +100,7 @@ def drift(
 
     Source:
         Tamkin et al. 2020, arXiv:2004.14975: L2 distance per block, of the output sub-layer, which is "ffn_out" here;
-        the other roles and measures are ours.
+            the other roles and measures are ours.
     """
     start = _BlockWeights(_loaded(base), layers, stack, [roles] if isinstance(roles, str) and roles != "all" else roles)
     rows: list[_DriftRow] = []
@@ -133,7 +135,7 @@ def drift(
 
 
 def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_DriftRow]:
-    """Yield the table's rows that compare the base with one other checkpoint, `name`."""
+    """Yield the table rows that compare the base with the checkpoint `name`: one per block, role and measure."""
     for layer in base.layers:
         for role, weights in base.maps[layer].items():
             for measure, score in _distances(weights, other.maps[layer][role])._asdict().items():
@@ -148,7 +150,7 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_Dri
 
 
 def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
-    """Yield a sentence per run that names the blocks that moved most and least, by the mean relative distance."""
+    """Yield a sentence per checkpoint: which blocks moved most and least, by the mean relative distance over roles."""
     relative = [row for row in rows if row["measure"] == "relative"]
     for run in dict.fromkeys(row["run"] for row in relative):
         run_rows = [row for row in relative if row["run"] == run]
@@ -163,7 +165,7 @@ def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
 
 
 class _BlockWeights:
-    """The linear weights of selected blocks of a model.
+    """The linear weights of selected blocks of a model, grouped by role.
 
     Args:
         model: The model.
@@ -175,7 +177,7 @@ class _BlockWeights:
         layers: Numbers of the selected blocks.
         maps: Layer -> role -> name of a weight -> the weight.
         roles: Names of the selected roles.
-        largest: Length of the shorter side of the largest matrix.
+        largest: The largest length of a matrix's shorter side.
 
     Raises:
         ConfigError: If layer 0 is selected, or the model carries adapters.
@@ -212,15 +214,15 @@ def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
 
 
 def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Return a checkpoint as a model: loaded if it is a name or folder, and without wrappers if it is a model."""
+    """Load a checkpoint given by name or folder; return a model as it is, without wrappers such as `torch.compile`."""
     return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else unwrapped(checkpoint)
 
 
 def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:
-    """Return the other checkpoints by name; without names they are numbered from 1.
+    """Return name -> checkpoint for the checkpoints to compare with the base; unnamed ones are numbered from 1.
 
     Raises:
-        ConfigError: If there is no other checkpoint, or one has the name "base".
+        ConfigError: If there is no checkpoint, or one is named "base".
     """
     if isinstance(others, Mapping):
         named = {str(name): checkpoint for name, checkpoint in others.items()}
@@ -234,10 +236,10 @@ def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint])
 
 
 def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> None:
-    """Check that two models have the same family, depth, width and weights of the same shapes.
+    """Check that two models have the same family, depth, width, and shapes of weights.
 
     Raises:
-        ConfigError: If they do not; the message lists up to three differences, and calls the other model `name`.
+        ConfigError: If they do not; the message calls the other model `name` and lists up to three differences.
     """
     facts: dict[str, tuple[object, object]] = {
         "family": (family_of(base.model), family_of(other.model)),
@@ -266,9 +268,10 @@ def _check_comparable(base: _BlockWeights, other: _BlockWeights, name: str) -> N
 
 
 def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> _Distances:
-    """Return the distances between the weights of one role; both mappings have the same names and shapes.
+    """Return the three distances between the weights of one role in the base and in another checkpoint.
 
-    The sums are in float64. The relative distance is infinite if all weights of the base are 0 and others are not.
+    Both mappings are weight name -> weight, with the same names and shapes. Sums are in float64. The relative distance
+    is infinite if all weights of the base are 0 and the others are not.
     """
     squares = norm = spectral = 0.0
     for key, weight in base.items():
@@ -285,9 +288,7 @@ def _distances(base: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> _Dist
 def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
     """Return the largest singular value of a matrix.
 
-    Args:
-        matrix: The matrix.
-        largest_svd: If both sides are longer, the value is found by power iteration instead of a decomposition.
+    If both sides are longer than `largest_svd`, the value is found by power iteration instead of a decomposition.
     """
     if min(matrix.shape) <= largest_svd:
         return float(torch.linalg.matrix_norm(matrix, ord=2))
@@ -305,7 +306,7 @@ def spectral_norm(matrix: Tensor, *, largest_svd: int = _LARGEST_SVD) -> float:
 def weights_by_role(
     model: PreTrainedModel, stack: LayerStack, layer: int, *, op: str
 ) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """Yield each role of a block with its linear weights, by their names within the block.
+    """Yield each role in a block with its linear weights: weight name within the block -> weight.
 
     Args:
         model: The model.
@@ -327,9 +328,9 @@ def weights_by_role(
 
 
 def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
-    """Return role -> paths within a block, from the family's row in the table of roles.
+    """Return role -> paths of its modules within the block, from the family's row in the table `ROLES`.
 
-    Attentions that the block does not have are left out.
+    Roles of an attention (self or cross) that the block does not have are left out.
     """
     row = ROLES[family]
     paths: dict[str, tuple[str, ...]] = {}
@@ -342,9 +343,10 @@ def _role_paths(block: nn.Module, family: str) -> dict[str, tuple[str, ...]]:
 
 
 def _weights(module: nn.Module, name: str) -> dict[str, Tensor]:
-    """Return the weights of all linear maps in a module, itself included, by path; paths begin with `name`.
+    """Return name -> weight for all linear maps in a module and for the module itself; each name begins with `name`.
 
-    These are two-dimensional weights outside embeddings, and three-dimensional ones, which hold the maps of experts.
+    These are all two-dimensional weights except embeddings, and all three-dimensional ones, which hold the maps of
+    experts.
     """
     return {
         ".".join(filter(None, (name, path, key))): value.detach()

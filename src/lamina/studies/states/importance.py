@@ -1,4 +1,4 @@
-"""Which layers trained readers use, by the weights that their fusions learned."""
+"""The study `importance`: which layers trained readers use, by the weights that their fusions learned."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _ReaderShares:
     Attributes:
         run: Name of the reader's bank.
         reader: Name of the reader.
-        series: Name that the reader has in common with its copies of other seeds.
+        series: Name of the reader without its seed: readers that differ only in the seed have the same series.
         fusion: Class of the fusion's config.
         seed: Seed of the reader.
         shares: Layer -> its share; shares sum to 1.
@@ -47,7 +47,7 @@ class _ReaderShares:
     shares: Mapping[int, float]
 
     def rows(self) -> Iterator[dict[str, JSON]]:
-        """Yield the table's rows of this reader, one per layer."""
+        """Yield this reader's table rows, one per layer."""
         for layer, share in self.shares.items():
             yield {
                 "run": self.run,
@@ -70,25 +70,25 @@ def importance(
 ) -> Study:
     """List the share that each reader gives to each layer, over the banks of several tasks or seeds.
 
-    What a share is depends on the fusion; `importance` of each fusion class says it. Readers of a single layer, and
-    readers whose fusion has no weights per layer, are left out of the table.
+    The method `importance` of each fusion class defines the share. Readers of a single layer, and readers whose fusion
+    has no weights per layer, are left out of the table.
 
     Args:
         banks: A bank of trained readers, or name -> bank.
         texts: Texts that the readers read first, with each bank's own processor. Fusions such as Gated and DWAtt
-            compute new weights for each token, so that they only have shares for the texts that they read. None: no
-            texts; readers with such fusions are refused.
+            compute their weights anew for each token, so that they need texts to have shares. None: no texts; a reader
+            with such a fusion is an error.
         batch_size: Texts per pass.
         max_length: Maximum tokens per text. None: what the model allows.
         progress: Show a progress bar.
 
     Returns:
         A study with the columns "run" (name of the bank), "reader", "fusion", "seed", "layer", "measure" ("importance")
-        and "score": a share, so that the shares of a reader sum to 1.
+        and "score": the layer's share. The shares of a reader sum to 1.
 
     Raises:
-        ConfigError: If no reader has weights per layer, or a reader's weights depend on the token and there are no
-            texts.
+        ConfigError: If no reader has weights per layer; or if a reader's weights depend on the token, and `texts` is
+            None.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
     listed = None if texts is None else list(texts)
@@ -124,9 +124,9 @@ def importance(
 
 
 def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
-    """Yield a sentence per series of readers: the layer with the largest mean share, or that no layer stands out.
+    """Yield one sentence per series of readers: the layer with the largest mean share, or that no layer stands out.
 
-    Readers that differ only in their seed are averaged. Readers of different banks are not, since banks may have been
+    Readers that differ only in their seed are averaged. Readers of different banks are not, because banks may have been
     trained on different tasks.
     """
     several_runs = len({reader.run for reader in readers}) > 1
@@ -149,9 +149,9 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
 
 
 def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int | None, *, progress: bool) -> None:
-    """Run some texts through a bank, so that fusions with weights per token have shares for these texts alone.
+    """Run texts through a bank in eval mode, so that fusions with weights per token have shares for these texts.
 
-    The shares that such fusions had before are reset, and the bank is in eval mode afterwards.
+    Shares from earlier texts are reset first. The bank stays in eval mode.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
@@ -165,13 +165,9 @@ def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int 
 
 
 def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool) -> _ReaderShares:
-    """Return the shares of one reader; they are empty if its fusion has no weights per layer.
+    """Return the shares that one reader gives to its layers; they are empty if its fusion has no weights per layer.
 
-    Args:
-        reader: The reader.
-        name: Its name in the bank.
-        run: Name of the bank.
-        was_read: Whether the bank has just read texts.
+    `name` is the reader's name in the bank `run`, and `was_read` says whether the bank has just read texts.
 
     Raises:
         ConfigError: If the fusion's weights depend on the token, and no texts were read.

@@ -1,4 +1,4 @@
-"""The logit lens: what each layer predicts through the model's own output head."""
+"""The studies `lens` and `lens_tokens` (logit lens): what each layer predicts through the model's own output head."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def lens(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Measure how well each layer predicts tokens if its states go straight to the model's own output head.
 
-    The states of each layer replace the output of the last block, so that the model itself applies its final norm and
-    its head to them. A causal model predicts every next token. A masked model predicts some tokens of each text, which
-    are hidden behind the mask token. Which of both a model is, is tested on a small input.
+    The states of each layer replace the output of the last block, and the model applies its own final norm and head to
+    them. A causal model predicts every next token. A masked language model predicts some tokens of each text, which are
+    replaced by the mask token. A small test input shows which of the two a model is.
 
     Measures are means over all predicted tokens, without special tokens: "probability" of the true token, "loss"
     (nats), "rank" (1 is the best) and "accuracy" (share of rank 1).
@@ -64,25 +64,26 @@ def lens(  # noqa: PLR0913 the options of a public entry point
         texts: Texts, or pairs of texts.
         processor: The tokenizer. None: the one saved with `model.name_or_path`.
         layers: Layers to read; the last one gives the model's own predictions.
-        mask_share: For masked models, the share of each text's tokens that is hidden, from 0 to 1; at least one token.
+        mask_share: For masked language models, the share of each text's tokens that is masked, from 0 to 1; at least
+            one token is masked.
         batch_size: Texts per pass; it affects only the speed.
         max_length: Maximum tokens per text. None: what the model allows.
-        seed: Seed of the tokens that are hidden.
+        seed: Decides which tokens are masked.
         progress: Show a progress bar.
 
     Returns:
         A study with the columns "layer", "measure", "tokens" (number of predicted tokens) and "score".
 
     Raises:
-        ConfigError: If the model has no language model head, a masked model's tokenizer has no mask token, or an option
-            is out of range.
+        ConfigError: If the model has no language model head, a masked language model's tokenizer has no mask token, or
+            an option is out of range.
         UnsupportedModelError: If the model has two stacks, has no module per block, or mixes tokens after its last
             block.
         DataError: If no text has a token to predict.
         LayerIndexError: If a layer does not exist.
 
     Source:
-        nostalgebraist 2020, "interpreting GPT: the logit lens"; for masked models the same with hidden tokens.
+        nostalgebraist 2020, "interpreting GPT: the logit lens"; for masked language models the same with masked tokens.
     """
     check_range(_OP, "mask_share", mask_share, 0, 1)
     reader = LayerReader(model, layers, op=_OP)
@@ -141,22 +142,20 @@ def perplexity(
     layer: int,
     max_length: int | None = None,
 ) -> float:
-    """Return the perplexity of one layer on some texts: the exponential of its mean loss in nats.
+    """Return the perplexity of one layer on some texts: exp(mean loss), with the loss of `lens` in nats.
 
-    The loss is the one that `lens` measures, on next tokens or on hidden tokens. `layer` is the number of the layer;
-    the highest one gives the model's own perplexity.
+    `layer` is the layer's number; the highest layer gives the model's own perplexity. A masked language model predicts
+    masked tokens, a causal model all next tokens.
     """
     table = lens(model, texts, processor=processor, layers=[layer], max_length=max_length).table.set_index("measure")
     return math.exp(min(700.0, table.loc["loss", "score"]))  # exp(710) overflows
 
 
 def _conclusions(accuracy: Mapping[int, float], tokens: int, depth: int) -> Iterator[str]:
-    """Yield a sentence that names the first layer with 90 % of the model's own accuracy.
+    """Yield one sentence that names the lowest layer with at least 90 % of the model's own accuracy.
 
-    Args:
-        accuracy: Layer -> its accuracy, layers ascending. Nothing is yielded if the last layer is not among them.
-        tokens: Number of predicted tokens.
-        depth: Number of the model's last layer.
+    `accuracy` is layer -> accuracy, in ascending order. Nothing is yielded if the model's last layer, `depth`, is not
+    in it.
     """
     if depth not in accuracy:
         return
@@ -187,8 +186,8 @@ class _Asked(NamedTuple):
     """The predictions that a model is asked to make in one batch.
 
     Attributes:
-        batch: Keyword arguments of the model, with hidden tokens replaced by the mask token.
-        places: Row and position at which each prediction is made, as two index tensors.
+        batch: Keyword arguments of the model; for a masked language model, with masked tokens.
+        places: Row numbers and positions of the states that make the predictions, as two index tensors.
         truth: Id of the true token of each prediction.
     """
 
@@ -200,15 +199,14 @@ class _Asked(NamedTuple):
 def _predictions_to_make(
     batch: Batch, processor: Processor, mask_token: int | None, share: float, seeds: Sequence[int]
 ) -> _Asked:
-    """Choose the tokens of a batch that are predicted.
+    """Choose the tokens of a batch that a model must predict, and mask them if the model is not causal.
 
     Args:
         batch: Keyword arguments of the model.
         processor: The tokenizer; special tokens are not predicted.
-        mask_token: Id of the mask token, to hide the tokens behind. None: the model is causal and predicts every next
-            token.
-        share: Share of each text's tokens to hide, at least one token.
-        seeds: Seed of the draw of each text.
+        mask_token: Id of the mask token. None: the model is causal and predicts every next token.
+        share: Share of each text's tokens to mask; at least one token is masked.
+        seeds: One seed per text, which decides which of its tokens are masked.
     """
     ids, in_text = batch["input_ids"], is_text_token(batch["input_ids"], processor)
     in_text &= batch.get("attention_mask", torch.ones_like(ids)).bool()
@@ -226,7 +224,7 @@ def _predictions_to_make(
 
 
 def _scores(logits: Tensor, true: Tensor) -> Tensor:
-    """Return the sum of each measure, in the order of `_MEASURES`, over logits `[rows, classes]` and true token ids."""
+    """Return each measure's sum over rows, `[measures]`, from logits `[rows, classes]` and true token ids `[rows]`."""
     chances = logits.float().log_softmax(-1)
     true_chance = chances.gather(1, true.unsqueeze(1))
     rank = 1 + (chances > true_chance).sum(1)
@@ -237,10 +235,10 @@ def _scores(logits: Tensor, true: Tensor) -> Tensor:
 def lens_tokens(
     model: PreTrainedModel, text: str, *, processor: Processor | None = None, layers: Selector = "all", top: int = 5
 ) -> Study:
-    """List the most likely tokens that each layer predicts at each token of one text, through the model's own head.
+    """List the most likely tokens that each layer predicts at each token of a text, through the model's own head.
 
-    A causal model predicts the next token. A masked model predicts the token at its own position: at the mask tokens
-    of the text if it has any, else at all of its tokens.
+    A causal model predicts the next token. A masked language model predicts the token at its own position: at the mask
+    tokens of the text if there are any, else at all tokens.
 
     Args:
         model: A causal or masked language model with its head; it is not changed.

@@ -20,7 +20,7 @@ Scores = dict[str, list[float]]  # measure -> one number per layer
 
 
 class LayerMeasure(ABC):
-    """Base class of measures that give one number per layer: a mean over tokens or texts, accumulated over batches.
+    """Base class of measures with one number per layer: the mean over tokens or texts, accumulated batch by batch.
 
     Args:
         layers: Number of layers that are read.
@@ -53,7 +53,7 @@ class LayerMeasure(ABC):
     def values(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "names count"]:
-        """Return the values of one batch that enter the mean: a row per measure, a column per token or text.
+        """Return one batch's values of a layer, which enter the mean: a row per measure, a column per token or text.
 
         The parameters are those of `on_state`, with `state` in float32.
         """
@@ -65,21 +65,21 @@ class LayerMeasure(ABC):
 
 @final
 class BlockDistance(LayerMeasure):
-    """How far a token's state moves from one layer that is read to the next one; the lowest layer has no value.
+    """How far a token's state moves from one of the read layers to the next; the lowest of them has no value.
 
     "angular_distance" is arccos(cosine) / pi, from 0 to 1; "block_influence" is 1 - cosine, from 0 to 2.
 
     Source:
         Gromov et al. 2024, "The Unreasonable Ineffectiveness of the Deeper Layers", arXiv:2403.17887, eq. 7, and Men et
-        al. 2024, "ShortGPT", arXiv:2403.03853, eq. 1. Both are means over all real tokens here; Gromov et al. use the
-        last token of each text.
+        al. 2024, "ShortGPT", arXiv:2403.03853, eq. 1. Here both are means over all tokens without padding; Gromov et
+        al. use the last token of each text.
     """
 
     names = ("angular_distance", "block_influence")
     _previous: Tensor | None = None
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return both distances of every real token, `[2, tokens]`; `[2, 0]` for the lowest layer that is read."""
+        """Return both distances of every token that is not padding, `[2, tokens]`; `[2, 0]` for the lowest layer."""
         unit = F.normalize(state[real], dim=-1)
         previous, self._previous = self._previous, unit
         if index == 0 or previous is None:
@@ -118,8 +118,8 @@ class Entropy(LayerMeasure):
 class Curvature(LayerMeasure):
     """How much the path from token to token bends: the mean angle between consecutive steps, in radians.
 
-    A step is the difference between the states of two neighbouring real tokens. The number is a mean over texts; texts
-    with fewer than three tokens have no angle and do not count.
+    A step is the difference between the states of two neighbouring tokens. Texts with fewer than three tokens have no
+    angle and do not count.
 
     Source:
         Hosseini and Fedorenko 2023, arXiv:2311.04930, eq. 1 and 2, who report degrees.
@@ -128,7 +128,7 @@ class Curvature(LayerMeasure):
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the mean angle of every text that has at least three neighbouring real tokens, `[1, texts]`."""
+        """Return the mean angle of every text with at least three neighbouring tokens (not padding), `[1, texts]`."""
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)
         first, second = steps[:, :-1], steps[:, 1:]
@@ -222,13 +222,13 @@ _SAME = 1e-6  # rows closer together than this share of a vector's typical lengt
 
 @final
 class NeighbourSample:
-    """The first rows' vectors of each layer, stored to compute the intrinsic dimension, which needs neighbours.
+    """Stores the vectors of the first rows at each layer, to compute the intrinsic dimension from neighbours.
 
     Args:
         most: Maximum number of rows to store.
 
     Attributes:
-        rows: Number of rows that are stored.
+        rows: Number of stored rows.
     """
 
     def __init__(self, most: int) -> None:
@@ -236,24 +236,24 @@ class NeighbourSample:
         self._parts: list[list[Tensor]] = []
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Store vectors `[rows, width]` of each layer, in float32 on the CPU; rows beyond the maximum are ignored."""
+        """Store each layer's vectors `[rows, width]` in float32 on the CPU; rows after the first `most` are ignored."""
         count = min(len(features[0]), self.most - self.rows)
         if count > 0:
             self._parts.append([vectors[:count].float().cpu() for vectors in features])
             self.rows += count
 
     def dimensions(self) -> list[float]:
-        """Return the intrinsic dimension of the stored vectors of each layer, as `two_nn` estimates it."""
+        """Return the intrinsic dimension of each layer's stored vectors, estimated by `two_nn`."""
         return [two_nn(torch.cat(layer)) for layer in zip(*self._parts, strict=True)]
 
 
 def two_nn(vectors: Float[Tensor, "rows width"]) -> float:
     """Return the intrinsic dimension of a set of points: `(N - 1) / sum_i log(r2_i / r1_i)`.
 
-    r1 and r2 are the distances to the nearest and the second nearest point. Of points that coincide only one is used.
+    r1 and r2 are a point's distances to its nearest and second nearest point. Only one of several equal points is used.
 
     Returns:
-        The dimension: NaN if there are fewer than three different points, infinity if r1 and r2 are equal everywhere.
+        The dimension: NaN if there are fewer than three different points, infinity if r1 equals r2 for all points.
 
     Source:
         Facco et al. 2017, "Estimating the intrinsic dimension of datasets by a minimal neighborhood information",

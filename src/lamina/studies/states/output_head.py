@@ -1,4 +1,4 @@
-"""A language model's final norm and output head, applied to the states of any layer."""
+"""Apply a language model's final norm and output head to the states of any layer."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ _SAME = 1e-6  # the tolerance for tokens that a later token cannot influence
 
 @final
 class OutputHead:
-    """Computes logits from states as a model itself does after its last block, for states of any layer.
+    """Computes logits from the states of any layer, as the model does from the output of its last block.
 
-    Nothing needs to be known about norms and heads: the model runs on one token (or, for models that need it, on as
-    many tokens as there are states), and the output of its last block is replaced by the states. Creating an instance
-    checks on a small input that this reproduces the model's own logits. The model must be in eval mode when logits are
-    computed.
+    The model runs on one placeholder token, and a hook replaces the output of its last block by the states; the model's
+    own final norm and head do the rest. (A few models must run on as many tokens as there are states.) Creating an
+    instance checks on a small input that this reproduces the model's own logits. The model must be in eval mode when
+    logits are computed.
+
+    Args:
+        model: A causal or masked language model.
+        op: Name of the study, for error messages.
 
     Attributes:
         causal: Whether the logits of a token do not depend on the tokens after it.
@@ -79,14 +83,14 @@ class OutputHead:
         self.causal = alike(other[:1, :-1], own[:1, :-1], _SAME)
 
     def _unsupported(self, reason: str) -> UnsupportedModelError:
-        """Return the error for a model to which the output head cannot be applied, for the given reason."""
+        """Return the error for a model whose output head cannot be applied to other states, for the given reason."""
         hint = "Use a causal or a masked language model."
         return UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
     def _try(self, states: Tensor) -> Tensor:
         """Return the logits of states, and find out whether the model must run on as many tokens as there are states.
 
-        GPT reshapes the output of its last block to the shape of its input, and raises RuntimeError on one token.
+        GPT reshapes the output of its last block to the shape of its input, which raises RuntimeError with one token.
         """
         try:
             return self.logits(states)
@@ -95,7 +99,7 @@ class OutputHead:
             return self.logits(states)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits `[rows, classes]` of states `[rows, width]`, in place of the last block's own output."""
+        """Return the logits `[rows, classes]` that follow if the last block returns `states` `[rows, width]`."""
 
         def replace(output: BlockOutput) -> BlockOutput:
             state = swapped(states.unsqueeze(1), self._swap)
@@ -107,10 +111,10 @@ class OutputHead:
 
     @contextmanager
     def last_states(self) -> Generator[list[Tensor]]:
-        """Record the output of the last block, before any final norm, in all passes of this thread.
+        """Record the output of the last block, before a final norm, in this thread's passes inside the `with` block.
 
         Yields:
-            A list to which every pass adds the state, `[batch, tokens, width]`.
+            A list; each pass appends the state `[batch, tokens, width]` to it.
         """
         last: list[Tensor] = []
 
@@ -128,9 +132,9 @@ class OutputHead:
 
     @contextmanager
     def _after_last_block(self, act: Callable[[BlockOutput], BlockOutput | None]) -> Generator[None]:
-        """Call `act` with the output of the last block, in the passes of this thread inside the `with` block.
+        """Call `act` with the output of the last block, in forward passes of this thread inside the `with` block.
 
-        What `act` returns replaces the output, unless it is None.
+        If `act` returns something, it replaces the output.
         """
         thread, calls = get_ident(), 0
 
@@ -156,11 +160,11 @@ def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple
         reader: Reads the layers' states.
         head: Output head of the same model.
         batch: Keyword arguments of the model.
-        places: Row and position of each token, two index tensors.
+        places: Row numbers and positions of the tokens, as two index tensors.
 
     Returns:
-        For each layer of the reader, ascending, the states `[tokens, width]`. Those of the highest layer of the model
-        are the output of its last block, before the final norm that the model's own hidden states may include.
+        For each layer of the reader, ascending, the states `[tokens, width]`. For the model's highest layer they are
+        the output of the last block, before the final norm; the model's own `hidden_states` may include that norm.
     """
     states: dict[int, Tensor] = {}
     with head.last_states() as last:
@@ -172,10 +176,10 @@ def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple
 
 
 def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    """Split a tensor along its first axis into parts whose logits fit into memory at the same time."""
+    """Split a tensor along its first axis, so that the logits of one part fit into memory."""
     return values.split(max(1, _LOGITS // head.classes))
 
 
 def logits_in_parts(head: OutputHead, states: Tensor) -> Iterator[Tensor]:
-    """Yield the logits `[rows, classes]` of states `[rows, width]`, part by part as `in_parts` splits them."""
+    """Yield the logits `[rows, classes]` of states `[rows, width]`, one part of the rows after the other."""
     return (head.logits(part) for part in in_parts(states, head) if len(part))

@@ -1,4 +1,4 @@
-"""How alike layers are: debiased CKA between all of them, and how states move, spread and bend from layer to layer."""
+"""The study `similarity`: CKA between all layers, and how states move, spread and bend from layer to layer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHARE = 4  # with per="token", each minibatch has about this many tokens of eac
 
 
 class _LayerRow(TypedDict):
-    """A row of the study's table; rows about a single layer have no other model and layer."""
+    """A row of the study's table; only measures of two layers have `other_model` and `other_layer`."""
 
     measure: str
     model: str
@@ -69,18 +69,18 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
     seed: int = 0,
     progress: bool = False,
 ) -> Study:
-    """Compare all layers of a model with each other, or with those of another model or checkpoint.
+    """Compare all layers of a model with each other, or with the layers of another model or checkpoint.
 
     Every batch runs through the model once, and no states are stored: memory grows with layers x layers and with the
     vectors of one minibatch, not with the number of texts.
 
     Measures, one number per layer or pair of layers:
-        - "cka": debiased linear CKA of two layers, 1 if they are equal up to rotation and scale, about 0 if they are
+        - "cka": debiased linear CKA of two layers: 1 if they are equal up to rotation and scale, about 0 if they are
           independent.
         - "angular_distance" (0 to 1) and "block_influence" (0 to 2): how far a token's state moves from `other_layer`,
-          the next lower layer that is read, to `layer`. If all layers are read, that is what block `layer` does. If
-          the model applies a final norm to its last state, the number of the last block includes that norm.
-        - "entropy" (nats): how evenly a text's tokens spread over directions. "curvature" (radians): how much its path
+          the next lower layer that is read, to `layer`. If all layers are read, that is the effect of block `layer`.
+          For the last block it includes the final norm, if the model's last state does.
+        - "entropy" (nats): how evenly a text's tokens spread over directions. "curvature" (radians): how much the path
           from token to token bends.
         - "intrinsic_dimension": dimension of the rows' vectors, on a random sample of at most 1,000 rows.
 
@@ -91,17 +91,17 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         batches: Keyword arguments of the model, batch by batch, instead of texts: for images and audio. They are read
             once, in their order, which should be random.
         other: Another model, which reads the same texts or batches.
-        other_processor: Tokenizer of the other model. None: it reads the tokens that `model` reads.
+        other_processor: Tokenizer of the other model. None: both models read the same tokens.
         layers: Layers to read, in both models.
         stack: Name of the stack. None: the only one, or the encoder.
         measures: Names of measures, or "all".
-        per: What a row is: a "text", by the mean of the states of its real tokens; or a "token", at most 16 of each
-            text, drawn at random so that memory stays bounded.
+        per: What a row is. "text": the mean of the states of a text's tokens, without padding. "token": one token's
+            state; at most 16 tokens of each text are drawn at random, so that memory stays bounded.
         minibatch: Rows per unbiased estimate of CKA, at least 4. Minibatches have up to twice as many rows if the rows
             do not divide evenly, and fewer if there are fewer rows in all.
         batch_size: Texts per pass; it affects only the speed.
         max_length: Maximum tokens per text. None: what the model allows.
-        seed: Seed of the order of the texts, and of the tokens that are drawn.
+        seed: Decides the order of the texts, and which tokens are drawn.
         progress: Show a progress bar.
 
     Returns:
@@ -109,15 +109,16 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         second layer of a pair; empty for measures of one layer) and "score". CKA has a row for every ordered pair.
 
     Raises:
-        ConfigError: If there are fewer than 4 rows, an option is out of range, both or neither of `texts` and `batches`
-            are given, `other_processor` does not apply, or the models have different tokens with `per="token"`.
-        UnknownNameError: If a measure, the stack or the kind of row does not exist.
+        ConfigError: If there are fewer than 4 rows; an option is out of range; both or neither of `texts` and `batches`
+            are given; `other_processor` is given without `other` and `texts`, or with `per="token"`; or with
+            `per="token"` the two models have different numbers of tokens.
+        UnknownNameError: If a measure, the stack or a value of `per` does not exist.
         LayerIndexError: If a model does not have a layer.
         UnsupportedModelError: If a model's layers cannot be read.
 
     Source:
         Nguyen, Raghu and Kornblith 2021, arXiv:2010.15327, for CKA from minibatches; a minibatch is a random sample of
-        all texts here. `lamina.studies.states.measures` names the sources of the other measures.
+            all texts here. `lamina.studies.states.measures` names the sources of the other measures.
     """
     chosen = list(_ALL if measures == "all" else measures)
     check_known(_OP, chosen, _ALL, "measure")
@@ -172,16 +173,15 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
 def _read(
     sides: Sequence[RowVectors], groups: Iterable[Sequence[Group]], minibatch: int, seed: int
 ) -> tuple[MinibatchCKA, NeighbourSample]:
-    """Run the models over all groups of batches, and accumulate CKA and the sample for the intrinsic dimension.
+    """Run one or two models over all groups of batches; return CKA and the sample for the intrinsic dimension.
+
+    Both cover the layers of all models, in order.
 
     Args:
-        sides: Readers of one or two models.
-        groups: For each group of rows, the batches that each side reads.
+        sides: One reader per model.
+        groups: For each group of rows, the batches that each model reads.
         minibatch: Rows per minibatch of CKA.
-        seed: Seed of the order of the rows within a group.
-
-    Returns:
-        CKA and the sample, both over the layers of all sides, in order.
+        seed: Decides the order of the rows within a group.
 
     Raises:
         ConfigError: If the models have different numbers of tokens for the same rows, or a minibatch is too small.
@@ -205,13 +205,10 @@ def _read(
 def _rows(
     sides: Mapping[str, RowVectors], places: Sequence[tuple[str, int]], cka: MinibatchCKA, sample: NeighbourSample
 ) -> Iterator[_LayerRow]:
-    """Yield the table's rows of all measures.
+    """Yield the table rows of all measures.
 
-    Args:
-        sides: Model name -> its reader, whose measures were accumulated.
-        places: Model name and layer of each layer that `cka` and `sample` have, in their order.
-        cka: The accumulated CKA.
-        sample: The sample for the intrinsic dimension.
+    `sides` is model name -> its reader with the accumulated measures; `places` names the model and layer of each row
+    and column of `cka`, and of each entry of `sample`.
     """
     for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True):
         for (other, other_layer), score in zip(places, scores, strict=True):
@@ -238,13 +235,13 @@ def _rows(
 
 
 def _table(rows: Sequence[_LayerRow]) -> pd.DataFrame:
-    """Return the rows as a table; layer numbers are nullable integers, since some rows have no other layer."""
+    """Return the rows as a DataFrame with nullable integers as layer numbers, since `other_layer` may be missing."""
     columns = ["measure", "model", "layer", "other_model", "other_layer", "score"]
     return pd.DataFrame(rows, columns=columns).astype({"layer": "Int64", "other_layer": "Int64"})
 
 
 def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
-    """Return the charts of the chosen measures; `sides` are the names of the models."""
+    """Return chart name -> chart for the chosen measures; `sides` are the names of the models."""
     figures: dict[str, Figure] = {}
     for name, other in combinations_with_replacement(sides, 2) if "cka" in chosen else ():
         where = {"measure": "cka", "model": name, "other_model": other}
@@ -269,13 +266,13 @@ def _figures(chosen: Sequence[str], sides: Iterable[str]) -> dict[str, Figure]:
 
 
 def _block_name(row: _LayerRow) -> str:
-    """Return what a sentence calls the block, or the blocks, between the two layers of a row: "3" or "3-5"."""
+    """Return the number of the block between a row's two layers, or a range ("3-5") if they are further apart."""
     first, last = row.get("other_layer", 0) + 1, row["layer"]
     return f"{first}-{last}" if first < last else str(last)
 
 
 def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
-    """Yield a sentence per model that names the blocks that change the tokens' states least and most."""
+    """Yield one sentence per model: which blocks change the tokens' states least and most."""
     influences = [row for row in rows if row["measure"] == "block_influence"]
     for model in dict.fromkeys(row["model"] for row in influences):
         ranked = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])

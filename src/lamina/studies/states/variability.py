@@ -1,4 +1,4 @@
-"""Hidden-state variability: how much texts of one class differ at each layer, relative to how far classes lie apart."""
+"""The study `variability`: nu, how much texts of one class differ at a layer, relative to the classes' distance."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _NuRow(TypedDict):
 
 
 class _ComparisonRow(TypedDict):
-    """A row of measure "probe" (one layer, its nu and the probe's score), or "rank_correlation" (n layers)."""
+    """A row of measure "probe" (nu of a layer, and its probe's score) or "rank_correlation" (over `n` layers)."""
 
     task: str
     measure: str
@@ -72,10 +72,9 @@ def variability(  # noqa: PLR0913 the options of a public entry point
 ) -> Study:
     """Measure nu, the variability of hidden states within classes relative to that between classes, at each layer.
 
-    `nu = tr(S_w S_b^+) / C`: S_w is the mean over the C classes of the covariance of their vectors (population), S_b
-    the covariance of the class means (each counted once). A row's vector is the mean of the states of its tokens,
+    `nu = tr(S_w S_b^+) / C`: S_w is the mean of the C classes' covariances of vectors (population covariance), and S_b
+    the covariance of the class means, each counted once. The vector of a row is the mean of the states of its tokens,
     without special tokens. A low nu says that a layer is specialised for the task: its classes are tight and far apart.
-
     All rows are read once, and no states are stored; memory grows with layers x width x width.
 
     Args:
@@ -83,9 +82,9 @@ def variability(  # noqa: PLR0913 the options of a public entry point
         tasks: Task name -> a task with one class per row, or a single such task.
         processor: Tokenizer or image processor. None: the one saved with `model.name_or_path`.
         split: Name of the split to read.
-        probed: A study of `probe` over the same tasks, or the folder it is saved in. The mean score of each layer's
-            linear probe (of the MLP, if there is no linear one) is then compared with nu, by Spearman's rank
-            correlation. None: no comparison.
+        probed: A study of `probe` over the same tasks, or the folder it is saved in. Then nu is compared with the mean
+            score of each layer's linear probe (of the MLP, if there is no linear one), by Spearman's rank correlation.
+            None: no comparison.
         layers: Layers to read.
         stack: Name of the stack. None: the only one, or the encoder.
         batch_size: Rows per pass; it affects only the speed.
@@ -147,7 +146,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
 
 
 def _figures(*, with_probes: bool) -> dict[str, Figure]:
-    """Return the chart of nu by layer, and with probes also the chart of their scores against nu."""
+    """Return the chart of nu by layer, and with probes a second chart: the probes' scores against nu."""
     figures = {
         "nu": Figure(
             "line",
@@ -174,14 +173,14 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
 
 
 def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Return task -> layer -> mean score over seeds, from a study of probes or its folder.
+    """Return task -> layer -> the probe's mean score over seeds, from a study `probe` or the folder it is saved in.
 
-    The scores are those of linear probes at the output of blocks, or of MLPs if there are no linear probes.
+    Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones.
 
     Raises:
-        ConfigError: If the study is not one of probes.
+        ConfigError: If the study is another one than `probe`.
         UnknownNameError: If the study does not have a task.
-        StoreError: If the folder does not hold a study, or it is damaged.
+        StoreError: If the folder does not hold a study, or the study is damaged.
     """
     study = probed if isinstance(probed, Study) else Study.load(probed)
     if study.name != "probe":
@@ -198,15 +197,9 @@ def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str,
 def _compare(
     task: str, nus: Mapping[int, float], scores: Mapping[int, float]
 ) -> tuple[list[_ComparisonRow], RankCorrelation]:
-    """Compare nu with the scores of probes, at the layers that both have.
+    """Compare nu with the scores of probes: both mappings are layer -> number, and only their common layers count.
 
-    Args:
-        task: Name of the task.
-        nus: Layer -> nu.
-        scores: Layer -> mean score of the layer's probes.
-
-    Returns:
-        A row of measure "probe" per layer, and the rank correlation.
+    Returns a table row of measure "probe" per layer, and the rank correlation.
     """
     both = [layer for layer in nus if layer in scores]
     points: list[_ComparisonRow] = [
@@ -216,7 +209,7 @@ def _compare(
 
 
 def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
-    """Return the sentence on what the rank correlation of nu and the probes' scores allows to conclude."""
+    """Return the sentence that says whether a low nu goes with a high score of the layer's probe."""
     n = f"n = {pluralize(correlation.n, 'layer')}"
     if math.isnan(correlation.score):
         return f"{task}: whether nu tells which layer a probe reads best cannot be said ({n})."
@@ -239,7 +232,7 @@ def _conclusions(rows: Sequence[_NuRow]) -> Iterator[str]:
 
 
 def _classes(task: Task, name: str, split: str) -> list[int]:
-    """Return the class of each row of a split; `name` is what errors call the task.
+    """Return the class of each row of a split. `name` is the task's name in error messages.
 
     Raises:
         UnknownNameError: If the split does not exist.
@@ -266,15 +259,9 @@ def _read(
     *,
     progress: bool,
 ) -> list[ClassScatter]:
-    """Run the model over all rows of a task, and return the accumulated vectors of each layer.
+    """Run the model over all rows of a task, and return each layer's accumulated class sums.
 
-    Args:
-        reader: Reads the layers' states.
-        inputs: The encoded rows.
-        labels: Class of each row.
-        processor: The tokenizer, which says which tokens are special; images need none.
-        batch_size: Rows per pass.
-        progress: Show a progress bar.
+    `labels` are the classes of the rows. The processor tells which tokens are special; images need none.
     """
     counts = Counter(labels)
     scatters = [ClassScatter(counts) for _ in reader.layers]
@@ -309,7 +296,7 @@ def _read(
 
 @final
 class ClassScatter:
-    """Accumulates the vectors of one layer by class, to compute nu from sums instead of stored vectors.
+    """Accumulates the vectors of one layer by class, so that nu can be computed without storing them.
 
     Args:
         counts: Class -> its number of rows.
@@ -322,7 +309,7 @@ class ClassScatter:
         self._sums = self._squares = torch.empty(0)
 
     def add(self, vectors: Float[Tensor, "rows width"], classes: Tensor) -> None:
-        """Add the vectors of some rows, whose classes are given as a tensor `[rows]`."""
+        """Add the vectors of some rows; `classes` `[rows]` are their classes."""
         exact = vectors.double().cpu()
         if self._shift is None:
             # all vectors are shifted by about their mean, because squares of large numbers would lose digits when the

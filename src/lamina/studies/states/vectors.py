@@ -1,4 +1,4 @@
-"""Reduce hidden states to one vector per text or per token; and find which tokens belong to the text itself."""
+"""Reduce hidden states to one vector per text or per token, and find out which tokens are special."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ MOST_TOKENS = 16  # tokens of one text that become rows, at most
 
 @final
 class RowVectors:
-    """Reads groups of batches: returns one vector per row and layer, and passes the whole states to measures.
+    """Runs a model over batches, and returns one vector per row and layer; measures receive the whole states meanwhile.
 
     Args:
         reader: Reads the layers' states.
         measures: Measures that receive every state.
-        per: What a row is: "text", the mean over a text's real tokens; or "token", one of at most 16 real tokens of
-            each text, which are drawn at random.
-        seed: Seed of the tokens that are drawn; together with the text's number it decides them.
+        per: What a row is: "text", the mean over a text's tokens without padding; or "token", one of at most 16 tokens
+            of each text, drawn at random.
+        seed: Seed of the draw; together with a text's number it decides which tokens are drawn.
 
     Attributes:
-        tokens: With `per="token"`, the number of real tokens that were read so far.
+        tokens: With `per="token"`, the number of tokens that were read so far, without padding.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def mean_state(
 ) -> Float[Tensor, "batch width"]:
     """Return the mean state of each text in float32, over the tokens where `counted` is True.
 
-    Every text needs at least one such token.
+    Each text must have such a token.
     """
     weights = counted.float() / counted.sum(1, keepdim=True)
     return torch.bmm(weights.unsqueeze(1), state.float()).squeeze(1)
@@ -94,16 +94,16 @@ def mean_state(
 def draw_tokens(
     real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int, most: int = MOST_TOKENS
 ) -> tuple[Tensor, Tensor]:
-    """Draw at most `most` real tokens of each text at random, whatever other texts are in the batch.
+    """Draw at most `most` tokens of each text at random. The draw does not depend on the other texts in the batch.
 
     Args:
-        real: True at real tokens.
+        real: True at tokens that are not padding.
         numbers: Number of each text; together with `seed` it decides which of its tokens are drawn.
         seed: Seed of the draw.
         most: Maximum number of tokens per text.
 
     Returns:
-        Row and position of every drawn token, as two index tensors `[drawn]`.
+        Row number and position of each drawn token, as two index tensors `[drawn]`.
     """
     rows: list[int] = []
     positions: list[int] = []
@@ -116,9 +116,9 @@ def draw_tokens(
 
 
 def is_text_token(ids: Tensor, processor: Processor) -> Tensor:
-    """Return a mask that is True at tokens of the text and False at special tokens, such as padding.
+    """Return a mask `[batch, tokens]` that is False at special tokens, such as padding and separators, and else True.
 
-    Tokens that stand for an unknown word or a masked word belong to the text.
+    Tokens for an unknown or a masked word are not special here.
 
     Args:
         ids: Token ids `[batch, tokens]`.
