@@ -1,1 +1,1 @@
-"""Recipes: YAML files that say what to train, from the schema to the run."""
+"""Recipes: YAML files that say what to train, how to check them, and how to run them."""

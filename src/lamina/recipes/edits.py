@@ -1,4 +1,4 @@
-"""A recipe's edits and the model config that it may carry, both checked before a model is loaded."""
+"""The edits of a recipe, and the model config that a recipe may contain. Both are checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MORE_KEYS = {
 
 
 def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
-    """Build a model's config from a recipe's `architecture`: "model_type", which names the family, and settings.
+    """Build a model's config from a recipe's `architecture`: "model_type" (name of the family) and settings.
 
     Raises:
         ConfigError: If "model_type" is missing or no family of transformers, or a value is not allowed.
@@ -68,7 +68,7 @@ def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
 def check_selector(value: object) -> None:
     """Raise ConfigError unless a value has the form of a layer selector.
 
-    Whether the layers exist cannot be checked, because the model's depth is not known yet.
+    Whether the model has such layers is not checked, because its depth is not known yet.
     """
     with suppress(LayerIndexError):
         select(value, _MANY, op="layers")
@@ -79,7 +79,7 @@ _CHECKED = {"Selector": check_selector, "Parts": lambda value: None if value is 
 
 
 def _parameters(edit: str) -> dict[str, inspect.Parameter]:
-    """Return the parameters of an edit that a recipe may set; raise UnknownNameError if there is no such edit."""
+    """Return the parameters of an edit that a recipe may set; raise UnknownNameError if the edit does not exist."""
     check_known("recipe", [edit], EDITS, "edit")
     parameters = inspect.signature(EDITS[edit]).parameters
     return {name: parameter for name, parameter in parameters.items() if name not in ("model", "generator")}
@@ -87,10 +87,10 @@ def _parameters(edit: str) -> dict[str, inspect.Parameter]:
 
 @cache
 def arguments_of(edit: str) -> type[BaseModel]:
-    """Return a pydantic model that checks the arguments of an edit; every argument may be missing.
+    """Return a pydantic model that checks the arguments of an edit. Arguments may be missing.
 
     Raises:
-        UnknownNameError: If there is no such edit.
+        UnknownNameError: If the edit does not exist.
     """
     types: dict[str, Any] = {
         name: (f"{parameter.annotation} | None", None) for name, parameter in _parameters(edit).items()
@@ -106,13 +106,13 @@ def check_edit(edit: str, arguments: Arguments) -> None:
 
     Raises:
         ValidationError: If the edit has no such argument, or a value is not allowed.
-        UnknownNameError: If there is no such edit.
+        UnknownNameError: If the edit does not exist.
     """
     arguments_of(edit).model_validate(dict(arguments), strict=True)
 
 
 def is_applied(edit: str, arguments: Arguments) -> bool:
-    """Return whether an edit is applied: False if the argument that names its layers is None.
+    """Return whether an edit is applied: it is not if the argument that names its layers is None.
 
     Raises:
         ConfigError: If a required argument is missing.
@@ -129,8 +129,8 @@ def apply_edits(model: PreTrainedModel, edits: Sequence[tuple[str, Arguments]], 
     Args:
         model: The model.
         edits: The name and the arguments of each edit.
-        seed: Decides the random weights of edits that draw some; each edit has its own random numbers.
-        where: Where the edits come from, such as "recipe, methods.new"; errors name it.
+        seed: Decides the random weights of the edits; each edit has its own random numbers.
+        where: Source of the edits for error messages, such as "recipe, methods.new".
 
     Raises:
         LaminaError: If an edit cannot be applied to the model. Earlier edits stay applied.

@@ -1,4 +1,4 @@
-"""Estimate what a recipe would train and cost, with models without weights and without downloading data."""
+"""Estimate what a recipe would train and cost, with models that have no weights and without downloading data."""
 
 from __future__ import annotations
 
@@ -43,11 +43,10 @@ OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a recipe. All numbers are upper limits, because early stopping cannot be foreseen.
+    """The estimate of a recipe. Early stopping is not foreseen, so that all numbers are upper limits.
 
-    A forward pass counts as 2 x parameters x tokens operations, and a pass with gradients as three times as many.
-    Embeddings, which are not multiplied with anything, and the products of tokens with tokens in attention do not
-    count.
+    Operations of a forward pass are 2 x parameters x tokens, and those of a pass with gradients three times as many.
+    Not counted are embeddings and, in attention, the products of queries with keys and of weights with values.
     """
 
     model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from
@@ -67,14 +66,13 @@ def estimate(
     """Estimate the runs, steps, operations and memory of a recipe, without training or writing anything.
 
     Args:
-        recipe: From `load_recipe`.
-        data: Folder of the data, as for `run_recipe`. None: the data of presets is not read, and their published sizes
-            are used.
-        output: The output folder that the run will have; None: none.
+        recipe: The recipe, from `load_recipe`.
+        data: Folder of the data, as for `run_recipe`. None: presets are not read; their published sizes are used.
+        output: The output folder that the training would write to, which is checked. None: no folder.
         **options: Options of `lamina.fit`, as for `run_recipe`.
 
     Raises:
-        LaminaError: Whatever `run_recipe` would raise before training, as far as it can be found without weights.
+        LaminaError: Any error that `run_recipe` raises before training, as far as it can be found without weights.
     """
     outlines, tasks = load_outlines(recipe, data)
     specs = expand_recipe(recipe, options, outlines)
@@ -107,12 +105,12 @@ def estimate(
 
 
 def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
-    """Return the config of a recipe's model, and where it came from: OWN or GIVEN.
+    """Return the config of a recipe's model, and where it comes from: OWN or GIVEN.
 
-    If the model cannot be found, say because the hub cannot be reached, the recipe's `architecture` is the config.
+    If the model is not found (the hub cannot be reached, for example), the recipe's `architecture` is the config.
 
     Raises:
-        ModelNotFoundError: If the model cannot be found and the recipe has no `architecture`.
+        ModelNotFoundError: If the model is not found and the recipe has no `architecture`.
     """
     try:
         return load_config(recipe.model, revision=recipe.revision), OWN
@@ -124,7 +122,7 @@ def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
 
 
 class _SizedRun:
-    """A run of a recipe with the sizes of its model, which is on the meta device, and of its data.
+    """A run of a recipe with its sizes: those of its data, and those of its model, which is on the meta device.
 
     Attributes:
         recipe: The recipe.
@@ -133,16 +131,16 @@ class _SizedRun:
         options: The run's options of `lamina.fit`.
         model: The model.
         reader: The reader; None if the model itself is fine-tuned.
-        edits: The effect of the run's edits.
-        rows: Split -> number of rows that the model reads in an epoch, where a long text may be several rows.
-        tokens: Tokens of an average training row.
+        edits: How the run's edits change the model's size.
+        rows: Split -> number of model inputs per epoch. A long text may become several inputs.
+        tokens: Tokens of an average training input.
         target: Maximum tokens of a text to generate; 0 if the task generates none.
         added: Number of parameters that edits add.
         parameters: Number of parameters of the reader, or of the edited model.
         trained: Number of parameters that are trained.
         steps_per_epoch: Optimizer steps of an epoch.
         epochs: Number of epochs that begin.
-        steps: Optimizer steps in all.
+        steps: Optimizer steps of all epochs together.
     """
 
     reader: ReaderSize | None = None
@@ -182,13 +180,13 @@ class _SizedRun:
 
     @property
     def trained_rows(self) -> int:
-        """Number of training rows that the model reads in all epochs together."""
+        """Number of training inputs in all epochs together."""
         whole, rest = divmod(self.steps, self.steps_per_epoch)
         return whole * self.rows["train"] + rest * self.options.step_size
 
     @cached_property
     def flops(self) -> int:
-        """Operations of the run, without those of the base model that readers share.
+        """Operations of the run, without the passes of a base model that several readers share.
 
         A generated text counts once for each beam.
         """
@@ -201,7 +199,7 @@ class _SizedRun:
 
 
 class _Pass(NamedTuple):
-    """All passes of the base model over the rows of one split that several readers share."""
+    """All forward passes of the base model over one split, whose states several readers share."""
 
     part: str  # the split: "train", "validation" or "test"
     task: str  # name of the first reader's task; the others have the same data
@@ -212,14 +210,14 @@ class _Pass(NamedTuple):
 
 
 class _ReaderMemory(NamedTuple):
-    """The memory that readers need for the gradients of one batch, and the number of rows of this batch."""
+    """The memory that readers need for the gradients of one batch, in bytes, and the number of rows of this batch."""
 
     bytes: int
     rows: int
 
 
 def _reader_memory(runs: Sequence[_SizedRun]) -> _ReaderMemory:
-    """Return the memory for the gradients of one batch of all readers in `runs`, which share the pass of the model."""
+    """Return the memory for the gradients of one batch, for readers that share each pass of the model."""
     first, readers = runs[0], [run.reader for run in runs if run.reader is not None]
     rows = min(first.options.batch_size, first.rows["train"])
     kept = first.model.kept(readers, first.options.max_length or first.tokens)
@@ -229,12 +227,8 @@ def _reader_memory(runs: Sequence[_SizedRun]) -> _ReaderMemory:
 def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
     """Return the passes over one split that runs of readers share.
 
-    The base model runs up to the highest layer that any reader needs, for as many epochs as the longest run has. The
-    test split is read once.
-
-    Args:
-        part: The split: "train", "validation" or "test".
-        runs: The runs, at least one.
+    The base model is computed up to the highest layer that a reader needs, for as many epochs as the longest run has.
+    The test split is read once.
     """
     first, longest = runs[0], max(runs, key=lambda run: run.epochs)
     readers = [run.reader for run in runs if run.reader is not None]
@@ -252,8 +246,8 @@ def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
 def _passes(planned: Iterable[_SizedRun]) -> list[_Pass]:
     """Return all passes of the base model that a recipe needs, each with the runs of readers that share it.
 
-    Tasks with the same data share their passes. Readers train together if they learn from the same repeat of a
-    subsample, and are validated and tested together in any case; runs that are separate share nothing.
+    Tasks with equal data share their passes. Readers share training passes if they learn from the same repeat of a
+    subsample, and they always share validation and test passes. If the recipe sets `separately`, nothing is shared.
     """
     passes: dict[tuple[str, ...], list[_SizedRun]] = {}
     for run in planned:
@@ -269,10 +263,7 @@ def _passes(planned: Iterable[_SizedRun]) -> list[_Pass]:
 
 
 def _rows(planned: Iterable[_SizedRun]) -> list[TableRow]:
-    """Return a row per task, method and setting with the number of its runs, their sizes and their operations.
-
-    See `Estimate.runs`.
-    """
+    """Return the rows of `Estimate.runs`: one per task, method and setting, with its runs, sizes and operations."""
     rows: dict[str, TableRow] = {}
     for run in planned:
         shared = {"task": run.spec.task, "method": run.spec.settings["method"], "settings": grid_of(run.spec)}
@@ -286,10 +277,7 @@ def _rows(planned: Iterable[_SizedRun]) -> list[TableRow]:
 def _task_row(name: str, runs: list[_SizedRun], passes: Iterable[_Pass]) -> TableRow:
     """Return the row of one task in `Estimate.tasks`.
 
-    Args:
-        name: Name of the task.
-        runs: All runs of the task.
-        passes: All passes that readers share; none if whole models are trained.
+    `runs` are all runs of the task, and `passes` all passes that readers share; none if whole models are trained.
     """
     first, shared_steps = runs[0], [shared.steps for shared in passes if (shared.part, shared.task) == ("train", name)]
     return {
@@ -307,10 +295,9 @@ def _task_row(name: str, runs: list[_SizedRun], passes: Iterable[_Pass]) -> Tabl
 
 
 def _memory(recipe: Recipe, planned: list[_SizedRun]) -> int:
-    """Return the size in bytes of the weights, gradients and optimizer's moments that are in memory at the same time.
+    """Return the bytes of weights, gradients and optimizer moments that are in memory at the same time.
 
-    These are the base model with all readers that are trained together, or the largest of the models that are
-    fine-tuned one after the other.
+    They belong to the base model and all readers that are trained together, or to the largest fine-tuned model.
     """
     moments = planned[0].options.moments
     if recipe.methods:
@@ -335,8 +322,7 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 
     Args:
         recipe: The recipe.
-        data: Folder of the data, as for `load_tasks`. None: the data of presets is not read, and their published sizes
-            are used.
+        data: Folder of the data, as for `load_tasks`. None: presets are not read; their published sizes are used.
 
     Raises:
         DataError: If data cannot be read or used.
@@ -352,7 +338,7 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 
 
 def _published(recipe: TaskRecipe) -> TaskOutline:
-    """Return the outline of a preset's task from its published sizes, after the recipe's limits and held-out rows."""
+    """Return the outline of a preset's task from its published sizes, with the recipe's limits and held-out rows."""
     _, preset = find_preset(str(recipe.preset))
     outline = recipe.outline()
     whole = recipe.masked_lm is None or outline.by_row or recipe.pair_separator is not None
@@ -376,7 +362,7 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
 
 
 def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
-    """Return the number of rows of each split, at most its limit in examples, each of which makes `texts` rows."""
+    """Return split -> number of rows, at most the split's limit (in examples) times the rows per example, `texts`."""
     most = {part: texts * limit for part, limit in limits.items() if limit is not None}
     return {part: min(count, most.get(part, count)) for part, count in rows.items()}
 
@@ -384,7 +370,7 @@ def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: i
 def _measured(task: Task) -> TaskOutline:
     """Return the outline of a task with its number of rows, and an estimate of the tokens of an average row.
 
-    The estimate is 4/3 of the average number of words in a sample of the training texts, and 2 special tokens.
+    The estimate is 4/3 of the average number of words in a sample of the training texts, plus 2 special tokens.
     """
     train = task.split("train")
     words, texts = 0, range(0, len(train), max(1, len(train) // _MEASURED))

@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 def expand_recipe(
     recipe: Recipe, options: Mapping[str, object], tasks: Mapping[str, KindedTask] | None = None
 ) -> dict[str, RunSpec]:
-    """Return every run of a recipe by name, in the recipe's order.
+    """Return name -> `RunSpec` for every run of a recipe, in the recipe's order.
 
-    The name of a run is "<task>-<method>-<seed>". With a grid the number of the setting is added to the method, and
-    with a subsample the number of the repeat to the end. The settings of a run are "method", the values of the grid,
-    "seed", and with a subsample "repeat".
+    A run is one training of a reader or model. Its name is "<task>-<method>-<seed>"; with a grid the number of the
+    setting follows the method, and with a subsample the number of the repeat follows the seed. Its settings are
+    "method", the values of the grid, "seed", and with a subsample "repeat".
 
     Args:
         recipe: The recipe.
         options: Options of `lamina.fit` that replace those under `fit` of the recipe.
-        tasks: The tasks by name, whose labels the heads get. None: the labels that the recipe names.
+        tasks: Task name -> task, whose labels the heads get. None: the labels that the recipe names.
 
     Raises:
         ConfigError: If an option or a combination of settings is not allowed, two runs get the same name, there are
             more than 100,000 runs, or readers that train their base together have different numbers of epochs.
-        UnknownNameError: If there is no such option.
+        UnknownNameError: If an option does not exist.
     """
     check_options(options)
     if recipe.methods and "seed" in options:
@@ -81,12 +81,8 @@ def expand_recipe(
 def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Iterator[RunSpec]:
     """Yield a run for each setting, seed and repeat of a method.
 
-    The seed of a run is different for every repeat: seed x number of repeats + repeat.
-
-    Args:
-        recipe: The recipe, which names the seeds and the repeats of a task's subsample.
-        method: Name of the method or reader.
-        settings: One run for each setting of the method's grid, without seed and repeat. A grid may set the seed.
+    `settings` has one run per setting of the method's grid, without seed and repeat; the grid may set the seed. The
+    seed of a run is seed x number of repeats + repeat, so that each repeat has its own.
     """
     for setting in settings:
         subsample = recipe.tasks[setting.task].subsample
@@ -108,7 +104,7 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
 def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> Iterator[RunSpec]:
     """Yield a run for each setting of a reader's grid, with the name, task and options of `template`.
 
-    The numbers of epochs and the learning rates of the reader and its grid replace those of the template.
+    The epochs and learning rate of the reader and its grid replace those of the template.
     """
     for spec in expand(body.template(task), body.grid, name=template.name):
         changes = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
@@ -117,7 +113,7 @@ def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> It
 
 
 def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
-    """Yield a run for each setting of a method's grid, with its edits, and with the name and task of `template`.
+    """Yield a run for each setting of a method's grid, with its edits and with the name and task of `template`.
 
     The options of the method and its grid replace those of the template.
     """
@@ -136,16 +132,16 @@ def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
 
 
 def grid_of(spec: RunSpec) -> dict[str, object]:
-    """Return the settings of a run that come from a grid: all but "method", "seed" and "repeat"."""
+    """Return the settings of a run that come from a grid, without "method", "seed" and "repeat"."""
     return {key: value for key, value in spec.settings.items() if key not in ("method", "seed", "repeat")}
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
-    """Return a recipe with the values of a sweep in the grid of every reader or method that has the key.
+    """Return a copy of a recipe in which a sweep sets grid values of every reader or method that has the key.
 
     Args:
         recipe: The recipe, which is not changed.
-        sweeps: Key -> values, which replace those that a grid has for the key. A key may be short, such as "alpha" for
+        sweeps: Key -> values, which replace the grid's values for the key. A key may be short, such as "alpha" for
             "fusion.alpha".
 
     Raises:
@@ -169,7 +165,7 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
 
 
 def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
-    """Return the sweeps that the command line gives as texts such as "fusion.dim=32,64": key -> values.
+    """Return key -> values from sweeps on the command line, such as "fusion.dim=32,64".
 
     Raises:
         ConfigError: If a text has another form, or two texts have the same key.
@@ -191,7 +187,7 @@ def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
 
 
 def _number(value: object) -> object:
-    """Return a text that is a number, which 1e-3 is in YAML, as a float; any other value unchanged."""
+    """Return a string that is a number as a float (YAML reads 1e-3 as a string); any other value unchanged."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value

@@ -25,9 +25,7 @@ NOT_DATA = {"readers", "epochs", "learning_rate", "subsample"}  # keys of a task
 
 
 def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]:
-    """Read the data of all tasks of a recipe.
-
-    Data that several tasks share is read once.
+    """Read the data of all tasks of a recipe. Data that several tasks share is read once.
 
     Args:
         recipe: The recipe.
@@ -35,7 +33,7 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
             from the hub, and paths are relative to the working directory.
 
     Returns:
-        Name of each task -> a list with one copy of the task for every repeat of its subsample, or the task alone.
+        Task name -> a list with the task, or with one copy per repeat of its subsample.
 
     Raises:
         DataError: If data cannot be read, or does not fit its task.
@@ -58,7 +56,7 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
 
 
 def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
-    """Raise ConfigError if the recipe evaluates on a split that is not among the splits (`parts`) of a task."""
+    """Raise ConfigError if the recipe evaluates on a split that a task does not have; `parts` are the task's splits."""
     if recipe.evaluate is not None and recipe.evaluate not in parts:
         raise ConfigError(
             f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "
@@ -67,7 +65,7 @@ def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
 
 
 def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
-    """Read one task of a recipe, with its data, limits and held-out rows, but before subsampling.
+    """Read one task of a recipe, with its data, limits and held-out rows, but without drawing its subsample.
 
     Args:
         name: Name of the task.
@@ -108,15 +106,15 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
 
 
 def _lacks_validation(recipe: TaskRecipe) -> bool:
-    """Return whether a task's data has no validation split, so that a tenth of its training rows serves as one."""
+    """Return whether a task's data has no validation split; a tenth of its training rows then becomes one."""
     splits = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
     return "validation" not in splits
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
-    """Return a list of the task alone or, if its recipe has a subsample, of one subsample per repeat.
+    """Return [the task] or, if its recipe has a subsample, a list with one subsample per repeat.
 
-    Repeat r is drawn with seed r. If a subsample has all rows of the task, so that all repeats are equal, a warning is
+    Repeat r is drawn with seed r. If a subsample has all rows of the task, all repeats are equal, and a warning is
     logged.
 
     Raises:

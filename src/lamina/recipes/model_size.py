@@ -1,4 +1,4 @@
-"""Sizes of models, edits and readers, counted on models of the meta device, whose weights need no memory."""
+"""Sizes of models, edits and readers, counted on models of the meta device, which need no memory for weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _IN_PLACE = ("insert", "reinit", "freeze")  # edits that leave every block at it
 
 
 class EditSize(NamedTuple):
-    """The effect of edits on a model's size."""
+    """How edits change a model's size."""
 
     added: int  # number of parameters by which the model grows; negative if it shrinks
     frozen: int  # number of parameters that are not trained
@@ -55,10 +55,10 @@ class ReaderSize(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModelSize:
-    """A model on the meta device with the sizes of its parts.
+    """A model on the meta device, and the sizes of its parts.
 
-    Embeddings count only in `parameters`, the number of all parameters. The sizes of edits and readers are remembered,
-    because the many runs of a recipe have only a few different ones.
+    Embeddings count only in `parameters`, the number of all parameters. Sizes of edits and readers are cached, because
+    the many runs of a recipe have only a few different ones.
     """
 
     model: PreTrainedModel
@@ -69,7 +69,7 @@ class ModelSize:
 
     @cached_property
     def blocks(self) -> dict[str, list[int]]:
-        """Name of each stack -> the number of parameters of each block; a block that runs twice counts twice.
+        """Stack name -> number of parameters of each block; a block that is computed twice counts twice.
 
         Empty for a model without stacks, such as a convolutional network.
         """
@@ -82,19 +82,19 @@ class ModelSize:
 
     @cached_property
     def _stacks(self) -> Mapping[str, LayerStack]:
-        """The model's stacks by name; empty for a model without stacks, which can still be fine-tuned."""
+        """Stack name -> stack; empty for a model without stacks, which can still be fine-tuned."""
         try:
             return stacks(self.model)
         except UnsupportedModelError:
             return {}
 
     def row(self, tokens: int, target: int) -> int:
-        """Return the sum, over all parameters but embeddings, of the tokens that each reads in a pass over one row.
+        """Return parameters x tokens of a pass over one row, summed over all parts of the model except embeddings.
 
         Args:
-            tokens: Tokens of the row. The first stack reads them.
-            target: Tokens of the text to generate. All parts after the first stack read them; if 0, those parts read
-                the tokens of the row too.
+            tokens: Tokens of the row, which the first stack reads.
+            target: Tokens of the text to generate, which all parts after the first stack read. 0: these parts read the
+                tokens of the row.
         """
         first, *others = [sum(blocks) for blocks in self.blocks.values()] or [0]
         return first * tokens + (sum(others) + self.rest) * (target or tokens)
@@ -102,9 +102,8 @@ class ModelSize:
     def up_to(self, deepest: Mapping[str, int]) -> int:
         """Return the number of parameters that a token passes until all layers that readers need are computed.
 
-        Args:
-            deepest: Name of each stack that is read -> the highest layer that is read in it. All stacks before the last
-                of them run as a whole.
+        `deepest` is stack name -> highest layer that is read. The stacks before the last of them are computed
+        completely.
         """
         names = list(self.blocks)
         last = max(deepest, key=names.index)
@@ -112,11 +111,11 @@ class ModelSize:
         return sum(sum(self.blocks[name]) for name in before) + sum(self.blocks[last][: deepest[last]])
 
     def edited(self, edits: Sequence[tuple[str, Arguments]], *, where: str) -> EditSize:
-        """Return the effect of edits on the model's size, by applying them to a copy of the model.
+        """Return how edits change the model's size, found by applying them to a copy of the model.
 
         Args:
             edits: The name and the arguments of each edit.
-            where: Where the edits come from; errors name it.
+            where: Source of the edits, for error messages.
 
         Raises:
             LaminaError: If an edit cannot be applied.
@@ -144,7 +143,7 @@ class ModelSize:
         return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]
 
     def reader(self, reader: Reader) -> ReaderSize:
-        """Return the size of a reader of this model, which is built on the meta device.
+        """Return the size of a reader on this model, built on the meta device.
 
         Raises:
             LaminaError: If the reader does not fit the model, for example because a layer does not exist.
@@ -159,12 +158,7 @@ class ModelSize:
         return self._readers[key]
 
     def kept(self, readers: Sequence[ReaderSize], tokens: int) -> BatchBytes:
-        """Return the memory that readers of one pass need for the gradients of a batch of rows.
-
-        Args:
-            readers: The readers, which share the pass of the model.
-            tokens: Number of tokens of each row.
-        """
+        """Return the memory for the gradients of a batch of rows of `tokens` tokens, for readers that share passes."""
         key = (tuple(id(reader.module) for reader in readers), tokens)
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
@@ -178,13 +172,17 @@ _models: dict[tuple[str, str], dict[int, ModelSize]] = {}
 
 
 class Sizes:
-    """Builds models on the meta device from one config, which is not changed, and remembers their sizes."""
+    """Builds models on the meta device from one config, and caches their sizes.
+
+    Args:
+        config: The config, which is not changed.
+    """
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config, self._key = config, config.to_json_string(use_diff=False)
 
     def model(self, auto_class: str, labels: Sequence[str] = ()) -> ModelSize:
-        """Return the model with the head of an auto class of transformers, and its sizes.
+        """Return the sizes of the model with the head of an auto class of transformers.
 
         Args:
             auto_class: Name of the auto class, such as "AutoModelForSequenceClassification".

@@ -1,4 +1,4 @@
-"""The tables and figures of a paper: the recipe keys `table` and `figure`, and how the results of runs fill them."""
+"""The tables and figures of a paper: the recipe keys `table` and `figure`, and how scores of runs fill them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Numbers: TypeAlias = dict[str, dict[str, float]]  # row -> column -> number, as 
 
 
 def _expand_axis(value: object) -> object:
-    """Return the fields of an `Axis` for the short forms that a recipe may use; any other value is returned unchanged.
+    """Return an axis in the form {"key": ...} for the short forms that a recipe may use; any other value unchanged.
 
     The short forms are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
     """
@@ -52,29 +52,27 @@ def _expand_axis(value: object) -> object:
 
 
 def _to_list(value: object) -> list[object]:
-    """Return a list as it is, and any other value as a list of that value alone."""
+    """Return a list unchanged, and any other value as a list that holds only this value."""
     return value if isinstance(value, list) else [value]
 
 
 class _Axis(Strict):
-    """One property of a run that tells rows, columns, points or curves apart, and how its values are shown."""
+    """A property of runs that rows, columns, points or curves are formed by, and how its values are displayed."""
 
     key: str  # "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch"
     count: bool = False  # show the number of layers that a selector names; 0 where no edit is made
     names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> shown instead; null: left out
 
     def shown_value(self, coordinates: Coordinates) -> object:
-        """Return what this axis shows for a run.
-
-        Args:
-            coordinates: The properties of the run.
+        """Return what this axis displays for a run with the given coordinates.
 
         Returns:
-            The run's value, the number of layers that the value selects, or the name that the recipe puts in place of
+            The run's value, the number of layers that the value selects (with `count`), or the name under `names` for
             the value. ABSENT if the run does not have the property, LEFT_OUT if the recipe leaves the value out.
 
         Raises:
-            ConfigError: If layers are counted, and the value is not a layer selector or names all layers up to the top.
+            ConfigError: If layers are counted, and the value is not a layer selector or selects all layers up to the
+                top.
         """
         value = coordinates.get(self.key, ABSENT)
         if value is ABSENT:
@@ -91,7 +89,7 @@ Axes = Annotated[list[Axis], AS_LIST]
 
 
 def _count_layers(selector: object) -> int:
-    """Return how many layers a selector names, 0 for None; raise ConfigError if that depends on the model's depth."""
+    """Return how many layers a selector names (None: 0); raise ConfigError if that depends on the model's depth."""
     layers = 0 if selector is None else len(select(selector, _MANY, op="layers"))
     if layers > _MANY // 2:
         raise ConfigError(f"{selector!r} names layers up to the top, whose number is not known. Write '1-24' or so")
@@ -99,7 +97,7 @@ def _count_layers(selector: object) -> int:
 
 
 def to_text(value: object) -> str:
-    """Return a value that an axis shows as the text for the name of a row or column; None becomes "none"."""
+    """Return a value as text for the name of a row or column; None becomes "none"."""
     return "none" if value is None else str(value)
 
 
@@ -113,10 +111,10 @@ class Published(Strict):
 
 
 def with_published(file: YamlFile, path: Path) -> Fields:
-    """Return the fields of a recipe in which each name under `published` is replaced by the paper's numbers.
+    """Return the fields of a recipe, with each name under `published` replaced by the paper's numbers.
 
-    Tables and figures of a recipe refer by name to entries of `published.yaml` in the folder of the recipe. That file
-    is read only if there is such a name.
+    Tables and figures refer by name to entries of `published.yaml`, a file in the recipe's folder. The file is read
+    only if there is such a name.
 
     Args:
         file: The recipe's file; its fields are not changed.
@@ -124,7 +122,7 @@ def with_published(file: YamlFile, path: Path) -> Fields:
 
     Raises:
         DataError: If `published.yaml` is needed, and is missing or not valid.
-        UnknownNameError: If it has no entry of that name.
+        UnknownNameError: If `published.yaml` has no entry of that name.
     """
     fields, entries = dict(file.fields), None
     for key in ("table", "figure"):
@@ -141,9 +139,9 @@ def with_published(file: YamlFile, path: Path) -> Fields:
 
 
 class TableRecipe(Strict):
-    """The layout of a table, as a recipe describes it under `table`.
+    """The layout of a table, under `table` in a recipe.
 
-    Settings that are neither rows nor columns are searched: each cell shows the setting with the best validation score.
+    If several settings belong to one cell, the cell shows the setting with the best validation score.
     """
 
     title: str | None = None
@@ -157,10 +155,10 @@ class TableRecipe(Strict):
 
 
 class FigureRecipe(Strict):
-    """The layout of a figure with curves, as a recipe describes it under `figure`.
+    """The layout of a figure with curves, under `figure` in a recipe.
 
-    Settings that are no axis are searched: each point shows the setting with the best validation score. A method that
-    does not have the setting of the x axis is drawn as a horizontal line.
+    If several settings belong to one point, the point shows the setting with the best validation score. A method
+    without the setting on the x axis is drawn as a horizontal line.
     """
 
     title: str | None = None
@@ -176,27 +174,27 @@ class FigureRecipe(Strict):
 
     @property
     def axes(self) -> list[_Axis]:
-        """All axes of the figure: x, series, and facet if there is one."""
+        """All axes of the figure: x, series, and facet unless it is None."""
         return [self.x, self.series, *([] if self.facet is None else [self.facet])]
 
 
 def x_value(axis: _Axis, coordinates: Coordinates) -> object:
-    """Return what the x axis of a figure shows for a run; see `_Axis.shown_value` for arguments and errors.
+    """Return what the x axis of a figure displays for a run, as `_Axis.shown_value` does.
 
-    The difference: where the axis has names, a value without a name gives ABSENT, so that it is a horizontal line.
+    The only difference: if the axis has names, a value without a name becomes ABSENT and is drawn as a horizontal line.
     """
     has_name = not axis.names or to_text(coordinates.get(axis.key)) in axis.names
     return axis.shown_value(coordinates) if has_name else ABSENT
 
 
 def axes_label(axes: Sequence[_Axis], coordinates: Coordinates) -> str | None:
-    """Return the name of the row or column of a run, made of what each axis shows; None if the run is left out."""
+    """Return the name of a run's row or column: what each axis displays, joined; None if the run is left out."""
     parts = [axis.shown_value(coordinates) for axis in axes]
     return None if LEFT_OUT in parts else ", ".join(to_text(part) for part in parts if part is not ABSENT)
 
 
 def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
-    """Return the grid of a method of a recipe on a task, with the full form of each key and without "seed"."""
+    """Return the grid of a method on a task, with full keys and without "seed"."""
     if recipe.methods:
         body, known = recipe.methods[method], recipe.methods[method].keys()
     else:
@@ -207,16 +205,15 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
-    """Return the coordinates that all runs of a recipe share, which tell them from the runs of another recipe."""
+    """Return the coordinates that all runs of a recipe share, and that may differ between recipes."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 
 def all_coordinates(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
-    """Yield the coordinates of every task and method of a recipe with every value of some keys of their grids.
+    """Yield the coordinates of every task and method of a recipe, with every value that grids have for `keys`.
 
-    Args:
-        recipe: The recipe; its runs give the order.
-        keys: Keys of grids; all others are left out, so that equal coordinates may be yielded several times.
+    Other keys of grids are left out, so that equal coordinates may be yielded several times. The order is that of the
+    runs.
     """
     for name, task in recipe.tasks.items():
         for method in recipe.methods or task.readers:
@@ -231,7 +228,7 @@ def all_coordinates(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinat
 
 
 def row_and_column_names(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
-    """Return the names of the rows, and those of the columns, that the runs of a recipe will fill in a table."""
+    """Return the names of a table's rows, and those of its columns, that the runs of a recipe will fill."""
     runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}))
     labels = ([axes_label(axes, run) for run in runs] for axes in (table.rows, table.columns))
     rows, columns = ([name for name in dict.fromkeys(side) if name is not None] for side in labels)
@@ -239,20 +236,20 @@ def row_and_column_names(recipe: Recipe, table: TableRecipe) -> tuple[list[str],
 
 
 def column_name(column: str, metric: str, table: TableRecipe) -> str:
-    """Return the name of a column, to which the metric is added if the table has several metrics."""
+    """Return the name of a column; if the table has several metrics, the metric is added."""
     return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
 
 
 def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
-    """Check that everything that the tables and figures of a recipe name exists in the recipe.
+    """Check that everything that a recipe's tables and figures refer to exists in the recipe.
 
     Args:
         recipe: The recipe.
-        whole: Whether names of values and the rows and columns of published numbers must exist too. False for a recipe
-            in which a sweep has replaced values.
+        whole: True: also check the values that axes rename, and the rows and columns of published numbers. False for a
+            recipe in which a sweep has replaced values.
 
     Raises:
-        ValidationError: If something does not exist or scores of several tasks would be mixed; it says where.
+        ValidationError: If something does not exist, or scores of several tasks would be mixed; it says where.
     """
     for number, table in enumerate(recipe.table):
         with error_at("table", number):
@@ -270,16 +267,13 @@ def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
 
 
 def _check_axes(recipe: Recipe, axes: Mapping[str, list[_Axis]], whole: bool) -> None:
-    """Check the axes of one table or figure of a recipe.
+    """Check the axes of one table or figure; `axes` maps a key such as "rows" or "x" to the axes under this key.
 
-    Args:
-        recipe: The recipe.
-        axes: The axes under each key of the table or figure, such as "rows" or "x".
-        whole: Whether the values that an axis names must exist.
+    With `whole`, the values that an axis renames must exist.
 
     Raises:
         ConfigError: If the recipe has several tasks and no axis is "task".
-        ValidationError: If the key of an axis, or a value that it names, does not exist, or layers cannot be counted.
+        ValidationError: If an axis or a value that it renames does not exist, or layers cannot be counted.
     """
     keys = {axis.key for side in axes.values() for axis in side}
     if len(recipe.tasks) > 1 and "task" not in keys:
@@ -298,10 +292,10 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[_Axis]], whole: bool) ->
 
 
 def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
-    """Raise a ValidationError unless every task of a recipe has the metrics and split of a table or figure.
+    """Raise ValidationError unless every task has the metrics and the split of a table or figure.
 
-    `key` is the key under which the table or figure names its metrics. A test split has scores only if the recipe
-    evaluates on it.
+    `key` is the key of the metrics in the recipe, for the error. Test scores exist only if the recipe evaluates on
+    test.
     """
     for task in recipe.tasks.values():
         with error_at(key):
@@ -314,7 +308,7 @@ def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | 
 def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
     """Raise UnknownNameError if a table or figure of a recipe shows a metric that a task does not have.
 
-    `known` are the metrics of the task, which depend on its data and so are complete only once the data is read.
+    `known` are the task's metrics. They depend on its data, so that this is checked after the data is read.
     """
     shown = [metric for table in recipe.table for metric in table.metrics]
     shown += [figure.metric for figure in recipe.figure if figure.metric]
@@ -322,14 +316,10 @@ def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
 
 
 def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
-    """Check that no cell or point mixes the scores of tasks with different metrics.
+    """Raise ConfigError if a cell or point would mix scores of different metrics.
 
-    Args:
-        recipe: The recipe with its tables and figures.
-        metrics: The metric of each task, by the task's name.
-
-    Raises:
-        ConfigError: If a cell or point shows several tasks whose metrics differ, and no metric was chosen for it.
+    That happens if it shows several tasks whose metrics differ, and the table or figure does not name a metric.
+    `metrics` is task name -> metric.
     """
     shown = [(table.metrics, [table.rows, table.columns]) for table in recipe.table]
     shown += [([figure.metric] if figure.metric else [], [[axis] for axis in figure.axes]) for figure in recipe.figure]
@@ -346,7 +336,7 @@ def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
 
 
 def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:
-    """Raise a ValidationError if published numbers have a row or column that a table of the recipe does not have."""
+    """Raise ValidationError if published numbers have a row or column that the recipe's table does not have."""
     rows, columns = row_and_column_names(recipe, table)
     with error_at("published"):
         check_known("recipe, published", published.values, rows, "row")
@@ -355,7 +345,7 @@ def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -
 
 
 class _ScoreSummary(TypedDict):
-    """The scores of several runs in short, by the names of the fields of `Cell` and `Point`."""
+    """The mean, standard deviation, interval and number of several runs' scores, with the field names of `Cell`."""
 
     mean: float
     spread: float
@@ -379,12 +369,12 @@ def pivot(recipe: Recipe, table: Sequence[SummaryRow], history: Sequence[TableRo
 
 
 def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
-    """Return the coordinates of the runs that a row of results stands for."""
+    """Return the coordinates of the runs that one row of results summarises."""
     return {**recipe_coordinates(recipe), "task": row["task"], "method": row["method"], **row["settings"]}
 
 
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
-    """Return a table of a recipe, filled from rows of results in the recipe's order."""
+    """Return a table of a recipe, filled from `rows` of results, which are in the recipe's order."""
     names, columns = row_and_column_names(recipe, layout)
     part = layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str], list[SummaryRow]] = {}
@@ -407,7 +397,7 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
 def _fill_figure(
     recipe: Recipe, layout: FigureRecipe, rows: Sequence[SummaryRow], history: Sequence[TableRow]
 ) -> Curves:
-    """Return a figure of a recipe, filled from rows of results in the recipe's order, or over epochs from `history`."""
+    """Return a figure of a recipe, filled from `rows` of results or, if its x axis is epochs, from `history`."""
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}
@@ -437,16 +427,11 @@ def _fill_figure(
 def _best(
     recipe: Recipe, rows: Sequence[SummaryRow], axes: Sequence[_Axis]
 ) -> tuple[list[SummaryRow], dict[str, object]]:
-    """Choose the best of the settings that one cell or point stands for.
-
-    Args:
-        recipe: The recipe.
-        rows: All rows of results that belong to the cell or point, at least one.
-        axes: The axes of the table or figure.
+    """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        The row with the best mean validation score of each task; and, if there is a single task, those settings of its
-        row that were searched (that differ among `rows`) and that no axis shows by their value.
+        The row with the best mean validation score of each task. And, if there is a single task, the settings of its
+        best row that differ among `rows` and that no axis displays.
     """
     tasks: dict[str, list[SummaryRow]] = {}
     for row in rows:
@@ -461,7 +446,7 @@ def _best(
 
 
 def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
-    """Return the score of each run of a row on a split; for the metric "parameters", their number once."""
+    """Return the score of each run of a row on a split; for the metric "parameters", [the number of parameters]."""
     if metric == PARAMETERS:
         return [float(row["parameters"])]
     key = "score" if part == "validation" else "test"
@@ -473,7 +458,7 @@ def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
 def _epoch_summaries(
     best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow], scale: float
 ) -> dict[int, _ScoreSummary]:
-    """Return, for each epoch, the summary of the validation scores (times `scale`) of all runs of the `best` rows."""
+    """Return epoch -> summary of the validation scores, times `scale`, of all runs of the `best` rows."""
     names = {run["reader"] for row in best for run in row["runs"]}
     scores: dict[int, list[float]] = {}
     for row in history:
@@ -483,11 +468,11 @@ def _epoch_summaries(
 
 
 def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: float) -> _ScoreSummary:
-    """Return the summary of the scores (times `scale`) that all runs of the `best` rows have on a split."""
+    """Return the summary of the scores on a split, times `scale`, of all runs of the `best` rows."""
     return _summarise([value * scale for row in best for value in _scores(row, metric, part)])
 
 
 def _summarise(values: Sequence[float]) -> _ScoreSummary:
-    """Return mean, sample standard deviation, half of the 95 % interval, and count of at least one score."""
+    """Return the mean, sample standard deviation, half of the 95 % interval, and count of one or more scores."""
     summary = summarise(values)
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval, "runs": summary.count}

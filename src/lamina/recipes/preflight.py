@@ -1,4 +1,4 @@
-"""Checks before the runs of a recipe: output folder, device, edits and model, all without loading weights."""
+"""Checks before the runs of a recipe start: output folder, device, edits and model, without loading weights."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _ROWS = 8  # number of rows of each task that are encoded
 
 
 def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Check that the runs of a recipe could write to the output folder and use the cache.
+    """Check that the runs of a recipe can write to the output folder and use the cache.
 
     Args:
         recipe: The recipe.
         specs: All of its runs by name.
-        folder: The output folder, in which nothing is changed; None: there is none.
+        folder: The output folder, in which nothing is changed. None: nothing will be written.
 
     Raises:
         StoreError: If the output folder cannot be written, or holds something that would be overwritten.
@@ -60,14 +60,14 @@ def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | No
 def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
     """Raise ConfigError unless this machine has the device and precision that the options of each run ask for.
 
-    `specs` are all runs by name; `folder` is the output folder, None if there is none.
+    `specs` is run name -> run, and `folder` the output folder or None.
     """
     for spec in specs.values():
         check_device(FitOptions.of(spec.options), folder)
 
 
 def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str, Sequence[KindedTask]]) -> None:
-    """Apply the edits of every run to a model without weights, to see that they can be applied.
+    """Apply the edits of every run to a model without weights, to check that they can be applied.
 
     Nothing is checked if the recipe's model was edited before it was saved, because such a model cannot be built from
     its config alone.
@@ -75,7 +75,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
     Args:
         recipe: The recipe.
         specs: All of its runs by name.
-        tasks: The tasks by name, each with its copies; the first copy gives the labels of the model's head.
+        tasks: Task name -> copies of the task; the first copy gives the labels of the model's head.
 
     Raises:
         LaminaError: If an edit cannot be applied.
@@ -92,7 +92,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
 
 
 class _EncodingRunner(NamedTuple):
-    """A stand-in for the `Runner` of a run, with what is needed to encode examples: its model and processor."""
+    """A stand-in for a `Runner` that has only what encoding examples needs: the model and its processor."""
 
     base: PreTrainedModel
     processor: Processor
@@ -106,17 +106,17 @@ def check_model(
 ) -> None:
     """Check that the files of a recipe's model are complete, and that each run can start with the model.
 
-    For each run, options that name parameters are looked up in its model, and the first rows of its task are encoded.
+    For each run, parameter names in its options are looked up in its model, and the first rows of its task are encoded.
 
     Args:
         recipe: The recipe.
         specs: All of its runs by name.
-        models: The model of each run by the run's name, without weights.
-        tasks: The tasks whose data was read, by name; tasks that are missing are not encoded.
+        models: Run name -> the run's model, without weights.
+        tasks: Task name -> copies of the task. Tasks that are missing here are not encoded.
 
     Raises:
-        LaminaError: If weights or the processor are missing, or an option or row does not fit. Notes of the error name
-            the run.
+        LaminaError: If weights or the processor are missing, or an option or row does not fit. A note of the error
+            names the run.
     """
     first = next(iter(models.values()))
     check_weights(recipe.model, first.config, revision=recipe.revision)

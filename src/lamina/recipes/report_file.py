@@ -1,4 +1,4 @@
-"""The file `report.json` of a run: its tables and figures, which can be printed and drawn without the recipe."""
+"""The file `report.json` of a training run: its tables and figures, to print and draw without the recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TableRow: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the mean score over all runs of the best setting, multiplied by the scale of the table."""
+    """A cell of a table: the mean score over all runs of the best setting, multiplied by the table's scale."""
 
     row: str
     column: str
@@ -43,10 +43,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve, with the same scores as a cell of a table.
+    """A point of a curve, with the same fields of scores as `Cell`.
 
-    `facet` names the panel and `series` the curve; "" if the figure has only one. An `x` of None stands for a
-    horizontal line: the method does not have the setting that the x axis shows.
+    `facet` names the panel and `series` the curve; "" if the figure has only one. If `x` is None, the method does not
+    have the setting of the x axis and is drawn as a horizontal line.
     """
 
     facet: str
@@ -62,7 +62,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PivotTable:
-    """A table with the rows and columns of a paper. Cells for which no run ended are missing from `cells`."""
+    """A table with the rows and columns of a paper. Cells without a finished run are missing from `cells`."""
 
     title: str
     part: str  # the split that the scores come from: "validation" or "test"
@@ -102,7 +102,7 @@ class Report:
 
 
 def write_report_file(path: Path, report: Report) -> None:
-    """Write a report to `path` as JSON; an older file is replaced as a whole or, if writing fails, not at all.
+    """Write a report to `path` as JSON; if writing fails, an existing file stays as it was.
 
     Raises:
         StoreError: If the file cannot be written.
@@ -111,7 +111,7 @@ def write_report_file(path: Path, report: Report) -> None:
 
 
 def read_report_file(folder: Path) -> Report:
-    """Read `report.json` in the output folder of a recipe.
+    """Read `report.json` from the output folder of a recipe.
 
     Raises:
         StoreError: If the file is missing, damaged, or written in the format of another version of Lamina.

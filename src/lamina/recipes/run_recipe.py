@@ -1,4 +1,4 @@
-"""Run a recipe: train every reader or method on every task with every seed, and write tables of the results."""
+"""Run a recipe: train every reader or method on every task with every seed, and write tables of the scores."""
 
 from __future__ import annotations
 
@@ -89,27 +89,27 @@ def run_recipe(
     ray: str | None = None,
     **options: object,
 ) -> RecipeResult:
-    """Train the readers or fine-tune the models of a recipe.
+    """Train the readers of a recipe, or fine-tune its models.
 
     Args:
-        recipe: From `load_recipe`.
+        recipe: The recipe, from `load_recipe`.
         data: Folder with one subfolder per preset; paths under `files` are relative to this folder. None: presets come
             from the hub, and paths are relative to the working directory.
         output: Folder for the tables, the checkpoints, the bank (unless readers are trained separately) and, in
             `models`, the fine-tuned models. None: nothing is written.
-        ray: Train separate runs as tasks of Ray, on the cluster that this names; see `lamina.cells.run_cells`.
-            None: one after the other, in this process.
+        ray: Address of a Ray cluster that trains separate runs as tasks; see `lamina.cells.run_cells`. None: they are
+            trained one after the other in this process.
         **options: Options of `lamina.fit` that replace those under `fit` of the recipe. Options that a task, reader,
-            method or grid sets itself stay. With `resume=True`, runs that ended are not repeated, and runs that were
-            killed go on from their last checkpoint.
+            method or grid sets itself stay. With `resume=True`, finished runs are not repeated, and interrupted runs
+            continue from their last checkpoint.
 
     Returns:
-        The results. A separate run that fails does not stop the others: it is in `failures`, and in `failures.json` of
-        the output folder.
+        The results. A separate run that fails does not stop the others: it is listed in `failures`, and in
+            `failures.json` of the output folder.
 
     Raises:
-        ConfigError: If an option is not allowed, `ray` is given for readers that share passes of the model, no separate
-            run ended without an error, or a run that shall be resumed had other settings or data.
+        ConfigError: If an option is not allowed, `ray` is given for readers that share passes of the model, every
+            separate run failed, or a run to resume had other settings or data.
         DataError: If the data of a task cannot be read or used.
         StoreError: If the output folder cannot be written, or a file in it is damaged.
         MissingExtraError: If the recipe has several seeds or repeats, and SciPy, or a package of a metric, is missing.
@@ -120,7 +120,7 @@ def run_recipe(
 
 @contextmanager
 def _other_progress_bars(*, show: bool) -> Iterator[None]:
-    """Hide the progress bars of transformers, datasets and huggingface_hub inside the context, unless `show` is set."""
+    """Hide the progress bars of transformers, datasets and huggingface_hub in the `with` block, unless `show`."""
     shown = {
         (bars.disable_progress_bar, bars.enable_progress_bar): bars.is_progress_bar_enabled(),
         (datasets.disable_progress_bars, datasets.enable_progress_bars): datasets.is_progress_bar_enabled(),
@@ -167,15 +167,15 @@ def _run(
 
 
 def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
-    """Return whether progress bars are shown: True unless `options`, or else the recipe, set `progress` to False."""
+    """Return whether to show progress bars: yes, unless `options`, or else the recipe, set `progress` to False."""
     return bool({"progress": True, **recipe.fit, **options}["progress"])
 
 
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
-    """Return, for each file name in `TABLES`, a function that writes this file for the results of a recipe.
+    """Return file name -> a function that writes this file of a recipe's results, for each name in `TABLES`.
 
-    If the output `folder` has a report already, its list of drawn files goes into the new one. So the next
-    `lamina report` replaces or removes them.
+    If the output `folder` already has a report, its list of drawn files is copied into the new report, so that the next
+    `lamina report` replaces or removes these files.
     """
     with suppress(StoreError):  # the folder has no report yet, or a damaged one
         drawn = [] if folder is None else read_report_file(folder).files
@@ -196,7 +196,7 @@ def _table_files(run: RecipeResult, folder: Path | None) -> Files:
 
 
 class _Places(TypedDict, total=False):
-    """The folders that a training run writes to, as keyword arguments of `lamina.train.training_run.train`."""
+    """The folders that a training writes to, as keyword arguments of `lamina.train.training_run.train`."""
 
     output: Path | None
     checkpoints: Path | None
@@ -207,7 +207,7 @@ class _Places(TypedDict, total=False):
 class _Session:
     """What all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
 
-    `tasks` has, for each task, a copy for every repeat of its subsample. `encodings` is filled as runs are trained.
+    `tasks` is task name -> copies of the task, one per repeat of its subsample. `encodings` is filled during training.
     """
 
     recipe: Recipe
@@ -216,7 +216,7 @@ class _Session:
     encodings: Encodings = field(default_factory=dict)
 
     def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
-        """Return every run of the recipe by name; `options` of `lamina.fit` replace those of the recipe.
+        """Return name -> run for every run of the recipe; `options` of `lamina.fit` replace those of the recipe.
 
         Raises:
             ConfigError: If an option or a combination of settings is not allowed.
@@ -226,13 +226,13 @@ class _Session:
     def train(
         self, specs: dict[str, RunSpec], *, output: Path | None = None, separate: SeparateRuns | None = None
     ) -> RecipeResult:
-        """Train readers together in one pass of a fresh base model, or fine-tune one fresh model.
+        """Train several readers together on a fresh base model, or fine-tune one fresh model.
 
         Args:
-            specs: The readers by name, or the one model. A run of separate runs is one reader or one model.
-            output: Folder that gets the bank or model, the checkpoints and the tables. None: none of them is written.
-            separate: The separate runs to which the run belongs. It then has its own checkpoints, goes on from the last
-                of them, and offers its model to be saved. None: the run is not a separate one.
+            specs: Name -> run: readers that share passes, or a single run.
+            output: Folder for the bank or model, the checkpoints and the tables. None: none of them is written.
+            separate: The files of separate runs, if this is one of them. It then has its own checkpoints, continues
+                from the last of them, and offers its model to be saved. None: it is not a separate run.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
@@ -263,7 +263,7 @@ class _Session:
         return run
 
     def _result(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> RecipeResult:
-        """Return the results of one call of `train`, with the tasks, methods and settings of the recipe in each row."""
+        """Return the results of one training as a `RecipeResult`; each row names the task, method and settings."""
         rows: list[TableRow] = []
         for row in result.table:
             name, metric = row["reader"], row["metric"]
@@ -286,29 +286,29 @@ class _Session:
         )
 
     def _table(self, rows: list[TableRow], specs: dict[str, RunSpec]) -> list[SummaryRow]:
-        """Return the summary of the results of runs, one row per task, method and setting; see `summaries`."""
+        """Return a row of results per task, method and setting of the runs; see `summaries`."""
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
     def separate_runs(self, specs: dict[str, RunSpec]) -> SeparateRuns | None:
-        """Return the folder of the files of separate runs; None if there is no output folder."""
+        """Return the object that manages the files of separate runs; None if there is no output folder."""
         return None if self.folder is None else SeparateRuns(self.recipe, self.folder, specs, self.tasks)
 
     def train_separately(
         self, specs: dict[str, RunSpec], source: bytes | None, *, progress: bool, ray: str | None
     ) -> RecipeResult:
-        """Train every run as a cell of its own, which starts from a fresh model.
+        """Train every run on its own, as a cell that starts from a fresh model.
 
-        With an output folder, the results of each run are saved when it ends. If the options say `resume`, runs that
-        ended before are read from there, and runs that were killed go on from their last checkpoint.
+        With an output folder, the results of each run are saved as soon as it ends. If the options set `resume`,
+        finished runs are read from there, and interrupted runs continue from their last checkpoint.
 
         Args:
             specs: All runs by name.
-            source: What a worker of Ray opens its session from, pickled; see `_open_session`. None: no workers.
-            progress: Whether to show how many runs ended.
-            ray: The cluster of Ray; None: train in this process.
+            source: Pickled arguments with which a Ray worker opens its session; see `_open_session`. None: no workers.
+            progress: Whether to show how many runs have ended.
+            ray: Address of the Ray cluster. None: train in this process.
 
         Raises:
-            ConfigError: If no run ended without an error, or a run that shall be resumed had other settings or data.
+            ConfigError: If every run failed, or a run to resume had other settings or data.
             StoreError: If the output folder cannot be written, or a file in it is damaged.
         """
         separate = self.separate_runs(specs)
@@ -326,20 +326,16 @@ class _Session:
     def train_one(self, specs: dict[str, RunSpec], separate: SeparateRuns | None, name: str) -> State:
         """Train the separate run called `name`, from its last checkpoint if there is one.
 
-        Returns the fields of its `RecipeResult` that are saved, JSON-ready. With `separate`, the files of the run are
-        written to its folder.
+        Returns the fields of its `RecipeResult` that are saved, JSON-ready. With `separate`, its files are written.
         """
         logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
         run = self.train({name: specs[name]}, separate=separate)
         return {key: getattr(run, key) for key in _SAVED_FIELDS}
 
     def _joined(self, specs: dict[str, RunSpec], states: list[State], failures: list[Failure]) -> RecipeResult:
-        """Return the results of separate runs as one; runs that failed are not in its tables.
+        """Return the results of several separate runs as one; failed runs are not in its tables.
 
-        Args:
-            specs: All runs by name.
-            states: What `train_one` returned for each run that ended, after a round trip through JSON.
-            failures: The runs that failed.
+        `states` are the results that `train_one` returned for each finished run, after a round trip through JSON.
         """
         joined = RecipeResult(failures=failures)
         for state in states:
@@ -356,15 +352,10 @@ class _Session:
     def _load(
         self, specs: dict[str, RunSpec], tasks: dict[str, Task]
     ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
-        """Load the recipe's model for readers that are trained together, or for one run that fine-tunes the model.
+        """Load the recipe's model: with new readers, or with the edits of the one run that fine-tunes it.
 
-        Args:
-            specs: The readers by name, or the one run.
-            tasks: The task of each, by the same name.
-
-        Returns:
-            A new bank with the readers, or the new model with the edits of its method; and the processor. The weights
-            of a new head and of edits are drawn from the run's seed.
+        Returns a bank with all readers of `specs`, or the edited model; and the processor. Weights of a new head and of
+        edits are drawn with the run's seed. `tasks` is run name -> task.
 
         Raises:
             LaminaError: If the model cannot be loaded, an edit cannot be applied, or a reader does not fit the model.
@@ -390,9 +381,9 @@ class _Session:
 
 
 def _train_in_worker(source: bytes, name: str) -> State:
-    """Train the separate run called `name` in a worker process of Ray, and return its results; see `train_one`.
+    """Train the separate run called `name` in a worker process of Ray, and return its results as `train_one` does.
 
-    The worker reads the data once for all runs that it trains from the same `source`; see `_open_session`.
+    The worker reads the data once for all runs with the same `source`; see `_open_session`.
     """
     session, specs, separate = _open_session(source)
     return session.train_one(specs, separate, name)
@@ -402,14 +393,14 @@ def _train_in_worker(source: bytes, name: str) -> State:
 def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
     """Open the session of a recipe in a worker process of Ray.
 
-    Changes the working directory of the process to that of the process that started the run, so that relative paths
-    mean the same. A worker serves one run only.
+    The process changes to the working directory of the process that started the recipe, so that relative paths stay
+    valid.
 
     Args:
         source: A pickled tuple: working directory, recipe, data folder, output folder, and options of `lamina.fit`.
 
     Returns:
-        The session, all runs of the recipe by name, and the folder of separate runs (None without an output folder).
+        The session, all runs of the recipe by name, and the files of separate runs (None without an output folder).
     """
     directory, recipe, data, folder, options = pickle.loads(source)
     os.chdir(directory)
@@ -424,10 +415,10 @@ _UNCHECKED = {"resume", "progress", "tensorboard", "save_steps", "num_workers", 
 
 @dataclass(frozen=True)
 class SeparateRuns:
-    """The files of a recipe's separate runs in the output folder, and the scores of the runs that ended.
+    """The files of separate runs (each starts from a fresh model) in a recipe's output folder, and their scores.
 
-    Each run that ended has a file of results in the subfolder "separate". Until then its checkpoints are there, and
-    after training, for a short time, its model. Models that are to be saved end up in the subfolder "models".
+    The subfolder "separate" has a results file for each finished run. For an unfinished run it has the checkpoints and,
+    for a short time after training, the model. Models to keep are moved to the subfolder "models".
     """
 
     recipe: Recipe
@@ -438,7 +429,7 @@ class SeparateRuns:
 
     @property
     def place(self) -> Path:
-        """The folder of the files of separate runs."""
+        """The subfolder "separate"."""
         return self.folder / "separate"
 
     @cached_property
@@ -449,25 +440,24 @@ class SeparateRuns:
 
     @cached_property
     def _shelf(self) -> Shelf:
-        """The files of results, one for each run that ended."""
+        """The results files, one for each finished run."""
         return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
 
     def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """Prepare the folder for a run of the recipe.
+        """Prepare the folder before the first run starts.
 
-        Reads the results of runs that ended before, unless the options say not to resume. Removes the checkpoints and
-        temporary models of every run that ended or starts anew; a run that goes on keeps its checkpoints.
+        With `resume`, results of finished runs are read. Checkpoints and temporary models are removed, except those of
+        interrupted runs that will continue.
 
         Args:
             cells: The cell of each run.
 
         Returns:
-            The results of each run that need not be trained again, by its name; see `_Session.train_one`.
+            Run name -> results, for each run that need not be trained again; see `_Session.train_one`.
 
         Raises:
-            ConfigError: If a run that shall be resumed had other settings or data.
-            StoreError: If a file of results is damaged, or the disk has no room for the models that are yet to be
-                saved.
+            ConfigError: If a run to resume had other settings or data.
+            StoreError: If a results file is damaged, or the disk has no room for the models that must still be saved.
         """
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
         for name, state in done.items():
@@ -479,14 +469,14 @@ class SeparateRuns:
         return done
 
     def end(self, cell: Cell, state: State) -> None:
-        """Save the results of a run that ended, save its model if the recipe keeps it, and remove its checkpoints.
+        """Save the results of a finished run, keep its model if the recipe says so, and remove its checkpoints.
 
         Args:
             cell: The cell of the run.
             state: The results, from `_Session.train_one`.
 
         Raises:
-            StoreError: If the model is not where the worker should have written it, or the folder cannot be written.
+            StoreError: If the run's model is missing (its worker wrote it elsewhere), or the folder cannot be written.
         """
         self._note_score(cell.name, state)
         if rank() == 0:
@@ -496,22 +486,22 @@ class SeparateRuns:
         self._clear(cell.name)
 
     def checkpoints(self, name: str) -> Path:
-        """Return the folder of the checkpoints of the run called `name`."""
+        """Return the folder with the checkpoints of the run called `name`."""
         return self.place / f"{name}.checkpoints"
 
     def _clear(self, name: str) -> None:
-        """Remove the checkpoints of the run called `name`, and its model if it was not moved to "models"."""
+        """Remove the checkpoints of the run called `name`, and its temporary model."""
         if rank() == 0:
             Checkpoints(self.checkpoints(name), "recipe").clear()
             discard(self._temporary_model(name))
 
     def _note_score(self, name: str, state: State) -> None:
-        """Record the metric and best score of the run called `name` from its results."""
+        """Remember the metric and best score of the run called `name`."""
         (row,) = state["rows"]
         self.scores[name] = row["metric"], row["score"]
 
     def _models_left(self) -> int:
-        """Return how many models will yet be on the disk at the same time, at most, besides those that are there."""
+        """Return the largest number of further models that will be on the disk at the same time."""
         left = self.specs.keys() - self.scores.keys()
         if not self.recipe.methods or self.recipe.keep == "none" or not left:
             return 0
@@ -521,9 +511,9 @@ class SeparateRuns:
         return len(tasks_left - tasks_done) + 1  # while a better model replaces that of its task, both are there
 
     def _is_best(self, name: str, metric: str, score: float) -> bool:
-        """Return whether no run of the same task that ended is better than the run called `name` with this score.
+        """Return whether the run called `name`, with this score, is the best finished run of its task.
 
-        If runs have equal scores, the first one in the recipe's order is the best.
+        If scores are equal, the first run in the recipe's order is the best.
         """
         rank_of_run = sort_key(metric, score), self._order[name]
         others = [other for other in self.scores if other != name and self.specs[other].task == self.specs[name].task]
@@ -531,34 +521,35 @@ class SeparateRuns:
 
     @cached_property
     def _order(self) -> dict[str, int]:
-        """Name of each run -> its position in the recipe's order."""
+        """Run name -> position in the recipe's order."""
         return {name: number for number, name in enumerate(self.specs)}
 
     def _temporary_model(self, name: str) -> Path:
-        """Return the folder in which the model of the run called `name` lies until it is moved or removed."""
+        """Return the folder for the model of the run called `name`, until the model is moved to "models" or removed."""
         return self.place / f"{name}.model"
 
     def _model(self, name: str) -> Path:
-        """Return the folder to which the run called `name` writes its model."""
+        """Return the folder that the run called `name` writes its model to."""
         return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
 
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
-        """Save the model of a run that was just trained, if the recipe keeps all models or this may be the best.
+        """Save the model of a run that was just trained, if the recipe keeps all models or this one may be the best.
 
-        Called in the process that trained the run, which may not know the scores of all other runs; `end` decides.
+        Runs in the process that trained the model, which may not know the scores of all other runs. `end` decides
+        later.
 
         Args:
             name: The name of the run.
             model: The trained model.
-            processor: Its processor, which is saved too.
-            row: The row of results of the run, with "metric" and "score".
+            processor: The model's processor, which is saved too.
+            row: The run's row of results, with "metric" and "score".
         """
         keep = self.recipe.keep
         if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):
             save(model, self._model(name), processor)
 
     def _keep_model(self, name: str) -> None:
-        """Move the model of a run that ended to "models" if it is the best of its task; with `keep: all` it is there.
+        """Move the model of a finished run to "models" if it is the best of its task; with `keep: all` it is there.
 
         Raises:
             StoreError: If the model is not where the process that trained the run should have written it.
@@ -573,7 +564,7 @@ class SeparateRuns:
     def _identity(self, name: str) -> dict[str, Any]:
         """Return everything that decides what the run called `name` learns, JSON-ready.
 
-        It is saved with the results of the run and compared when the run is resumed; see
+        It is saved with the run's results, and compared when the run is resumed; see
         `lamina.train.identity.difference`.
         """
         recipe, spec = self.recipe, self.specs[name]

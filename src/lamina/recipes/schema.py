@@ -51,8 +51,8 @@ def check_options(options: Mapping[str, object]) -> None:
     """Check the options of `lamina.fit` in a recipe.
 
     Raises:
-        ConfigError: If a value is not allowed, or "epochs" or "learning_rate" is a mapping of readers to numbers.
-        UnknownNameError: If there is no such option, or no such choice for an option.
+        ConfigError: If a value is not allowed, or "epochs" or "learning_rate" is a mapping (reader name -> number).
+        UnknownNameError: If an option, or the chosen value of an option, does not exist.
     """
     for key in ("epochs", "learning_rate"):
         if isinstance(options.get(key), dict):
@@ -61,7 +61,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _check_edit(edit: Edit) -> None:
-    """Raise a ConfigError or ValidationError unless an edit has one known name, with arguments that are allowed."""
+    """Raise ConfigError or ValidationError unless an edit is one known name with allowed arguments."""
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
@@ -88,7 +88,7 @@ class ReaderRecipe(Strict):
 
         Raises:
             ConfigError: If a setting is not allowed, or the default reader gets settings.
-            UnknownNameError: If there is no such fusion or setting.
+            UnknownNameError: If a fusion or setting does not exist.
         """
         if (fusion := self._fusion()) is None:
             if self.head or len(self.fusion) > 1:
@@ -111,7 +111,7 @@ class ReaderRecipe(Strict):
         return keys_of(reader.fusion, reader.head)
 
     def check(self, task: KindedTask) -> None:
-        """Build the reader for a task with every value of its grid, and forget it.
+        """Build the reader's config for a task with every value of its grid, to check that all are allowed.
 
         Raises:
             ValidationError: If a setting or a value of the grid is not allowed; it names the key.
@@ -130,8 +130,8 @@ def _build(registry: Registry, settings: Fields) -> Any:
     """Return the config of a fusion or head from its settings in a recipe, which include its "name".
 
     Raises:
-        ConfigError: If a value is not allowed or has a wrong type, say a text where a number is needed.
-        UnknownNameError: If there is no such fusion, head or setting.
+        ConfigError: If a value is not allowed or has a wrong type, such as a string instead of a number.
+        UnknownNameError: If the fusion, head or setting does not exist.
     """
     try:
         return registry.from_dict(settings)
@@ -144,9 +144,9 @@ def _build(registry: Registry, settings: Fields) -> Any:
 
 
 class SubsampleRecipe(Strict):
-    """A random subsample of a task's training rows, without replacement.
+    """A random subsample of a task's training rows, drawn without replacement.
 
-    Exactly one of `per_class`, `fraction` and `rows` gives its size.
+    Exactly one of `per_class`, `fraction` and `rows` must be set; it is the size.
     """
 
     per_class: int | None = None  # number of rows for each class
@@ -158,22 +158,22 @@ class SubsampleRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_size(self) -> SubsampleRecipe:
-        """Raise a ValidationError unless there is exactly one size, and the size is allowed."""
+        """Raise ValidationError unless exactly one size is set, and its value is allowed."""
         with error_at(blame=sorted(self.model_fields_set)):
             self.size()
         return self
 
     def size(self) -> SampleSize:
-        """Return the size of the subsample; raise ConfigError if there is not exactly one, or it is not allowed."""
+        """Return the size of the subsample; raise ConfigError unless exactly one is set, and its value is allowed."""
         return SampleSize(self.per_class, self.fraction, self.rows)
 
 
 class MethodRecipe(Strict):
     """A way to fine-tune the model itself; with a `grid`, one way for every combination of the grid's values.
 
-    `edits` are applied to the model before it is trained, in their order. Each has a name, such as "insert", with the
-    arguments of the function of that name, such as `lamina.insert_`. The keys of the grid are arguments of edits, such
-    as "insert.layers", and options of `lamina.fit`. The value null for the layers of an edit leaves out the edit.
+    `edits` are applied to the model before training, in their order. Each is the name of a function without its
+    underscore ("insert" for `lamina.insert_`) with arguments of that function. Keys of the grid are arguments of edits,
+    such as "insert.layers", and options of `lamina.fit`. If the layers of an edit are null, the edit is left out.
     """
 
     edits: list[Annotated[Edit, checked(_check_edit)]] = Field(default_factory=list)
@@ -182,7 +182,7 @@ class MethodRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_grid(self) -> MethodRecipe:
-        """Raise a ValidationError if a key of the grid is unknown, or a value is not allowed for its key."""
+        """Raise ValidationError if a key of the grid is unknown, or a value is not allowed for its key."""
         with error_at("grid"):
             check_count("grid", self.grid)
         for key, values in self.grid.items():
@@ -209,7 +209,7 @@ class MaskedLMRecipe(Strict):
 
 
 def _masked_lm(value: object) -> object:
-    """Return the options that the value of `masked_lm` stands for: true is the default options, false is None.
+    """Return the options that `masked_lm` stands for: {} (the defaults) for true, None for false, a mapping unchanged.
 
     Raises:
         ValueError: If the value is neither a boolean, None nor a mapping.
@@ -222,9 +222,9 @@ def _masked_lm(value: object) -> object:
 
 
 class TaskRecipe(Strict):
-    """A task, from a preset or from files with named columns, with the readers that learn it.
+    """A task, from a preset or from files with named columns, and the readers that learn it.
 
-    A task has no readers if its recipe has methods, or belongs to a study.
+    A task has no readers if the recipe has methods, or belongs to a study.
     """
 
     preset: Annotated[str, checked(find_preset)] | None = None
@@ -255,7 +255,7 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_texts(self) -> TaskRecipe:
-        """Raise a ValidationError if keys for pairs of texts or for tagged words do not suit the task."""
+        """Raise ValidationError if keys for pairs of texts or for tagged words do not suit the task."""
         preset = self._preset
         if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
             raise ValueError("'pair_separator' is for pairs of texts; this task has one text a row")
@@ -265,7 +265,7 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> TaskRecipe:
-        """Raise a ValidationError if keys contradict each other, or a name or reader does not suit the task."""
+        """Raise ValidationError if keys contradict each other, or a name or reader does not suit the task."""
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
         extra = sorted(FILE_KEYS & self.model_fields_set)
@@ -294,7 +294,7 @@ class TaskRecipe(Strict):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """The metrics that the task may have, as far as that is known before its data is read."""
+        """Names of the metrics that the task may have, as far as they are known before its data is read."""
         if (preset := self._preset) is not None and self.masked_lm is None:
             return tuple(preset.metrics)
         types = self.outline().kind.problem_types
@@ -307,7 +307,7 @@ class TaskRecipe(Strict):
     def outline(self) -> TaskOutline:
         """Return the facts about the task that are known before its data is read.
 
-        If the recipe names no labels, placeholders stand for them: as many as a reader's class weights, or else two.
+        If the recipe names no labels, there are placeholders: as many as a reader has class weights, or else two.
         """
         second = self.text_pair if self._preset is None else self._preset.columns[1]
         how: Fields = {"by_row": self.by_row if self.masked_lm is None else self.masked_lm.rows}
@@ -325,9 +325,9 @@ class TaskRecipe(Strict):
 class Recipe(Strict):
     """A whole recipe: a model, tasks, and either readers for each task or methods that fine-tune the model itself.
 
-    All readers are trained together in one pass of the model, unless `separately` is set: then each is trained in its
-    own run on a fresh model, as is needed to compare readers that train the model too. Each method is trained on
-    every task, every time on a fresh model.
+    All readers share each pass of the model and are trained together. With `separately`, each reader is trained on its
+    own fresh model, which is needed to compare readers that train the model too. Each method is trained on every task,
+    always on a fresh model.
     """
 
     model: str  # hub id, local folder, or "minilm" for the packaged model
@@ -346,7 +346,7 @@ class Recipe(Strict):
 
     @model_validator(mode="after")
     def _check(self, info: ValidationInfo) -> Recipe:
-        """Raise a ValidationError if readers and methods are mixed or missing, or a table names what does not exist."""
+        """Raise ValidationError if readers and methods are mixed or missing, or a table names unknown things."""
         read = [name for name, task in self.tasks.items() if task.readers]
         if self.methods and read:
             raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")
@@ -369,20 +369,21 @@ def load_recipe(path: str | Path) -> Recipe:
     Raises:
         DataError: If the file, or the `published.yaml` that it refers to, cannot be read or is not valid YAML.
         ConfigError: If a value is not allowed; the message names the line and the key.
-        UnknownNameError: If a key or name does not exist; likewise.
+        UnknownNameError: If a key or name does not exist; the message names the line and the key.
     """
     file = read_yaml(Path(path))
     return parse_recipe(with_published(file, Path(path)), op=f"recipe {path}", file=file)
 
 
 def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = None, swept: bool = False) -> Recipe:
-    """Build a recipe from its fields.
+    """Build a recipe from its fields, and check it.
 
     Args:
         fields: The recipe's keys and values, as YAML has them.
-        op: What error messages begin with.
-        file: The file that the fields come from, so that errors can name the line; None: errors name no line.
-        swept: Whether a sweep has replaced values of grids. Tables and figures may then name values that are gone.
+        op: Beginning of error messages.
+        file: The file that the fields come from, so that errors can name the line. None: errors name no line.
+        swept: Whether a sweep has replaced values of grids; tables and figures may then name values that no longer
+            exist.
 
     Raises:
         ConfigError: If a value is not allowed.
@@ -395,8 +396,8 @@ def parse_recipe(fields: Fields, *, op: str = "recipe", file: YamlFile | None = 
 
 
 def slug(name: str) -> str:
-    """Return a text in the form that it has in names of runs: "last layer + linear" becomes "last-layer-linear".
+    """Return a text as it appears in names of runs: "last layer + linear" becomes "last-layer-linear".
 
-    Each sequence of characters other than ASCII letters, digits and "_" becomes one "-", and none stands at the ends.
+    Each sequence of characters other than ASCII letters, digits and "_" becomes one "-"; "-" at either end is removed.
     """
     return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")

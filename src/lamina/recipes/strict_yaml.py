@@ -39,9 +39,8 @@ class YamlFile(NamedTuple):
     def locate(self, path: Sequence[object]) -> tuple[int, list[object]]:
         """Return the line of the value at a path of keys and list indices, and the part of the path that exists.
 
-        The path is followed as far as the file has its keys and items. The line, counted from 1, is that of the last
-        key or item that was found, or of the beginning of the file if not even the first one was. Index 0 is skipped
-        where the file has a single value in place of a list, since some keys of recipes allow both.
+        The line, from 1, is that of the last key or item of the path that exists, or 1 if none exists. Index 0 is
+        skipped where the file has a single value in place of a list, because some keys of recipes allow both.
         """
         node, line, existing = self.root, self.root.start_mark.line, []
         for part in path:
@@ -63,9 +62,9 @@ class YamlFile(NamedTuple):
 class _Loader(yaml.SafeLoader):
     """A YAML loader that refuses dangerous or ambiguous files with a DataError, before any value is built.
 
-    It refuses a key that a mapping has twice (keys merged in with `<<` aside), a key that is neither text nor a whole
-    number, nesting deeper than 50 levels, aliases that stand for more than 100,000 values or contain themselves, and
-    every tag that is not plain YAML. Dates are read as texts.
+    It refuses keys that a mapping has twice (except keys merged in with `<<`), keys that are neither a string nor a
+    whole number, nesting deeper than 50 levels, aliases that stand for more than 100,000 values or contain themselves,
+    and all tags that are not plain YAML. Dates are read as strings.
     """
 
     yaml_implicit_resolvers: ClassVar = {
@@ -118,16 +117,16 @@ class _Loader(yaml.SafeLoader):
             raise self.error(node.start_mark.line + 1, reason) from error
 
     def error(self, line: int, reason: str) -> DataError:
-        """Return the DataError for `reason`, which is wrong in `line` (from 1) of the file."""
+        """Return the DataError for `reason`, which is wrong in line `line` (from 1) of the file."""
         return DataError(f"recipe: {self.name}, line {line}: {reason}.", path=self.name, row=line)
 
 
 def read_yaml(path: Path) -> YamlFile:
-    """Read the YAML file of a recipe; no code in it is run.
+    """Read the YAML file of a recipe; nothing in the file is executed.
 
     Raises:
-        DataError: If the file cannot be read, is not YAML, is refused by the limits of this module (see `_Loader`), or
-            does not hold a mapping. The error names the file, and the line where there is one.
+        DataError: If the file cannot be read, is not YAML, is refused by `_Loader`, or does not hold a mapping. The
+            error names the file, and the line if it is known.
     """
     try:
         node, fields = parse_yaml(read_bytes(path, _MAX_BYTES).decode("utf-8"), str(path))
@@ -143,15 +142,11 @@ def read_yaml(path: Path) -> YamlFile:
 
 
 def parse_yaml(text: str, name: str) -> tuple[yaml.Node | None, Any]:
-    """Return the node tree and the value of a YAML text; both are None for an empty text.
-
-    Args:
-        text: The YAML text.
-        name: What errors call the text, such as the name of its file.
+    """Return the node tree and the value of a YAML text; both are None for an empty text. Errors call the text `name`.
 
     Raises:
         yaml.YAMLError: If the text is not YAML.
-        DataError: If a limit of this module is exceeded; see `_Loader`.
+        DataError: If `_Loader` refuses the text.
     """
     loader = _Loader(text, name)
     node = loader.get_single_node()
@@ -169,7 +164,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, fields: object) -> object:
-        """Return the fields unchanged; raise a ValidationError for the first key that the model does not have."""
+        """Return the fields unchanged; raise ValidationError for the first key that the model does not have."""
         for key in fields if isinstance(fields, dict) else ():
             if key not in cls.model_fields:
                 fail(UnknownNameError(op="recipe", got=key, known=cls.model_fields, what="key"), key)
@@ -177,11 +172,11 @@ class Strict(BaseModel):
 
 
 def fail(error: LaminaError, *place: str | int) -> NoReturn:
-    """Raise an error of Lamina inside a pydantic validator, as the ValidationError that pydantic expects there.
+    """Raise an error of Lamina inside a pydantic validator, wrapped in the ValidationError that pydantic expects there.
 
     Args:
-        error: The error; `raise_first` gets it back from the ValidationError.
-        *place: Keys and list indices that lead from the validated value to the part that is wrong.
+        error: The error; `raise_first` unwraps it.
+        *place: Keys and list indices that lead from the validated value to the wrong part.
     """
     kind = PydanticCustomError("lamina", "{error}", {"error": error})
     raise ValidationError.from_exception_data("recipe", [InitErrorDetails(type=kind, loc=place, input=None)])
@@ -189,12 +184,12 @@ def fail(error: LaminaError, *place: str | int) -> NoReturn:
 
 @contextmanager
 def error_at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
-    """Raise errors of the block, inside a pydantic validator, as ValidationErrors that say where the value is wrong.
+    """Turn errors in the `with` block, inside a pydantic validator, into ValidationErrors that say their place.
 
     Args:
-        *place: Keys and list indices that lead from the validated value to the part that the block checks.
-        blame: Keys of that part. The first of them that the message of a LaminaError mentions is added to the place,
-            so that the line of this key is shown.
+        *place: Keys and list indices that lead from the validated value to the part that the `with` block checks.
+        blame: Keys of that part. The first of them in the message of a LaminaError is added to the place, so that the
+            error shows the line of this key.
     """
     try:
         yield
@@ -211,10 +206,10 @@ def error_at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
-    """Return a pydantic validator that calls `check` with a value and leaves the value as it is.
+    """Return a pydantic validator that calls `check` with a value, ignores the result, and returns the value unchanged.
 
-    A LaminaError that `check` raises becomes a ValidationError. If the value is a mapping, the error is placed at the
-    first of its keys that the message mentions.
+    If `check` raises a LaminaError, it becomes a ValidationError. If the value is a mapping, the first of its keys in
+    the error's message is the place of the error.
     """
 
     def validate(value: object) -> object:
@@ -228,8 +223,8 @@ def checked(check: Callable[[Any], object]) -> AfterValidator:
 def to_lamina_error(details: ErrorDetails) -> LaminaError:
     """Return one entry of `ValidationError.errors()` as an error of Lamina.
 
-    An error that `fail` raised is returned as it was. A text that is not among the allowed literals becomes an
-    UnknownNameError, anything else a ConfigError with pydantic's message and the value that came.
+    An error that `fail` wrapped is returned itself. A string that is not among the allowed literals becomes an
+    UnknownNameError; anything else becomes a ConfigError with pydantic's message and the wrong value.
     """
     context, value = details.get("ctx", {}), details["input"]
     if isinstance(error := context.get("error"), LaminaError):
@@ -243,12 +238,12 @@ def to_lamina_error(details: ErrorDetails) -> LaminaError:
 
 
 def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> NoReturn:
-    """Raise the first error in a ValidationError as a ConfigError or UnknownNameError with its place in the message.
+    """Raise the first error in a ValidationError as a ConfigError or UnknownNameError whose message says where it is.
 
     Args:
-        error: What pydantic raised for the fields of a recipe.
-        op: What the message begins with, such as "recipe cola.yaml".
-        file: The file that the fields were read from, for the number of the line; None: the message has no line.
+        error: The ValidationError that pydantic raised for the fields of a recipe.
+        op: Beginning of the message, such as "recipe cola.yaml".
+        file: The file that the fields were read from, to name the line. None: the message names no line.
     """
     first = error.errors()[0]
     # pydantic marks an error in a key itself, not in its value, by an additional part "[key]"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MeanScore(TypedDict):
-    """The scores of repeated runs in short."""
+    """The mean of several runs' scores, with standard deviation and interval."""
 
     mean: float
     spread: float  # sample standard deviation; 0 for a single run
@@ -27,7 +27,7 @@ class MeanScore(TypedDict):
 class SummaryRow(MeanScore):
     """One row of `table.json`: all runs of one task, method and setting.
 
-    Its own "mean", "spread" and "interval" are those of the best validation scores by the task's metric.
+    "mean", "spread" and "interval" describe the best validation scores of the runs in the task's metric.
     """
 
     task: str
@@ -48,13 +48,13 @@ def summaries(
     """Group the results of runs by task, method and setting.
 
     Args:
-        rows: One row of results per run, whose name is in "reader".
-        specs: Every run by name, in the recipe's order. Each must have a row.
-        metrics: All metrics of each task, by the task's name.
+        rows: One row of results per run; its name is in "reader".
+        specs: Run name -> run, in the recipe's order. Each must have a row.
+        metrics: Task name -> all metrics of the task.
 
     Returns:
         One row per task, method and setting. Without grids the rows are in the recipe's order; with a grid they are
-        sorted by task, and then by mean score with the best first.
+        sorted by task, and then by mean score, the best first.
     """
     by_name = {row["reader"]: row for row in rows}
     groups: dict[str, list[RunSpec]] = {}
@@ -71,9 +71,9 @@ def summaries(
 
 
 def _summary(rows: Sequence[TableRow], settings: dict[str, object], metrics: Sequence[str]) -> SummaryRow:
-    """Return the summary of the rows of all runs that share their task, method and `settings`.
+    """Return one row for the results of all runs with the same task, method and `settings`.
 
-    `metrics` are all metrics of the task; the summary has those that are columns of the rows.
+    `metrics` are all metrics of the task; those without a column in `rows` are left out.
     """
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]
@@ -106,7 +106,7 @@ def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
 
 
 def _cells(row: SummaryRow) -> dict[str, str]:
-    """Return a row as the texts of a printed table, by column; a mean has "±" half the width of its interval."""
+    """Return a row as strings, column -> cell; a mean is followed by "±" and half its interval."""
     cells = {"task": row["task"], "method": row["method"]}
     cells |= {key: str(value) for key, value in row["settings"].items()}
     cells |= {"metric": row["metric"], "mean": plus_minus(row)}
@@ -119,9 +119,9 @@ def _cells(row: SummaryRow) -> dict[str, str]:
 
 
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of a table, and the texts of its cells row by row, to print them on a terminal.
+    """Return the columns of a table, and its cells as strings row by row, to print them on a terminal.
 
-    Columns that no row has are left out. A cell that its row does not have is an empty text.
+    Columns without any value are left out. A cell without a value is "".
     """
     rows, last = [_cells(row) for row in table], ("runs", "parameters")
     settings = [key for row in table for key in row["settings"]]
@@ -132,7 +132,7 @@ def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
 
 
 def plus_minus(score: Mapping[str, Any]) -> str:
-    """Return the mean of a `MeanScore` as text, and "±" with half the width of its interval for several runs."""
+    """Return the mean as text: "0.853 ± 0.012", where 0.012 is half the interval; "0.853" for a single run."""
     mean, interval = score["mean"], score["interval"]
     return f"{mean:.3f}" if interval is None else f"{mean:.3f} ± {interval:.3f}"
 

@@ -83,13 +83,9 @@ def scores(
 
 
 def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
-    """Return `path` as a Path, after checking its suffix and that a chart can be drawn from the rows.
+    """Check that a chart can be drawn from the rows into the file, and return `path` as a Path.
 
-    Args:
-        op: The operation that error messages begin with.
-        path: File to write.
-        rows: The data of the chart.
-        keys: Keys that every row must have.
+    `op` is the operation that error messages begin with, and `keys` are those that every row must have.
 
     Raises:
         ConfigError: If the path has another suffix than `.png`, `.svg` and `.html`.
@@ -109,10 +105,7 @@ def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -
 
 
 def chart_package(op: str) -> ModuleType:
-    """Import altair, check that it can save charts, and return it.
-
-    Args:
-        op: The operation that the error message begins with.
+    """Import altair, check that it can save charts, and return it. Error messages begin with `op`.
 
     Raises:
         MissingExtraError: If altair or vl-convert is not installed.
@@ -131,10 +124,10 @@ def in_order(rows: Rows, key: str) -> list[Any]:
 
 
 def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 1.0) -> tuple[float, float]:
-    """Return the ends of the interval mean ± half as a chart shows them: cut off at the range of the metric.
+    """Return the two ends of the interval mean ± half, cut off at the lowest and highest possible value of the metric.
 
-    A t interval over few seeds can reach beyond the highest possible score. Nothing is cut off if the range of a metric
-    is not known, or if the mean is outside the range (because it is a difference of scores, for example).
+    A t interval over few seeds can reach beyond the highest possible score. Nothing is cut off if the metric's range is
+    not known, or if the mean is outside the range (because it is a difference of scores, for example).
 
     Args:
         mean: Middle of the interval.
@@ -150,14 +143,9 @@ def drawn_ends(mean: float, half: float, metrics: Iterable[str], scale: float = 
 
 
 def single_runs(mean: float, spread: float, runs: int) -> list[float]:
-    """Return the scores of two runs, computed from their mean and sample standard deviation.
+    """Return the scores of two runs, computed from their mean and sample standard deviation `spread`.
 
     Two values a and b have the sample standard deviation |a - b| / sqrt(2). For another number of runs, return [].
-
-    Args:
-        mean: Mean score of the runs.
-        spread: Sample standard deviation of the scores.
-        runs: Number of runs.
     """
     return [mean - spread / 2**0.5, mean + spread / 2**0.5] if runs == 2 and INTERVAL_SEEDS > 2 else []
 
@@ -173,15 +161,7 @@ def _layer_axis(altair: ModuleType) -> alt.X:
 
 
 def _importance_bars(altair: ModuleType, rows: Rows, readers: list[str]) -> Chart:
-    """Return a bar chart per reader, with a dashed line at equal shares.
-
-    The line of a reader that uses n layers is at 1/n.
-
-    Args:
-        altair: The package.
-        rows: One row per reader and layer, as in `importance`.
-        readers: Names of the readers, in the order of the charts.
-    """
+    """Return a bar chart per reader, with a dashed line at equal shares: 1/n if the reader uses n layers."""
     layers = len(in_order(rows, "layer"))
     counts = Counter(row["reader"] for row in rows)
     values = [{**row, "equal": 1 / counts[row["reader"]]} for row in rows]
@@ -203,15 +183,7 @@ def _importance_bars(altair: ModuleType, rows: Rows, readers: list[str]) -> Char
 
 
 def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[str]) -> Chart:
-    """Return a heat map with a row per reader and a column per layer.
-
-    With at most 26 layers, each cell shows its number.
-
-    Args:
-        altair: The package.
-        rows: One row per reader and layer, as in `importance`.
-        readers: Names of the readers, from top to bottom.
-    """
+    """Return a heat map with a row per reader and a column per layer; up to 26 layers, each cell shows its number."""
     layers = len(in_order(rows, "layer"))
     top = max(float(row["importance"]) for row in rows)
     base = altair.Chart(altair.Data(values=[dict(row) for row in rows])).encode(
@@ -231,13 +203,7 @@ def _importance_heat_map(altair: ModuleType, rows: Rows, readers: list[str]) -> 
 
 
 def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Chart:
-    """Return a chart with a group of bars per reader and the numbers beside the bars.
-
-    Args:
-        altair: The package.
-        rows: One row per reader and method, as in `scores`.
-        axis: Title of the score axis.
-    """
+    """Return a chart with a group of bars per reader and a number beside each bar; `axis` titles the score axis."""
     values = [{**row, **_labels(row)} for row in rows]
     methods = in_order(rows, "method")
     base = altair.Chart(altair.Data(values=values)).encode(
@@ -257,7 +223,7 @@ def _score_bars(altair: ModuleType, rows: Rows, axis: str) -> Chart:
 
 
 def _labels(row: Mapping[str, Any]) -> dict[str, str | float]:
-    """Return the fields that are added to a row of `scores` for drawing.
+    """Return the fields that the chart adds to a row of `scores`.
 
     They are "group" (title of the panel), "low" and "high" (ends of the error bar), and "label" (the number as text).
     """
@@ -269,13 +235,7 @@ def _labels(row: Mapping[str, Any]) -> dict[str, str | float]:
 
 
 def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
-    """Return a chart with a title and the fonts, colours and margins that all charts in files share.
-
-    Args:
-        chart: The chart.
-        title: Title above the chart.
-        below: Lines in small type under the title.
-    """
+    """Return a chart with a title, with small lines `below` it, and with the style that all charts in files share."""
     font = "Helvetica, Arial, sans-serif"
     axis = {
         "labelColor": QUIET,
@@ -296,9 +256,9 @@ def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
 
 
 def save_chart(chart: alt.TopLevelMixin, path: Path) -> Path:
-    """Write a chart to a file in the format of its suffix (png, svg or html) and return the path.
+    """Write a chart to a file in the format of its suffix (png, svg or html), and return the path.
 
-    An older file is replaced as a whole or not at all.
+    An existing file is replaced completely or, if writing fails, not at all.
 
     Raises:
         StoreError: If the file cannot be written.
@@ -317,14 +277,15 @@ SHAPES = ("circle", "diamond", "triangle-up", "square")  # shapes of points; eac
 
 
 def curve_rows(figure: Curves) -> list[Mark]:
-    """Return the data of a figure for a chart: a row per point.
+    """Return the data of a chart of curves: one row per point of a figure.
 
-    A point without x is a line across the panel and becomes two rows, one at each end of the x axis.
+    A row has the fields of its point (such as "facet", "series", "x", "mean" and "runs") and these:
 
-    Rows have the fields of the point (such as "facet", "series", "x", "mean" and "runs"), "across" (whether the point
-    has no x) and "low" and "high", the ends of the interval as a chart shows them (see `drawn_ends`). With fewer than
-    `INTERVAL_SEEDS` runs, both ends are the mean. "values" holds the score of each run if there are exactly two, and is
-    empty otherwise.
+    - "across": whether the point has no x. Such a point is a line across the panel and becomes two rows, one at each
+      end of the x axis.
+    - "low" and "high": the ends of the interval as the chart shows them (see `drawn_ends`). With fewer than
+      `INTERVAL_SEEDS` runs, both are the mean.
+    - "values": the score of each run if there are exactly two, otherwise empty.
     """
     rows: list[Mark] = []
     places: dict[str, list[float | str]] = {}
@@ -345,10 +306,10 @@ def curve_rows(figure: Curves) -> list[Mark]:
 
 
 def draw_curves(figure: Curves, path: Path | str) -> Path:
-    """Draw the curves of a figure and return the path of the file.
+    """Draw a figure of a run's report as a chart of curves, and return the path of the file.
 
-    Each point is drawn with its 95 % interval, or with the two scores if there are two runs. A method that has no x is
-    a dashed line across the panel.
+    Each point is drawn with its 95 % interval or, if it averages two runs, with both scores. A method without a value
+    on the x axis is a dashed line across the panel.
 
     Args:
         figure: A figure of a run's report.
@@ -367,7 +328,7 @@ def draw_curves(figure: Curves, path: Path | str) -> Path:
 
 
 def _curve_chart(altair: ModuleType, rows: list[Mark], figure: Curves) -> Chart:
-    """Return the chart of a figure, from the rows of `curve_rows`."""
+    """Return the chart of a figure, whose `rows` come from `curve_rows`."""
     series, metrics, panels = (in_order(rows, key) for key in ("series", "metric", "facet"))
     numbers = all(isinstance(row["x"], int | float) for row in rows)
     colours = altair.Scale(domain=series, range=[COLOURS[n % len(COLOURS)] for n in range(len(series))])
@@ -415,7 +376,7 @@ def _curve_chart(altair: ModuleType, rows: list[Mark], figure: Curves) -> Chart:
 
 
 def _numbers_axis(altair: ModuleType, rows: list[Mark], figure: Curves) -> alt.X:
-    """Return an x axis of numbers with a tick at the x of each row; labels that would overlap are left out."""
+    """Return an x axis of numbers, with a tick at the x of each row. Labels that would overlap are left out."""
     values = sorted({row["x"] for row in rows if not row["across"]})
     scale = (
         altair.Scale(type="log", base=2, nice=False, padding=12)

@@ -1,4 +1,4 @@
-"""Write the HTML page of studies and training runs: one file that needs no server; charts and tables as files too."""
+"""Write the HTML page about studies and training runs, which needs no server, and its charts and tables as files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def write_page(
 
 
 def _default_title(sections: Sequence[Section]) -> str:
-    """Return a title that says what was studied, with the names of models and tasks if the sections have them."""
+    """Return a page title that says what was studied, with the names of the models and tasks that are known."""
     models = list(dict.fromkeys(section.model.rpartition("/")[2] for section in sections if section.model))
     tasks = list(dict.fromkeys(task for section in sections for task in section.tasks))
     kinds = list(dict.fromkeys(section.kind for section in sections))
@@ -123,11 +123,7 @@ def _check_packages() -> None:
 
 
 def _section(folder: Path, label: str) -> Section:
-    """Return the section of the study or training run in a folder.
-
-    Args:
-        folder: The folder.
-        label: Name of the section on the page.
+    """Return the section for the study or the training run in a folder; `label` is its name on the page.
 
     Raises:
         StoreError: If the folder is missing, damaged, or holds neither a study nor a finished training run.
@@ -159,7 +155,7 @@ class _Chart:
 
     Attributes:
         section: The section that the chart belongs to.
-        name: Name of the chart, the same for the same chart of other runs.
+        name: Name of the chart. Charts with equal names, from several runs, are comparable.
         drawing: The contents of the chart.
         spec: The chart as a Vega-Lite specification with its data.
         number: Number of the chart on the page, from 1.
@@ -190,7 +186,7 @@ class _Chart:
 def _charts(sections: Sequence[Section]) -> list[_Chart]:
     """Return all charts in the order of the page.
 
-    Charts of the same name from sections of the same kind follow each other and share the scale of their values.
+    Charts of equal name from sections of the same kind stand next to each other and share the scale of their values.
     """
     places: dict[tuple[str, str], list[tuple[Section, Drawing]]] = {}
     for kind in dict.fromkeys(section.kind for section in sections):
@@ -208,7 +204,7 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 
 
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
-    """Return the charts that stand beside the verdicts: the first chart of the page, and the same chart of other runs.
+    """Return the charts beside the verdicts: the first chart of the page, and the charts of equal name of other runs.
 
     If these are more than `MOST_LEADING`, return only the first chart.
     """
@@ -218,7 +214,7 @@ def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
 
 
 def _shared_domain(drawings: Sequence[Drawing]) -> Domain:
-    """Return the lowest and the highest value in several charts, intervals included."""
+    """Return the lowest and the highest value in several charts, including the ends of intervals."""
     values = [
         row[key] for drawing in drawings for row in drawing.rows for key in ("low", "value", "high") if key in row
     ]
@@ -226,7 +222,7 @@ def _shared_domain(drawings: Sequence[Drawing]) -> Domain:
 
 
 def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart]) -> str:
-    """Return the page as HTML that contains its data, styles and scripts."""
+    """Return the page as HTML, with all data, styles and scripts inside."""
     import vl_convert
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -281,17 +277,12 @@ def _file_name(number: int, *parts: str) -> str:
 
 
 def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Chart]) -> list[Path]:
-    """Write every chart and table into a folder beside the page, and return the paths of the files.
+    """Write every chart and table into a folder beside the page, all files or none, and return their paths.
 
-    Either all files are written or none. Files that an earlier page of the same name wrote are replaced.
-
-    Args:
-        path: The HTML file.
-        sections: The sections of the page, which have the tables.
-        charts: The charts of the page.
+    Files that an earlier page with this name wrote are replaced.
 
     Raises:
-        StoreError: If the folder cannot be written, or has files of other origin.
+        StoreError: If the folder cannot be written, or has other files of the same names.
     """
     beside = path.with_name(f"{path.stem}_files")
     old = read_json(beside / MARK).get("files") if is_file(beside / MARK) else None
@@ -302,7 +293,7 @@ def _write_files(path: Path, sections: Sequence[Section], charts: Sequence[_Char
 
 
 def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
-    """Write each chart as SVG and PNG into a folder and return the names of the files."""
+    """Write each chart as SVG and PNG into a folder, and return the names of the files."""
     import vl_convert
 
     names = []
@@ -320,7 +311,7 @@ def _write_charts(charts: Sequence[_Chart], folder: Path) -> list[str]:
 
 
 def _write_tables(sections: Sequence[Section], folder: Path) -> list[str]:
-    """Write each table as Markdown and LaTeX into a folder and return the names of the files."""
+    """Write each table as Markdown and LaTeX into a folder, and return the names of the files."""
     names = []
     tables = [(section, table) for section in sections for table in section.tables]
     for number, (section, table) in enumerate(tables, start=1):

@@ -1,4 +1,4 @@
-"""Charts of the layers' importances after training and over its epochs, as files."""
+"""Charts of the layers' importances at the best epoch and over training, as files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def draw_importances(
         formats: Formats of the files: "png", "svg" and "html".
 
     Returns:
-        The paths of the files; an empty list if no reader mixes layers.
+        The paths of the files; [] if no reader mixes layers.
 
     Raises:
         MissingExtraError: If there is something to draw and the packages of `lamina[report]` are not installed.
@@ -86,8 +86,9 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], li
         table: `Run.table`, or the rows of `table.json`.
 
     Returns:
-        The rows at the best epoch, the rows over training, and the key of their x axis: "step" or "epoch". Rows have
-        "reader", "layer", "importance" and, where there are enough seeds for an interval, its ends "low" and "high".
+        The rows of the chart at the best epoch, the rows of the chart over training, and the key of the latter's x
+        axis: "step" or "epoch". Rows have "reader", "layer" and "importance", and with enough seeds for an interval its
+        ends "low" and "high".
     """
     drawn_rows, best = _drawn_rows(importances, table)
     over, x = _over_training(drawn_rows)
@@ -95,10 +96,10 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], li
 
 
 def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
-    """Return the rows of importances that are drawn, and those of them that are at the best epoch of their run.
+    """Return the rows of importances that are drawn, and those of them that belong to the best epoch of their run.
 
-    Runs of settings that are not the best of a grid are left out. In the rows that remain, "reader" is the title of the
-    run and "run" the name of the reader.
+    Runs whose setting is not the best of a grid are left out. In the returned rows, "reader" is the title of the run's
+    panel, and "run" is the name of the reader.
     """
     known = {row["reader"] for row in importances}
     runs = {reader: run for reader, run in _runs(table).items() if reader in known}
@@ -112,18 +113,18 @@ def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]
 
 
 def _over_training(rows: Rows) -> tuple[Rows, str]:
-    """Return the rows that are drawn over training and the key of their x axis, "step" or "epoch".
+    """Return the rows that are drawn over training, and the key of their x axis: "step" or "epoch".
 
-    Rows that were recorded at a step have no epoch. If there are any, only these are returned.
+    Rows that were recorded at a step have no epoch. If there are any, only those are returned.
     """
     by_step = any(row["epoch"] is None for row in rows)
     return [row for row in rows if (row["epoch"] is None) == by_step], "step" if by_step else "epoch"
 
 
 def _runs(table: Rows) -> dict[str, DrawnRun]:
-    """Return reader -> title and best epoch of its run, from the table of a recipe's run.
+    """Return reader -> title of its panel and best epoch, from the table of a recipe's run.
 
-    For each task and method, only the first setting in the table, which is the best of a grid, is included.
+    For each task and method, only the first setting in the table is included, which is the best one of a grid.
     """
     runs: dict[str, DrawnRun] = {}
     several, seen = len(in_order(table, "task")) > 1, set[tuple[str, str]]()
@@ -140,13 +141,13 @@ def _runs(table: Rows) -> dict[str, DrawnRun]:
 def importance_over_training(
     rows: Rows, path: Path | str, *, title: str = "Importance of each layer over training"
 ) -> Path:
-    """Draw the importance of each layer over training, a panel per reader, and return the path of the file.
+    """Draw the importance of each layer over training, with a panel per reader, and return the path of the file.
 
-    The x axis shows steps if importances between epochs were recorded, otherwise epochs.
+    The x axis shows steps if importances were recorded between epochs, otherwise epochs.
 
     Args:
-        rows: Rows of `FitResult.importances`, with "reader", "epoch", "step", "layer" and "importance". Rows of several
-            runs that agree in all but "importance" are averaged, and a band shows the 95 % t interval of the mean.
+        rows: Rows of `FitResult.importances`, with "reader", "epoch", "step", "layer" and "importance". Rows that
+            differ only in "importance" come from several runs: they are averaged, and a band shows the 95 % t interval.
         path: File to write; ends in `.png`, `.svg` or `.html`.
         title: Title of the chart.
 
@@ -163,10 +164,10 @@ def importance_over_training(
 
 
 def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
-    """Return one row for each group of rows that agree in `keys`, with the mean of their "importance".
+    """Return the mean "importance" of each group of rows that have equal values of `keys`, one row per group.
 
-    If a group has at least `INTERVAL_SEEDS` rows, the row also has "low" and "high": the ends of the 95 % t interval of
-    the mean, limited to 0 and 1.
+    A group of at least `INTERVAL_SEEDS` rows also gets "low" and "high": the ends of the 95 % t interval, limited to 0
+    to 1.
     """
     groups: dict[tuple[object, ...], list[float]] = {}
     for row in rows:
@@ -181,13 +182,7 @@ def _means(rows: Rows, keys: tuple[str, ...]) -> list[Mark]:
 
 
 def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
-    """Return the chart of `importance_over_training`.
-
-    Args:
-        altair: The package.
-        rows: Importances that are already averaged over seeds.
-        x: Key of the x axis: "step" or "epoch".
-    """
+    """Return the chart of `importance_over_training` from rows averaged over seeds. `x` is "step" or "epoch"."""
     layers, readers = sorted({row["layer"] for row in rows}), in_order(rows, "reader")
     legend = altair.Legend(
         title=["layer", "(0 = embeddings)"],
@@ -219,10 +214,9 @@ def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
 
 
 def _named(rows: Rows, x: str) -> list[Mark]:
-    """Return the rows with the key "name": 1 if the number of the layer is written beside the point, otherwise 0.
+    """Return the rows with a new key "name": 1 if the layer's number is written beside the point, otherwise 0.
 
-    The numbers stand at the ends of each reader's highest lines, if these ends are far enough apart. `x` is the key of
-    the x axis.
+    Numbers stand at the last points of each reader's highest lines, unless these points are too close together.
     """
     top = max(row["importance"] for row in rows)
     labelled: list[Mapping[str, Any]] = []

@@ -35,7 +35,8 @@ _OP = "inserted weights"
 class InsertedWeight:
     """The weight of an inserted layer before and after training, on the CPU.
 
-    For a layer after a convolution, it is the matrix in the middle of the kernel.
+    If the layer follows a convolution, the weight is the matrix in the middle of the kernel. Layers after feed-forward
+    projections have a single head.
     """
 
     stack: str
@@ -45,7 +46,7 @@ class InsertedWeight:
     trained: Float[Tensor, "heads width width"]
 
     def states(self) -> dict[str, Float[Tensor, "heads width width"]]:
-        """Return name -> weight: "start" and "trained" for before and after training, "change" for the difference."""
+        """Return name -> weight: "start" (before training), "trained" (after it) and "change" (the difference)."""
         return dict(zip(STATES, (self.start, self.trained, self.trained - self.start), strict=True))
 
 
@@ -54,11 +55,11 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
 
     Args:
         model: The model after training.
-        start: The model before training. None: the initial weights are computed again from the record of the model's
-            edits, which holds their seeds.
+        start: The model before training. None: the initial weights are computed again, from the seeds in the model's
+            record of edits.
 
     Raises:
-        ConfigError: If the model has no inserted layers, or `start` has other ones.
+        ConfigError: If the model has no inserted layers, or `start` has others.
     """
     before = {} if start is None else {name: parameter.detach() for name, parameter in start.named_parameters()}
     for edit in (edit for edit in edits(model) if edit.kind == "insert" and start is None):
@@ -85,7 +86,7 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
 
 
 def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
-    """Return path -> (name of the stack, number from 1) for each block of a model, blocks of convolutions included."""
+    """Return path of a block -> (name of its stack, its number from 1), for all blocks including convolutional ones."""
     blocks: dict[torch.nn.Module, tuple[str, int]] = {}
     with suppress(UnsupportedModelError):
         for name, stack in stacks(model).items():
@@ -98,9 +99,9 @@ def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
 
 
 def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads width width"]:
-    """Return a weight of an inserted layer as float32 matrices on the CPU, one per head (or a single one).
+    """Return a weight of an inserted layer as float32 matrices on the CPU: one per head, or a single one.
 
-    The kernel of a convolution is cut to its middle.
+    If the weight is a kernel of a convolution, only the matrix in its middle is returned.
     """
     weight = weight.detach().float().cpu()
     if layer.axes:
@@ -109,17 +110,18 @@ def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads widt
 
 
 def diagonals(weights: Sequence[InsertedWeight], *, by_layer: bool = False) -> list[dict[str, str | int | float]]:
-    """Return the mean of inserted weights on the diagonal and off the diagonal.
+    """Return means of inserted weights over the entries on the diagonal, and over all other entries.
 
     Args:
         weights: The weights, from `inserted_weights`.
-        by_layer: Whether to return a row per layer. Otherwise a row is the mean over all layers of a stack that follow
-            the same projection.
+        by_layer: True: one row per inserted layer. False: one row per stack and projection, which averages over the
+            blocks.
 
     Returns:
-        Rows with "stack", "layer" (if `by_layer`), "projection", "layers" (the number of layers in the mean), and the
-        means "start_diagonal", "start_rest", "trained_diagonal", "trained_rest", "change_diagonal" and "change_rest".
-        The means of the change are over its absolute value.
+        Rows with "stack", "layer" (if `by_layer`), "projection", "layers" (number of averaged layers), and the means
+        "start_diagonal", "start_rest", "trained_diagonal", "trained_rest", "change_diagonal" and "change_rest". "start"
+        is before training, "trained" after it, and "change" the absolute value of the difference; "rest" are the
+        entries off the diagonal.
     """
     groups: dict[tuple[str, int | None, str], list[InsertedWeight]] = {}
     for weight in weights:
@@ -132,7 +134,7 @@ def diagonals(weights: Sequence[InsertedWeight], *, by_layer: bool = False) -> l
 
 
 def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
-    """Return the six means of `diagonals`, by name, over all given weights together."""
+    """Return the six means of `diagonals` by name, over all given weights together."""
     means: dict[str, float] = {}
     for state in STATES:
         values = [weight.states()[state] for weight in group]
@@ -147,16 +149,16 @@ def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
 def chosen_weight(
     weights: Sequence[InsertedWeight], layer: int | None = None, projection: str | None = None, stack: str | None = None
 ) -> InsertedWeight:
-    """Return the first inserted weight that fits the given stack, layer and projection.
+    """Return the first inserted weight with the given stack, layer and projection.
 
     Args:
         weights: The weights, from `inserted_weights`.
         layer: Number of the block, from 1. None: any.
-        projection: Path of the projection within the block, or the end of it, such as "query". None: any.
+        projection: Path of the projection within the block, or the end of that path, such as "query". None: any.
         stack: Name of the stack. None: any.
 
     Raises:
-        UnknownNameError: If no weight fits. The message lists the stacks, layers or projections that have one.
+        UnknownNameError: If no weight fits; the message lists the stacks, layers or projections that exist.
     """
     for field, wanted in (("stack", stack), ("layer", layer), ("projection", projection)):
         fitting = [weight for weight in weights if wanted is None or _fits(getattr(weight, field), wanted)]
@@ -177,7 +179,10 @@ SHOWN = 7  # default number of rows and columns of a weight that are drawn
 
 
 class Entry(TypedDict):
-    """One entry of a drawn weight: the model and state that it belongs to, its place from 1, and its value."""
+    """One entry of a drawn weight matrix.
+
+    `model` and `state` ("start", "trained" or "change") name the matrix; `row` and `column` count from 1.
+    """
 
     model: str
     state: str
@@ -194,17 +199,18 @@ def weight_maps(
     most: int = SHOWN,
     title: str = "Weights of an inserted layer",
 ) -> Path:
-    """Draw inserted weights as heat maps and return the path of the file.
+    """Draw inserted weights as heat maps, and return the path of the file.
 
-    The figure has a row per model, with three maps: the weight before training, after training, and the change. In each
-    row the first two share a scale of colours. The changes of all rows share a scale too, so that they can be compared.
+    The chart has one row of three heat maps per model: the weight before training, the weight after training, and the
+    change. In each row the first two heat maps share a colour scale. The heat maps of changes all share one scale, so
+    that models can be compared.
 
     Args:
         weights: Name of the row -> the weight of one inserted layer, from `inserted_weights`.
         path: File to write; ends in `.png`, `.svg` or `.html`.
         head: Attention head to draw, from 0. Layers after a feed-forward projection have only head 0.
-        most: Number of rows and columns that are drawn, from the first.
-        title: Title of the figure.
+        most: Draw only the first `most` rows and columns of each weight.
+        title: Title of the chart.
 
     Raises:
         ConfigError: If the path has another suffix, or a weight has no such head.
@@ -213,8 +219,8 @@ def weight_maps(
         StoreError: If the file cannot be written.
 
     Source:
-        "How to insert additional layers between the middle layers of the pre-trained model", Figure 5, which shows
-        7 x 7 weights of layers that start by Xavier and as the unit matrix.
+        "How to insert additional layers between the middle layers of the pre-trained model", Figure 5, which shows 7 x
+        7 weights of layers that start by Xavier and as the unit matrix.
     """
     entries = [entry for name, weight in weights.items() for entry in _entries(name, weight, head, most)]
     path = checked_path("weight figure", path, entries, ("model", "state", "row", "column", "weight"))
@@ -238,13 +244,7 @@ def weight_maps(
 
 
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
-    """Return the entries of one weight that are drawn, for all three states.
-
-    Args:
-        name: Name of the model.
-        weight: The weight.
-        head: Attention head to draw, from 0.
-        most: Number of rows and columns that are drawn.
+    """Return the drawn entries of one weight: the first `most` rows and columns of a head, for all three states.
 
     Raises:
         ConfigError: If the weight has no such head.
@@ -261,12 +261,9 @@ def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[En
 
 
 def _panel(altair: ModuleType, cells: list[Entry], limit: float) -> alt.Chart | alt.LayerChart:
-    """Return a heat map of one weight, which shows the numbers too if it has at most 7 x 7 entries.
+    """Return a heat map of one weight; up to 7 x 7 entries, it shows the numbers too.
 
-    Args:
-        altair: The package.
-        cells: The entries of the weight.
-        limit: Absolute value that has the darkest colour; 0 has white.
+    The absolute value `limit` gets the darkest colour, and 0 is white.
     """
     side = 34 if len(cells) <= SHOWN**2 else max(4, 34 * SHOWN // max(cell["row"] for cell in cells))
     limit = limit or 1.0

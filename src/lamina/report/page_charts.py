@@ -35,20 +35,21 @@ _TEXT, _NUMBER, _CELL = 62, 30, 12  # least width in pixels of a heat map's cell
 @final
 @dataclass(frozen=True)
 class Drawing:
-    """The contents of a chart of the page, from which `spec_of` makes a Vega-Lite specification.
+    """The contents of a chart on the page; `spec_of` turns them into a Vega-Lite specification.
 
     Attributes:
         kind: "line", "heat", "bar" or "scatter".
-        rows: The data, one row per point, bar or cell. Every row has "x" and "value". It may also have "y" (row of a
-            heat map), "colour" (name of the series), "facet" (name of the panel), "label", "x_label", "low" and "high"
-            (ends of an interval, see `drawn_ends`), and "across": True (a value that holds for every x). In a row with
-            a "mark", that is "dot" (the value of a single seed) or "rule" (a reference value).
+        rows: The data, one row per point, bar or cell. Every row has "x" and "value". Optional keys are "y" (row of a
+            heat map), "colour" (name of the series), "facet" (name of the panel), "label" (text of a cell or point),
+            "x_label" (name of the x), "low" and "high" (ends of an interval), "across": True (a value that holds for
+            every x), and "mark": "dot" (a row with the value of a single seed) or "rule" (a row with a reference
+            value).
         title: Title of the chart.
-        titles: Titles of "x", "y", "value", "colour" and "facet", with their units.
+        titles: "x", "y", "value", "colour" or "facet" -> its title, with the unit.
         note: How to read the chart, shown below the title.
-        remark: What a point stands for: seeds, rows and interval. Shown below the chart.
+        remark: What a point averages (seeds, rows) and which interval it has; shown below the chart.
         log_x: Whether the x axis is logarithmic.
-        apart: Whether each panel has its own scale, as panels of different metrics need.
+        apart: Whether each panel has its own value scale, as panels of different metrics need.
     """
 
     kind: Literal["line", "heat", "bar", "scatter"]
@@ -62,18 +63,18 @@ class Drawing:
 
     @property
     def panels(self) -> list[str]:
-        """The panels in the order in which they are shown; [] for a chart without panels."""
+        """Names of the panels in the order in which they are shown; [] for a chart without panels."""
         return list(dict.fromkeys(row["facet"] for row in self.rows if "facet" in row))
 
     @property
     def series(self) -> list[str | float]:
-        """The names of the series that colours tell apart, in order; numbers are sorted. [] without colours."""
+        """Names of the series that colours distinguish, in order (numbers are sorted); [] without colours."""
         names = list(dict.fromkeys(row["colour"] for row in self.rows if "colour" in row))
         return sorted(names) if _numeric(self.rows, "colour") else names
 
     @property
     def has_direct_labels(self) -> bool:
-        """Whether every line has its name at its end, so that no legend is needed."""
+        """Whether each line has its name written at its end, which replaces the legend."""
         is_few = 1 < len(self.series) <= FEW_LABELS and not _numeric(self.rows, "colour")
         return self.kind == "line" and is_few and _numeric(self.rows, "x")
 
@@ -82,9 +83,9 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
     """Return a chart as a Vega-Lite specification that contains its data.
 
     Args:
-        drawing: What the chart shows.
-        domain: Lowest and highest value of the value axis, or of the colours of a heat map. Charts side by side get the
-            same, so that they share a scale. None: the ends of the chart's data.
+        drawing: The contents of the chart.
+        domain: Lowest and highest value of the value axis, or of a heat map's colour scale. Charts that stand side by
+            side get equal values. None: the lowest and highest value in the data.
 
     Raises:
         MissingExtraError: If the packages of `lamina[report]` are not installed.
@@ -108,10 +109,10 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
 
 
 def layout_of(drawing: Drawing) -> dict[str, int]:
-    """Return the sizes that the page's script needs to fit a chart into the width of the page.
+    """Return the sizes that the page's script needs to fit a chart into the page.
 
-    These are the number of "panels" and "marks" and, for a heat map, the number of its "columns", the width of a cell
-    ("step") and the width of the labels beside the map ("margin"), both in pixels.
+    They are the number of "panels" and of "marks". A heat map also has the number of its "columns", the width of a cell
+    ("step") and the width of the labels at its left ("margin"), both in pixels.
     """
     layout = {"panels": len(drawing.panels), "marks": len(drawing.rows)}
     if drawing.kind == "heat":
@@ -134,12 +135,12 @@ def _height(drawing: Drawing) -> int:
 
 
 def _numeric(rows: Sequence[Mark], key: str) -> bool:
-    """Return whether every value of a key is a number, in the rows that have the key."""
+    """Return whether the key's value is a number in every row that has the key."""
     return all(isinstance(row.get(key, 0), int | float) for row in rows)
 
 
 def _tooltip(altair: ModuleType, drawing: Drawing) -> list[alt.Tooltip]:
-    """Return the lines that appear when the pointer is over a mark, from top to bottom."""
+    """Return the lines of the tooltip that appears when the pointer is over a mark, from top to bottom."""
     keys = {key for row in drawing.rows for key in row}
     titles = {"label": "", "seeds": "seeds", "low": "95 % from", "high": "95 % to", **drawing.titles}
     lines = []
@@ -158,20 +159,13 @@ def _is_sideways(drawing: Drawing) -> bool:
 
 
 def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
-    """Return the lowest and the highest value that the value axis shows: `domain`, or the ends of the data if None."""
+    """Return the lowest and highest value of the value axis: `domain`, or if it is None those in the data."""
     ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
     return domain or (min(ends, default=0.0), max(ends, default=1.0))
 
 
 def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *, zero: bool = False) -> alt.Scale:
-    """Return the scale of the value axis.
-
-    Args:
-        altair: The package.
-        drawing: The contents of the chart.
-        domain: Lowest and highest value. None: the ends of the data.
-        zero: Whether the axis must contain 0, as bars need.
-    """
+    """Return the scale of the value axis, which ends at `domain` (None: at the data). With `zero` it contains 0."""
     if drawing.apart:
         return altair.Scale(zero=zero)
     low, high = _value_ends(drawing, domain)
@@ -181,9 +175,9 @@ def _value_scale(altair: ModuleType, drawing: Drawing, domain: Domain | None, *,
 
 
 def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Channels:
-    """Return the channels that tell series apart: colour and, with `shape`, also the shape of points.
+    """Return the channels that distinguish series: "color", and with `shape` also "shape"; {} for a single series.
 
-    The result is empty if there is only one series. Charts whose lines have their names at their ends get no legend.
+    Charts whose lines have their names at their ends get no legend.
     """
     names = drawing.series
     if len(names) < 2:
@@ -198,9 +192,9 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
 
 
 def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | None, Callable[[float], Any]]:
-    """Return the selection that a click on the legend makes, and a function that makes the channel of an opacity.
+    """Return the selection that a click on the legend makes, and a function opacity -> channel.
 
-    The channel has the given opacity for the selected series and makes all others faint. If there is no legend, the
+    The channel gives marks of the selected series that opacity and makes all other marks faint. Without a legend, the
     selection is None and the opacity is constant.
     """
     if len(drawing.series) < 2 or drawing.has_direct_labels:
@@ -210,7 +204,7 @@ def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | No
 
 
 def _with_selection(chart: Chart, picked: alt.Parameter | None) -> Chart:
-    """Return the chart with the selection `picked` from `_highlight` added, or the chart as it is if that is None."""
+    """Return the chart with the selection `picked` added; if `picked` is None, return the chart unchanged."""
     return chart if picked is None else chart.add_params(picked)
 
 
@@ -228,25 +222,20 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
 
 
 def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
-    """Return the chart `base` limited to the rows whose "mark" is `mark`; None if there are no such rows."""
+    """Return the chart `base` limited to rows whose "mark" is `mark`; None if there are no such rows."""
     has_rows = any(row.get("mark") == mark for row in drawing.rows)
     return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
 
 
 def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
-    """Return the chart `base` limited to the rows without a "mark": neither single seeds nor reference values."""
+    """Return the chart `base` limited to rows without a "mark", that is without single seeds and reference values."""
     return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
 
 
 def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Channels, colour: Channels) -> list[Chart]:
-    """Return the chart layers of single seeds (small rings) and reference values (thin dashed lines across the panel).
+    """Return the chart layers for single seeds (small rings) and reference values (thin dashed lines across the panel).
 
-    Args:
-        altair: The package.
-        base: The chart, with its encoding along the axis that is not the value axis.
-        drawing: The contents of the chart.
-        value: "x" or "y" -> the value channel.
-        colour: The colour channel; {} for a single series.
+    `base` already encodes the other axis; `value` is "x" or "y" -> the value channel, and `colour` the colour channel.
     """
     layers = []
     if (dots := _only(base, drawing, DOT)) is not None:
@@ -265,10 +254,7 @@ def _extra_marks(altair: ModuleType, base: Chart, drawing: Drawing, value: Chann
 
 
 def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a line chart: lines with their points, intervals as bands, values that hold for every x as dashed lines.
-
-    The arguments are those of `_bar_chart`.
-    """
+    """Return a line chart: lines with points, intervals as bands, and dashed lines for values that hold for every x."""
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain)
     y, low = (altair.Y(f"{key}:Q", title=drawing.titles.get("value"), scale=scale) for key in ("value", "low"))
@@ -298,10 +284,10 @@ def _line_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domai
 
 
 def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
-    """Return the rows of a line chart, with "label_y" in the last point of every line.
+    """Return the rows of a line chart, with the key "label_y" added to the last point of every line.
 
-    "label_y" is the value at which the name of the line stands. Names are in the order of the ends of their lines, and
-    moved apart so that they do not overlap. `domain` is as in `spec_of`.
+    "label_y" is the height at which the line's name is written, in units of the value axis. The names are in the order
+    of the lines' ends, and moved apart so that they do not overlap.
     """
     rows = [dict(row) for row in drawing.rows]
     panels: dict[str, dict[str, Mark]] = {}  # name of a panel -> name of a line -> its last point
@@ -323,9 +309,9 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
 
 
 def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Return ascending values moved apart until neighbours differ by at least `gap`.
+    """Move ascending values apart until neighbours differ by at least `gap`, and return them.
 
-    They stay between `low` and `high` if there is room for all of them, otherwise they go beyond `high`.
+    They stay between `low` and `high` if there is room for all of them; otherwise they go beyond `high`.
     """
     places = [low - gap]
     for value in values:
@@ -339,14 +325,7 @@ def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> lis
 
 
 def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a bar chart: vertical bars if x is a number such as a layer, horizontal bars if x is a name.
-
-    Args:
-        altair: The package.
-        base: A chart without data, to which marks and channels are added.
-        drawing: The contents of the chart.
-        domain: Lowest and highest value of the value axis. None: the ends of the data.
-    """
+    """Return a bar chart: vertical bars if x is a number such as a layer, horizontal bars if x is a name."""
     picked, opacity = _highlight(altair, drawing)
     scale = _value_scale(altair, drawing, domain, zero=True)
     title, names = drawing.titles.get("value"), in_order(drawing.rows, "x")
@@ -372,7 +351,7 @@ def _bar_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain
 
 
 def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a scatter plot with a point per row; the arguments are those of `_bar_chart`."""
+    """Return a scatter plot with one point per row."""
     picked, opacity = _highlight(altair, drawing)
     y = altair.Y("value:Q", title=drawing.titles.get("value"), scale=_value_scale(altair, drawing, domain))
     points = base.mark_point(filled=True, size=46).encode(
@@ -386,14 +365,9 @@ def _scatter_chart(altair: ModuleType, base: Chart, drawing: Drawing, domain: Do
 
 
 def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale, str]:
-    """Return the scale of colours of a heat map, and a Vega expression that is true for cells that need dark text.
+    """Return a heat map's colour scale, and a Vega expression that is true for cells on which text must be dark.
 
-    If there are values on both sides of 0, there are two colours with white between them.
-
-    Args:
-        altair: The package.
-        low: Lowest value.
-        high: Highest value.
+    If values lie on both sides of 0, the scale has two colours with white at 0.
     """
     largest = max(high, -low)
     if low < 0 < high and -low > 0.05 * (high - low):
@@ -403,7 +377,7 @@ def _heat_scale(altair: ModuleType, low: float, high: float) -> tuple[alt.Scale,
 
 
 def _heat_map(altair: ModuleType, base: Chart, drawing: Drawing, domain: Domain | None) -> Chart:
-    """Return a heat map; the arguments are those of `_bar_chart`.
+    """Return a heat map.
 
     If "y" is a number such as a layer, it increases upwards, as layers do in a model. Names go from top to bottom.
     """
@@ -440,7 +414,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 
 def theme(*, dark: bool) -> Spec:
-    """Return the Vega-Lite config of the dark theme or the light one, which charts in files have too."""
+    """Return the Vega-Lite config of the dark or the light theme; charts in files use the light one."""
     ink, quiet, rule, surface = (
         ("#e6e9ed", "#a3adb8", "#2d353e", "#171b20") if dark else ("#1b1f24", "#59636e", "#e2e6ea", "#ffffff")
     )

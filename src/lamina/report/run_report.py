@@ -33,9 +33,9 @@ _MARKDOWN = re.compile(r"([\\|*_<>\[\]`])")
 
 
 def heads(table: PivotTable) -> list[tuple[str, bool]]:
-    """Return the columns of a table, without the first one, as pairs: the name, and whether the numbers are a paper's.
+    """Return the columns of a table but the first: pairs of the name, and whether the column holds paper numbers.
 
-    A column for which a paper has numbers comes twice: measured numbers first, then those of the paper.
+    A column for which a paper has numbers occurs twice: first for the measured numbers, then for the paper's.
     """
     published = {name for values in (*table.published.values(), *table.others.values()) for name in values}
     return [
@@ -44,7 +44,7 @@ def heads(table: PivotTable) -> list[tuple[str, bool]]:
 
 
 def grid(table: PivotTable) -> list[list[str]]:
-    """Return the rows of a table as texts: the name of the row, then a cell per column of `heads`.
+    """Return the rows of a table as texts: the name of the row, then one cell per column of `heads`.
 
     A cell without a number is "".
     """
@@ -60,7 +60,7 @@ def grid(table: PivotTable) -> list[list[str]]:
 
 
 def _cell_text(cell: Cell | None, table: PivotTable) -> str:
-    """Return a measured score as text, with half the width of its interval if it has one; "" for None."""
+    """Return a measured score as text, followed by "± half its interval" if it has one; "" for None."""
     if cell is None:
         return ""
     mean = f"{cell.mean:.{table.digits}f}"
@@ -68,9 +68,9 @@ def _cell_text(cell: Cell | None, table: PivotTable) -> str:
 
 
 def _paper_text(number: float | None, table: PivotTable) -> str:
-    """Return a paper's number as text; "" for None.
+    """Return a paper's number as text, with at least as many digits as the table's measured numbers; "" for None.
 
-    Reading YAML drops zeros at the end of a number. So it gets the table's number of digits, if it has fewer.
+    YAML drops zeros at the end of a number, so that they must be added again.
     """
     if number is None or isinstance(number, int):
         return "" if number is None else str(number)
@@ -78,7 +78,7 @@ def _paper_text(number: float | None, table: PivotTable) -> str:
 
 
 def remarks(table: PivotTable) -> list[str]:
-    """Return the sentences below a table: the split, the meaning of ±, the source of the paper's numbers, and notes."""
+    """Return the sentences below a table: which split, what ± means, where the paper's numbers are from, and notes."""
     part = "Test" if table.part == "test" else "Validation"
     counts = sorted({cell.runs for cell in table.cells})
     span = " to ".join(map(str, counts[:: len(counts) - 1 or 1]))  # the lowest and the highest count
@@ -93,7 +93,7 @@ def remarks(table: PivotTable) -> list[str]:
 
 
 def chosen(table: PivotTable) -> list[str]:
-    """Return the best settings of a search, a line for each row and the columns in which it has these settings.
+    """Return the settings that a search chose: one line for each row and each setting, with the columns that have it.
 
     A line is, for example, "AdaLayers (CoLA; SST-2): alpha=64". The list is empty if nothing was searched.
     """
@@ -106,7 +106,7 @@ def chosen(table: PivotTable) -> list[str]:
 
 
 def markdown(table: PivotTable) -> str:
-    """Return a table as Markdown, with its remarks and the settings that a search chose."""
+    """Return a table as Markdown, followed by its remarks and the settings that a search chose."""
     names = ["", *(f"{name} ({PAPER})" if paper else name for name, paper in heads(table))]
     head, *body = (f"| {' | '.join(map(markdown_text, line))} |" for line in (names, *grid(table)))
     lines = [
@@ -149,7 +149,7 @@ FORMATS = ("png", "svg", "html")
 
 
 def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, beside: Sequence[str | Path] = ()) -> Report:
-    """Write the tables and figures that a run's recipe asks for into the run's folder, all of them or none.
+    """Write the tables and figures that a run's recipe asks for into the run's folder. All files are written, or none.
 
     The tables are in `report.md` and `report.tex`, the figures in `figure-1.png` and so on. A figure without points is
     left out. If readers mix layers, `importance.png` shows the importance of each layer at the best epoch, and
@@ -158,11 +158,10 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     Args:
         folder: The output folder of `lamina train` or `run_recipe`.
         formats: Formats of the figures: "png", "svg" and "html". Empty: no figures are drawn.
-        beside: Output folders of other runs. Their first figures are drawn into the first figure of this run, and so
-            on.
+        beside: Output folders of other runs. Their n-th figure is drawn into the n-th figure of this run.
 
     Returns:
-        The tables and figures, and the names of the `files` that were written.
+        The tables and figures; its `files` are the names of the written files.
 
     Raises:
         UnknownNameError: If there is no such format.
@@ -199,7 +198,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
 
 
 def labelled(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return name -> folder; the names are the shortest ends of the paths that differ from each other.
+    """Return name -> folder. A name is the last part of the path, or as many last parts as make the names different.
 
     Raises:
         ConfigError: If there is no folder, or the same folder twice.
@@ -216,9 +215,7 @@ def labelled(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_importances(folder: Path) -> tuple[Rows, Rows]:
-    """Return the rows of a run's `importances.parquet` and `table.json`.
-
-    If one of the files is missing, both lists are empty.
+    """Return the rows of a run's `importances.parquet` and of its `table.json`; both empty if a file is missing.
 
     Raises:
         StoreError: If a file is damaged.
@@ -235,15 +232,10 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
-    """Return a figure with the points of the same figure of other runs added.
+    """Return a figure with the points of figure number `number` (from 0) of other runs added.
 
-    If two runs have a series of the same name, the name of its folder is added to the name of every series.
-
-    Args:
-        number: Number of the figure, from 0.
-        figure: The figure.
-        name: Name of its folder.
-        others: Name of another folder -> its figures.
+    `name` is the name of the figure's folder, and `others` is name of another folder -> its figures. If two folders
+    have a series of the same name, each series gets the name of its folder added.
     """
     by_folder = {name: figure.points}
     by_folder |= {key: figures[number].points for key, figures in others.items() if number < len(figures)}

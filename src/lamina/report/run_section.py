@@ -1,4 +1,4 @@
-"""Make the section of a training run on the page: which method is best and whether that is certain, charts, tables."""
+"""Make the page's section about a training run: which method is best and whether that is certain, charts, tables."""
 
 from __future__ import annotations
 
@@ -32,11 +32,7 @@ TABLE = "table.json"
 
 
 def run_section(folder: Path, label: str) -> Section:
-    """Return the section of a training run.
-
-    Args:
-        folder: The output folder of the run.
-        label: Name of the section on the page.
+    """Return the section about the training run in a folder; `label` is its name on the page.
 
     Raises:
         StoreError: If the folder has no `report.json`, or one of its files is damaged.
@@ -74,8 +70,8 @@ def _table(folder: Path) -> list[SummaryRow]:
 def _settings(folder: Path) -> dict[str, JSON]:
     """Return the settings of a run that the page shows.
 
-    They are "base", "info" and "lamina" (the version) from the manifest of the run's bank, if it saved one. For each
-    separate run that failed, there is also "failed: NAME" with the error.
+    They are "base", "info" and "lamina" (the version), from the manifest of the run's bank if it saved one; and for
+    each failed run of its own folder "failed: NAME" with the error.
 
     Raises:
         StoreError: If a file is damaged.
@@ -90,7 +86,7 @@ def _settings(folder: Path) -> dict[str, JSON]:
 
 
 def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
-    """Return a sentence per task: the best method, and whether it is certain that it is better than the next one."""
+    """Return one sentence per task: the best method, and whether it is certainly better than the second best."""
     conclusions = []
     for task in dict.fromkeys(row["task"] for row in table):
         rows = [row for row in table if row["task"] == task]
@@ -102,13 +98,9 @@ def _conclusions(table: Sequence[SummaryRow]) -> list[str]:
 
 
 def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
-    """Return a sentence that compares the two best methods of a task.
+    """Return a sentence that compares the two best methods of a task; `ranked` holds each method's best setting.
 
-    It rests on the 95 % interval of the difference between runs of the two methods with the same seed.
-
-    Args:
-        task: Name of the task.
-        ranked: The best setting of each method, the best method first.
+    It is based on the 95 % interval of the score difference between runs of the two methods with equal seeds.
     """
     first = ranked[0]
     if len(ranked) == 1:
@@ -131,13 +123,13 @@ def _conclusion(task: str, ranked: Sequence[SummaryRow]) -> str:
 
 
 def _method_name(row: SummaryRow) -> str:
-    """Return the name of a method, with its settings if they are from a grid, such as "AdaLayers (dim=64)"."""
+    """Return the name of a method, with its settings if a grid has several, such as "AdaLayers (dim=64)"."""
     settings = ", ".join(f"{key}={value}" for key, value in row["settings"].items())
     return f"{row['method']} ({settings})" if settings else str(row["method"])
 
 
 def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
-    """Return the number of runs of two methods as text, such as "3 runs each" or "5 and 2 runs"."""
+    """Return the numbers of runs of two methods as text, such as "3 runs each" or "5 and 2 runs"."""
     counts = [len(row["runs"]) for row in (first, second)]
     return (
         f"{pluralize(counts[0], 'run')} each"
@@ -169,7 +161,7 @@ def _curves(curves: Curves) -> Drawing:
 
 
 def _bars(table: PivotTable) -> Drawing:
-    """Return the measured cells of a table of the recipe as a bar chart for the page, with a panel per column."""
+    """Return the measured cells of a recipe's table as a bar chart for the page, with one panel per column."""
     rows: list[Mark] = []
     metrics = list(dict.fromkeys(cell.metric for cell in table.cells))
     for cell in table.cells:
@@ -187,12 +179,12 @@ def _bars(table: PivotTable) -> Drawing:
 
 
 def _times(scale: float) -> str:
-    """Return the factor that scores were multiplied by as part of an axis title, such as " x 100"; "" for 1."""
+    """Return the factor that scores were multiplied by, as part of an axis title, such as " x 100"; "" for 1."""
     return "" if scale == 1 else f" x {scale:g}"
 
 
 def _remark(cells: Sequence[Cell | Point]) -> str:
-    """Return the remark below a chart: the means of how many runs it shows, and whether it shows intervals."""
+    """Return the remark below a chart: how many runs each point averages, and whether intervals are drawn."""
     counts = sorted({cell.runs for cell in cells})
     if counts[-1:] == [1]:
         return "One run each, so no interval is drawn"
@@ -203,10 +195,9 @@ def _remark(cells: Sequence[Cell | Point]) -> str:
 
 
 def _importances(folder: Path, table: Sequence[SummaryRow]) -> dict[str, Drawing]:
-    """Return name -> chart of the importances of layers, at the best epoch and over training.
+    """Return name -> chart for the importances of layers: "importance" at the best epoch, and "training" over training.
 
-    The result is {} if no reader of the run mixes layers. In the first chart, a dashed line marks equal shares: 1/n for
-    a reader that uses n layers.
+    The result is {} if no reader of the run mixes layers. A dashed line in the first chart marks equal shares.
     """
     final, over, x = averaged_importances(read_importances(folder)[0], table)
     if not final:
@@ -225,7 +216,7 @@ def _importances(folder: Path, table: Sequence[SummaryRow]) -> dict[str, Drawing
 
 
 def _equal_shares(bars: Sequence[Mark]) -> list[Mark]:
-    """Return a reference mark for each bar of importances: 1/n for a reader that uses n layers."""
+    """Return a reference row for each bar of importances, with the value 1/n if the reader uses n layers."""
     counts = Counter(bar["facet"] for bar in bars)
     return [
         {
@@ -245,14 +236,14 @@ def _renamed(row: Mark, **names: str) -> Mark:
 
 
 def _paper_table(table: PivotTable) -> DataTable:
-    """Return a table of the recipe as a table of the page, with a paper's numbers beside the measured ones."""
+    """Return a recipe's table as a table of the page, with a paper's numbers beside the measured ones."""
     columns = [f"{name} ({PAPER})" if paper else name for name, paper in heads(table)]
     note = " ".join([*remarks(table), *(f"{line}." for line in chosen(table))])
     return DataTable(table.title, ["method", *columns], grid(table), note)
 
 
 def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
-    """Return a table of the page with a row per run: its settings and all of its scores."""
+    """Return a table of the page with one row per run: its settings and all of its scores."""
     rows = [
         {"task": row["task"], "method": row["method"], **row["settings"], **run} for row in table for run in row["runs"]
     ]
@@ -261,5 +252,5 @@ def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
 
 
 def _cell(value: object) -> str | float | None:
-    """Return a value as a cell of a table: numbers, texts and None as they are, all other values as texts."""
+    """Return a value as a cell of a table: numbers, strings and None unchanged, all other values as strings."""
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -22,8 +22,8 @@ Spans: TypeAlias = list[tuple[str, str, str]]
 class Example:
     """An example for which a probe predicted a wrong label, as the page shows it.
 
-    If the labels are spans, `true` and `predicted` each hold the whole text with its spans marked, and `text` is empty.
-    Otherwise `text` holds the text, and `true` and `predicted` hold a label each.
+    If labels are spans of the text, `text` is empty, and `true` and `predicted` each hold the whole text with their
+    spans marked. Otherwise `text` holds the text, and `true` and `predicted` one label each.
     """
 
     where: str  # task, layer and row
@@ -42,12 +42,12 @@ class Section:
         label: Name of the section, unique on the page.
         kind: "training run", or the name of the study.
         conclusions: Sentences, most important first. The first sentence about each task is shown as its verdict.
-        drawings: Name -> chart. Charts of the same name from sections of the same kind stand side by side.
+        drawings: Name -> chart. Charts of equal name from sections of the same kind stand side by side.
         tables: The tables in the order in which they are shown.
         settings: The settings that were used.
-        seeds: The seeds of its runs.
+        seeds: All seeds of the study or training run.
         examples: Examples of wrong predictions, a few for each task and layer.
-        errors: Number of wrong predictions in the table.
+        errors: Number of wrong predictions, including those without an example.
         model: Name of the model; "" if it is not known.
         tasks: Names of the tasks; empty if there are none.
     """
@@ -66,9 +66,9 @@ class Section:
 
     @property
     def verdicts(self) -> list[tuple[str, str]]:
-        """The most important sentence about each task, as (task, sentence).
+        """The most important sentence about each task, as pairs (task, sentence).
 
-        The most important sentence that is about no task has "" as its task.
+        A pair with the task "" holds the most important sentence that is about no task.
         """
         verdicts: dict[str, str] = {}
         for sentence in self.conclusions:
@@ -79,7 +79,7 @@ class Section:
 
     @property
     def details(self) -> list[str]:
-        """The conclusions that are not among the verdicts."""
+        """The conclusions that `verdicts` leaves out."""
         shown = {f"{task}: {sentence}" if task else sentence for task, sentence in self.verdicts}
         return [sentence for sentence in self.conclusions if sentence not in shown]
 
@@ -102,7 +102,7 @@ class DataTable:
     note: str = ""
 
     def compact(self) -> dict[str, object]:
-        """Return the table for the page's JSON, column by column; a text that repeats is written only once."""
+        """Return the table as JSON for the page, column by column; repeated strings are stored once."""
         cells = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.columns)
         columns = [{"name": name, **_packed(list(column))} for name, column in zip(self.columns, cells, strict=True)]
         return {"title": self.title, "note": self.note, "columns": columns}
@@ -134,8 +134,8 @@ class DataTable:
 def _packed(cells: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
     """Return the cells of a column in the form that the page's script reads.
 
-    A column of texts that repeat becomes {"levels": its distinct texts, "codes": the index of each cell's text}. All
-    other columns become {"cells": the cells}.
+    A column with repeated strings becomes {"levels": its distinct values, "codes": for each cell, the index of its
+    value}. All other columns become {"cells": the cells}.
     """
     if any(isinstance(cell, str) for cell in cells):
         levels = list(dict.fromkeys(cells))
@@ -146,5 +146,5 @@ def _packed(cells: Sequence[Cell]) -> dict[str, Sequence[Cell]]:
 
 
 def _cell_text(cell: Cell) -> str:
-    """Return a cell as text: a float with four significant digits, an empty cell as ""."""
+    """Return a cell as text: floats with four significant digits, an empty cell as ""."""
     return "" if cell is None else f"{cell:.4g}" if isinstance(cell, float) else " ".join(str(cell).split())

@@ -1,4 +1,4 @@
-"""Make the section of a study on the page: its verdicts, charts, tables, settings and examples of errors."""
+"""Make the page's section about a study: its verdicts, charts, tables, settings and examples of errors."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SIGNIFICANT = 0.05  # largest p value of a difference that counts as significan
 
 
 class Span(TypedDict):
-    """A labelled span of a text in a table of errors; `start` and `end` count characters."""
+    """A labelled span of a text in a study's table of errors; `start` and `end` count characters."""
 
     start: int
     end: int
@@ -43,14 +43,10 @@ class Span(TypedDict):
 
 
 def study_section(study: Study, label: str) -> Section:
-    """Return the section of a study.
-
-    Args:
-        study: The study.
-        label: Name of the section on the page.
+    """Return the section about a study; `label` is its name on the page.
 
     Raises:
-        UnknownNameError: If a figure is drawn from a column that the table does not have.
+        UnknownNameError: If a figure names a column that the table does not have.
         DataError: If a figure's values are not numbers.
     """
     drawings = {name: drawing for name in study.figures if (drawing := drawing_of(study, name)).rows}
@@ -78,18 +74,18 @@ def study_section(study: Study, label: str) -> Section:
 
 
 def _model_name(study: Study) -> str:
-    """Return the name of the model in a study's settings; "" if there is no name, or several."""
+    """Return the model's name from a study's settings; "" if there is none, or several."""
     models = study.settings.get("models") or {}
     names = {str(facts["name"]) for facts in models.values() if isinstance(facts, Mapping) and facts.get("name")}
     return names.pop() if len(names) == 1 else ""
 
 
 def _probe_verdicts(study: Study) -> Iterator[str]:
-    """Yield a sentence per task of a probing study: whether probes of the layers beat baselines that use no model.
+    """Yield one sentence per task of a probing study: whether probes beat the best baseline that uses no model.
 
-    A baseline is, for example, TF-IDF with logistic regression. The sentence compares the probes with the best baseline
-    of the task. It says that a layer is better only if that is significant in the rows of measure "ahead" (score of a
-    probe minus score of the best baseline). Other studies, and tasks without baselines, have no such sentence.
+    A baseline is, for example, TF-IDF with logistic regression. A layer is called better only if that is significant in
+    the rows of measure "ahead" (score of a probe minus score of the best baseline). Other studies, and tasks without
+    baselines, yield no sentence.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):
@@ -118,7 +114,7 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
 
 
 def _seeds(study: Study) -> list[int]:
-    """Return the seeds of a study: those in its table or, if the table has none, the one in its settings."""
+    """Return the seeds of a study: those in its table or, if the table has no seeds, the one in its settings."""
     if "seed" in study.table:
         return sorted({int(seed) for seed in study.table["seed"].dropna()})
     seed = study.settings.get("seed")
@@ -133,8 +129,8 @@ def _wrong_answers(study: Study) -> Frame:
 def _examples(wrong: Frame) -> list[Example]:
     """Return at most `MOST_EXAMPLES` of the rows in `wrong` as examples, in the order of the rows.
 
-    Every pair of task and layer contributes equally many examples, its first rows. If there are more such pairs than
-    examples, evenly spaced pairs contribute one example each.
+    Each pair of task and layer contributes equally many, its first rows. If there are more pairs than `MOST_EXAMPLES`,
+    evenly spaced pairs contribute one example each.
     """
     rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
     places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())
@@ -145,7 +141,7 @@ def _examples(wrong: Frame) -> list[Example]:
 
 
 def _example(row: Row) -> Example:
-    """Return a row of a table of errors (see `EXAMPLE`) as an example for the page, with its spans marked."""
+    """Return a row of a table of errors as an example for the page, with the spans in its text marked."""
     true, predicted, text = (_parsed(row[key]) for key in ("true", "predicted", "text"))
     text = " | ".join(map(str, text)) if isinstance(text, list) else str(text)
     where = f"{row['task']} · layer {row['layer']} · row {row['row']}"
@@ -159,7 +155,7 @@ def _example(row: Row) -> Example:
 
 
 def _parsed(cell: object) -> JSON:
-    """Return the value that a cell of a table had before it was saved. Parquet returns lists as arrays or JSON."""
+    """Return the value that a cell had before the table was saved; Parquet returns lists as arrays or JSON."""
     cell = _plain_python(cell)
     if isinstance(cell, str) and cell[:1] == "[":
         try:
@@ -170,19 +166,15 @@ def _parsed(cell: object) -> JSON:
 
 
 def _plain_python(cell: object) -> object:
-    """Return an array or number of numpy as a list or number of Python; all other values as they are."""
+    """Return a numpy array or number as a Python list or number; any other value unchanged."""
     return cast("np.ndarray", cell).tolist() if hasattr(cell, "tolist") else cell
 
 
 def marked_parts(text: str, spans: Sequence[Span]) -> Spans:
-    """Cut a text at its spans and return the parts as (text, label, error).
+    """Cut a text at its spans, and return the parts in order, as (text, label, error).
 
-    Args:
-        text: The text.
-        spans: The spans in any order. If spans overlap, only the first is marked. Empty spans are left out.
-
-    Returns:
-        The parts in order. Label and error are "" for the text between spans.
+    `label` and `error` are "" for text between spans. If spans overlap, only the first is marked. Empty spans are left
+    out.
     """
     parts: Spans = []
     end = 0
@@ -199,15 +191,15 @@ def drawing_of(study: Study, name: str) -> Drawing:
     """Return a figure of a study as a chart for the page.
 
     Rows that cannot be drawn are left out and counted in the remark below the chart. Rows that differ only in their
-    seed are averaged. With three seeds or more, the chart shows the interval of the mean; with two, it shows the value
-    of each seed.
+    seed are averaged: with three seeds or more, the chart shows the interval of the mean; with two, the value of each
+    seed.
 
     Args:
         study: The study.
         name: Name of the figure in `study.figures`.
 
     Raises:
-        UnknownNameError: If the figure is drawn from a column that the table does not have.
+        UnknownNameError: If the figure names a column that the table does not have.
         DataError: If its values are not numbers.
     """
     figure, rows = study.figures[name], study.rows(name)
@@ -231,28 +223,16 @@ def drawing_of(study: Study, name: str) -> Drawing:
 
 
 def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
-    """Return the note of a figure; in a study of importances, with a sentence on the share of a layer if all are equal.
-
-    Args:
-        note: The note.
-        study: The study.
-        rows: The rows of the figure.
-    """
+    """Return a figure's note; in a study of importances, with a sentence added that names the equal share 1/n."""
     layers = rows["layer"].nunique() if study.name == "importance" and "layer" in rows else 0
     return f"{note} With equal shares every layer would have 1/{layers} = {1 / layers:.3f}.".strip() if layers else note
 
 
 def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> tuple[Frame, list[str]]:
-    """Return the rows that can be drawn, and remarks that count all others.
+    """Return the rows that can be drawn, and remarks that count the others.
 
-    A row needs a finite value and a place on the axes. In a line chart, a row without x can be drawn too, as a line
-    across the chart.
-
-    Args:
-        rows: The rows of the figure.
-        figure: The figure.
-        columns: Part of the chart ("x", "y", "colour", "facet" and so on) -> column of the table.
-        name: Name of the figure, for errors.
+    A row needs a finite value and a place on the axes. A row of a line chart may lack x: it becomes a line across the
+    chart. `columns` maps a part of the chart ("x", "y", "colour", "facet" and so on) to a column of the table.
 
     Raises:
         DataError: If the values are not numbers.
@@ -276,24 +256,22 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 
 
 def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
-    """Return a list with the remark how many rows are left out, such as "2 rows without a task are left out".
+    """Return [a remark on how many rows are left out], such as "2 rows without a task are left out"; or [].
 
-    Args:
-        missing: A column of truth values: True for each row that is left out. The list is empty if all are False.
-        noun: The thing that is counted, in the singular.
-        reason: The words after the noun; "{are}" in it becomes "is" or "are".
+    `missing` is True for each row that is left out; `noun` names the counted thing and `reason` follows it ("{are}" in
+    `reason` becomes "is" or "are").
     """
     count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
     return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
 
 
 def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
-    """Return the mean of a column over seeds for all rows that share the keys, with its 95 % t interval.
+    """Return the mean of a column over seeds, with its 95 % t interval, for each combination of the keys.
 
     Args:
         rows: A table that may have a column "seed".
         keys: The columns to group by.
-        value: The column to average. Rows of one seed are averaged before the mean over seeds is computed.
+        value: The column to average. Several rows with one seed are averaged before the mean over seeds is computed.
 
     Returns:
         A table with the keys, "value", "low", "high" (both NaN for a single seed) and "seeds".
@@ -306,17 +284,17 @@ def with_interval(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 
 
 def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
-    """Return the mean of column `value` for every combination of the keys and the seed."""
+    """Return the mean of the column `value` for every combination of the keys and the seed."""
     seeded = [*keys, "seed"] if "seed" in rows and "seed" not in keys else list(keys)
     numbers = rows.assign(**{value: rows[value].astype("float64")})
     return numbers.groupby(seeded, dropna=False, sort=False, observed=True)[value].mean().reset_index()
 
 
 def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
-    """Return the means over seeds as rows of a chart, and remarks that say what was averaged.
+    """Return means over seeds as rows of a chart, and remarks that say what was averaged.
 
-    A mean of three seeds or more has an interval. If no mean has that many, every seed is added as a dot (except in
-    heat maps, where there is no room for dots). The arguments are those of `_drawable`.
+    A mean of three seeds or more gets an interval. If no mean has that many, each seed becomes a dot (but not in heat
+    maps, which have no room). `columns` is as in `_drawable`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value
     means = with_interval(rows, keys, value)
@@ -341,12 +319,9 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
 
 
 def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> str:
-    """Return a remark that says what a point of a chart stands for.
+    """Return a remark that says what a point of a chart averages.
 
-    Args:
-        counts: The numbers of seeds that the points average over, sorted and without repetitions.
-        has_seeds: Whether the table has seeds at all.
-        has_dots: Whether the chart shows each seed as a dot.
+    `counts` are the different numbers of seeds per point, sorted; `has_seeds` says whether the table has seeds at all.
     """
     if not has_seeds:
         return "one measurement per point, so no interval is drawn"
@@ -358,16 +333,16 @@ def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> s
 
 
 def _metrics(rows: Frame) -> set[str]:
-    """Return the names of the metrics that the scores in the rows are measured by.
+    """Return the names of the metrics in which the rows' scores are measured.
 
-    They are the values in the column "measure" or, if the only measure is "score", those in the column "metric".
+    They are in the column "measure" or, if the only measure is "score", in the column "metric".
     """
     measures = set(rows["measure"]) if "measure" in rows else set()
     return set(rows["metric"]) if measures == {"score"} and "metric" in rows else measures
 
 
 def _across(points: list[Mark]) -> list[Mark]:
-    """Return the points of a line chart, where each point without x is replaced by two, at both ends of the x axis."""
+    """Return the points of a line chart; a point without x is replaced by one at each end of the x axis."""
     along = list(dict.fromkeys(row["x"] for row in points if "x" in row))
     ends = list(dict.fromkeys([*along[:1], *along[-1:]]))
     pairs = [[row] if "x" in row else [{**row, "x": end, "across": True} for end in ends] for row in points]
@@ -375,15 +350,7 @@ def _across(points: list[Mark]) -> list[Mark]:
 
 
 def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
-    """Return a list with the remark over which columns the rows with the same keys were averaged.
-
-    The list is empty if no two rows have the same keys.
-
-    Args:
-        rows: The rows that were averaged.
-        keys: The columns that the rows were grouped by.
-        value: The column that was averaged.
-    """
+    """Return [a remark on the columns that were averaged over, in rows with equal keys]; [] if nothing was averaged."""
     groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
     if not len(rows) or groups.size().max() == 1:
         return []
@@ -395,8 +362,8 @@ def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
 def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
     """Return the points of a scatter plot, one per row, and remarks that count them.
 
-    From more than `MOST_SCATTERED` rows, a random sample is drawn with a fixed seed. If the figure names no column for
-    labels, a point is labelled with all columns that are not drawn otherwise. The arguments are those of `_drawable`.
+    From more than `MOST_SCATTERED` rows, a random sample is drawn with a fixed seed. If the figure has no column of
+    labels, the label of a point lists all columns that are not drawn. `columns` is as in `_drawable`.
     """
     shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
     points = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})
@@ -411,15 +378,15 @@ def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[li
 
 
 def _records(rows: Frame) -> list[Mark]:
-    """Return the rows of a table as dicts that JSON can hold; missing cells are left out."""
+    """Return the rows of a table as dicts that JSON can represent; missing cells are left out."""
     records = rows.astype(object).where(rows.notna(), None).to_dict("records")
     return [{str(key): plain(cell) for key, cell in row.items() if cell is not None} for row in records]
 
 
 def plain(cell: object) -> Cell:
-    """Return a cell of a pandas table in a form that JSON can hold.
+    """Return a cell of a pandas table as a value that JSON can represent.
 
-    Floats are rounded to 6 significant digits. Infinite floats, and values of other types, become texts.
+    Floats are rounded to 6 significant digits. Infinite floats, and values of other types, become strings.
     """
     cell = _plain_python(cell)
     if isinstance(cell, float):
@@ -428,10 +395,7 @@ def plain(cell: object) -> Cell:
 
 
 def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
-    """Return a list with the remark how many rows, tokens or texts were measured, such as "n = 872 rows".
-
-    The list is empty if neither the table nor the settings of the study say it.
-    """
+    """Return [a remark on how many rows, tokens or texts were measured], such as "n = 872 rows"; or []."""
     for name, noun in COUNTS.items():
         counts = sorted({int(count) for count in rows[name].dropna()}) if name in rows else []
         if counts:
@@ -453,10 +417,10 @@ def _axis_title(column: str) -> str:
 
 
 def _value_title(rows: Frame, figure: Figure) -> str:
-    """Return the title of the value axis of a figure.
+    """Return the title of a figure's value axis.
 
-    If the values are scores of a single measure, it is the name of the metric, or of the measure with its metric in
-    brackets. Otherwise it is the name of the column.
+    It is the column's name or, if the values are scores of a single measure, the metric (in brackets after the measure,
+    if that is another one).
     """
     if figure.value != "score" or "measure" not in rows or rows["measure"].nunique() != 1:
         return figure.value.replace("_", " ")
@@ -468,13 +432,13 @@ def _value_title(rows: Frame, figure: Figure) -> str:
 
 
 def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[DataTable]:
-    """Return a study's table as a table of the page; if there are several seeds, a table of means comes before it.
+    """Return a study's table as a table of the page; with several seeds, a table of means comes first.
 
     Args:
         frame: The table of the study.
         title: Title of the table.
-        axes: Columns that figures use as axes. Rows are grouped by these and by all columns that hold no floats. Other
-            columns of floats are measurements and are left out of the table of means.
+        axes: Columns that figures use as axes. Means are computed for each combination of these and of all columns
+            without floats. Other columns of floats are left out of the table of means.
     """
     whole = _data_table(frame, title)
     if "seed" not in frame or "score" not in frame or frame["seed"].nunique() < 2:

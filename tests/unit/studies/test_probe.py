@@ -175,7 +175,7 @@ def test_probes_that_beat_the_text_alone():
             rows.append({**facts, "guesses": guesses})
     for row in rows:
         row["score"] = float(np.mean(np.array(row["guesses"]) == truths))
-    found = compare_probes(rows, task, "validation")
+    found = compare_probes(rows, task, "validation")  # pyright: ignore
     said = conclusions("t", found)
     assert said[0].startswith("t: layer 2 (linear) has the best score of 3 probes: accuracy 0.")
     assert said[1].startswith("t: linear probes of layers 1-2 beat the best baseline that reads the text alone, tfidf")
@@ -184,7 +184,7 @@ def test_probes_that_beat_the_text_alone():
     assert all("200 rows, 2 seeds" in sentence for sentence in said[2:])
     ahead = list(found.rows())
     assert [row["layer"] for row in ahead] == [0, 1, 2]
-    assert ahead[2]["low"] > 0.2
+    assert ahead[2]["low"] > 0.2  # pyright: ignore
 
 
 def test_the_sentence_fits_how_many_probes_beat_the_text():
@@ -209,7 +209,7 @@ def test_one_seed_claims_no_interval(model, tokenizer, mood):
     assert all("95 %" not in sentence for sentence in study.conclusions)
     assert "with one seed no probe can be said to beat" in study.conclusions[1]
     ahead = study.table[study.table["measure"] == "ahead"]
-    assert ahead["low"].isna().all()
+    assert ahead["low"].isna().all()  # pyright: ignore
     assert set(study.table["measure"]) == {"score", "ahead"}
 
 
@@ -328,7 +328,7 @@ def test_a_cell_can_be_pickled_and_loads_its_model_itself(model, tokenizer, mood
     assert found.table["score"].tolist() == here.table["score"].tolist()
     rates = dict.fromkeys(("linear", "mlp"), 1e-3)
     training = {"epochs": 1, "progress": False}
-    how = ProbeSettings((1,), "main", ("linear",), "validation", 8, rates, True, True, training)
+    how = ProbeSettings((1,), "main", ("linear",), "validation", 8, rates, True, True, training)  # pyright: ignore
     cell = partial(probe_rows, str(tmp_path), tokenizer, mood, how, 0)
     sent = pickle.loads(pickle.dumps(cell))()
     assert sent == probe_rows(model, tokenizer, mood, how, 0)
@@ -385,7 +385,7 @@ def test_a_control_has_one_label_per_word_type(tags):
     seen: dict[str, set[int]] = {}
     for part in ("train", "validation"):
         split = control.split(part)
-        for text, words, labels in zip(split.texts, split.words, split.labels, strict=True):
+        for text, words, labels in zip(split.texts, split.words, split.labels, strict=True):  # pyright: ignore
             for (start, end), label in zip(words, labels, strict=True):
                 seen.setdefault(text[start:end], set()).add(label)
     assert len(seen) > 8
