@@ -47,10 +47,10 @@ _QUIET = {
 
 
 class Warnings(logging.Handler):
-    """A logging handler that prints each record to the current standard error."""
+    """A logging handler that prints each record on the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a record on a line; warnings and errors begin with "warning: "."""
+        """Print a record on one line; warnings and errors begin with "warning: "."""
         text = record.getMessage() if record.exc_info is None else self.format(record)  # with the traceback
         print("warning: " * (record.levelno >= logging.WARNING) + text, file=sys.stderr)
 
@@ -62,7 +62,7 @@ class Group(TyperGroup):
     """
 
     def main(self, *args: Any, **options: Any) -> object:
-        """Run the subcommand that the arguments name and end the process; `args` and `options` are those of click."""
+        """Run the subcommand that the arguments name, and end the process; `args` and `options` are those of click."""
         log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  sys.stderr is None if it is closed
         with redirect_stderr(cast("TextIO", Stream(log, needed=False))):
             try:
@@ -91,9 +91,9 @@ class Group(TyperGroup):
                 formatter.write_dl([(name, " ".join(text.partition("\n\n")[0].split())) for name, text in helps])
 
     def invoke(self, ctx: Context) -> object:
-        """Run the subcommand and return its result.
+        """Run the subcommand, and return its result.
 
-        Ctrl-C ends the process with exit code 130 and a line that says whether --resume can continue the run.
+        After Ctrl-C, print whether --resume can continue the work, and end the process with exit code 130.
         """
         try:
             return super().invoke(ctx)

@@ -52,7 +52,7 @@ def cache(
 
 
 def _facts(entry: Entry) -> Row:
-    """Return what --json prints about an entry of the cache: its key, what it holds, its size, age and problem."""
+    """Return an entry of the cache as --json prints it: its key, content, size, age and problem."""
     contents = {name: entry.facts.get(name) for name in _FACTS}
     state = {"size_bytes": entry.size_bytes, "age_s": entry.age_s, "problem": entry.problem}
     return {"key": entry.key, **contents, **state}

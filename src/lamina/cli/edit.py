@@ -37,7 +37,7 @@ _NEW_WEIGHTS = "Initialise weights that the saved files lack at random, for exam
 
 
 class Counts(TypedDict):
-    """How large a model is: layers per stack, parameters, and parameters that are trained."""
+    """The size of a model: layers per stack, parameters, and trainable parameters."""
 
     layers: dict[str, int]
     parameters: int
@@ -45,10 +45,10 @@ class Counts(TypedDict):
 
 
 class EditFacts(TypedDict):
-    """What `lamina edit` prints with --json.
+    """The JSON that `lamina edit` prints with --json.
 
-    `output_difference` is the largest absolute difference between the outputs before and after, on a small batch. It
-    and `saved`, the output folder, are None in a dry run.
+    `output_difference` is the largest absolute difference between the model's outputs before and after the edits, on a
+    small batch; `saved` is the output folder. In a dry run both are None.
     """
 
     model: str
@@ -144,12 +144,9 @@ def edit(  # noqa: PLR0913
 
 
 def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> None:
-    """Raise ConfigError if an option was changed that belongs to an edit that was not requested.
+    """Raise ConfigError if an option was set that belongs to an edit which was not requested.
 
-    Args:
-        edit: The option that requests the edit, such as "--insert"; the error names it.
-        changed: Option that belongs to the edit -> whether its value is not the default.
-        requested: Whether the edit was requested.
+    `edit` is the option that requests the edit, such as "--insert"; `changed` is option -> whether it was set.
     """
     if not requested and any(changed.values()):
         option = next(name for name, is_changed in changed.items() if is_changed)
@@ -157,22 +154,18 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
 
 
 def _selector(text: str | None) -> int | str | list[int]:
-    """Return the layer selector that an option's text stands for: [1, 3] for "1,3", other texts as they are."""
+    """Return the layer selector for an option's text: [1, 3] for "1,3"; other texts unchanged."""
     parts = [part.strip() for part in (text or "").split(",")]
     return [int(part) for part in parts] if all(part.removeprefix("-").isdecimal() for part in parts) else text or ""
 
 
 @contextmanager
 def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock the folder to save to for the duration of the context.
-
-    Args:
-        out: The folder; None if no folder was given.
-        force: Whether a model in the folder may be replaced.
+    """Lock the folder to save to inside the `with` block; with `force`, a model in it may be replaced.
 
     Raises:
-        ConfigError: If no folder was given, if it is a file, or if it is not empty. With `force` a folder that holds a
-            model is allowed, but no other files.
+        ConfigError: If `out` is None, a file, or a folder that is not empty (with `force`: that has other files than a
+            model).
     """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 
@@ -199,7 +192,7 @@ def _run(
         name: Folder or hub id of the model.
         head: Kind of task or class of transformers for the model's head. None: the saved class.
         changes: The edits in order; each is called with the model.
-        out: Folder to save to. None: a dry run on a model without weights, which saves nothing.
+        out: Folder to save to. None: a dry run on a model without weights; nothing is saved.
         new_weights: Whether weights that the files lack are initialised at random.
     """
     from lamina.store import load, outline, save, saved_class
@@ -232,9 +225,7 @@ def _counts(model: PreTrainedModel) -> Counts:
 
 
 def _layers(model: PreTrainedModel) -> dict[str, int]:
-    """Return stack -> number of layers, the embeddings included.
-
-    A convolutional network has one stack, whose blocks are its blocks of convolutions.
+    """Return stack -> number of layers, embeddings included; a convolutional network has a single stack.
 
     Raises:
         UnsupportedModelError: If the layers of the model cannot be found.
@@ -270,13 +261,13 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """Return the largest absolute difference between outputs of the same name and shape in both mappings."""
+    """Return the largest absolute difference between tensors that have the same name and shape in both mappings."""
     same = [name for name in before if name in after and before[name].shape == after[name].shape]
     return max(float((before[name].double() - after[name].double()).abs().max()) for name in same)
 
 
 def _show(facts: EditFacts) -> None:
-    """Print the model's size before and after, a line per edit, and where the result was saved."""
+    """Print the model's size before and after, one line per edit, and where the model was saved."""
     before, after = facts["before"], facts["after"]
     rows: list[tuple[object, ...]] = [
         (f"layers ({name})" if len(before["layers"]) > 1 else "layers", count, after["layers"][name])

@@ -33,7 +33,7 @@ _TASK = (
 
 
 class Columns(TypedDict, total=False):
-    """The columns of a file that were named on the command line, by their names or (int) by their positions."""
+    """The columns of a file that were named on the command line, by name or by position (int)."""
 
     text: str | int
     text_pair: str | int
@@ -41,7 +41,7 @@ class Columns(TypedDict, total=False):
 
 
 class Span(TypedDict):
-    """A span of a text with a wrong label: `start` and `end` count characters, `error` is missed, extra or wrong."""
+    """A span of a text with a wrong label, in characters; `error` is "missed", "extra" or "wrong"."""
 
     start: int
     end: int
@@ -113,7 +113,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def _columns(**names: str | None) -> Columns:
-    """Return the columns that were named, by parameter of `Task.from_files`; a name that is a number becomes an int."""
+    """Return parameter of `Task.from_files` -> column; a column name that is a number becomes an int."""
     numbered = {key: int(name) if name.removeprefix("-").isdecimal() else name for key, name in names.items() if name}
     return cast("Columns", numbered)
 
@@ -138,12 +138,9 @@ def _sources(pairs: list[str]) -> dict[str, str]:
 def _check_used(
     sources: Mapping[str, str], *, for_files: Mapping[str, object], for_presets: Mapping[str, object]
 ) -> None:
-    """Raise ConfigError if an option was given that none of the tasks uses.
+    """Raise ConfigError if an option was given that no task uses: `for_files` need a file, `for_presets` a preset.
 
-    Args:
-        sources: Reader -> preset or file.
-        for_files: Option that applies to files -> its value; None: it was not given.
-        for_presets: The same for options that apply to presets.
+    `sources` is reader -> preset or file; the others are option -> its value, or None if it was not given.
     """
     files = [source for source in sources.values() if is_file(source)]
     for option in (option for option, value in for_files.items() if value is not None and not files):
@@ -155,10 +152,10 @@ def _check_used(
 
 
 def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
-    """Return the task that a reader or model is scored on, with its data.
+    """Return the task, with its data, that a reader or model is scored on.
 
     Args:
-        head: The reader's head or the model's task. It gives the kind and the labels of a task from a file.
+        head: The reader's head or the model's task; decides the kind and labels of a task from a file.
         source: A file that exists, or the name of a preset.
         data: Folder with a subfolder per preset. None: presets are loaded from the hub.
         split: Name of the split. All rows of a file become this split.
@@ -182,11 +179,9 @@ def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split:
 
 
 def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) -> None:
-    """Print a table of all metrics and, for readers that have them, the scores of each label and the wrong answers.
+    """Print a table of all metrics, and then the tables "per_class" and "errors" of readers that have them.
 
-    Args:
-        scores: What `lamina.evaluate` returned: reader -> metric -> value, or "per_class" or "errors" -> rows.
-        tasks: Reader -> task.
+    `scores` is what `lamina.evaluate` returned, and `tasks` is reader -> task.
     """
     rows = [
         (reader, tasks[reader].name, metric, value)
@@ -211,7 +206,7 @@ _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"
 
 
 def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
-    """Print the wrong answers of a reader as a table; where answers are spans, both texts with their spans marked."""
+    """Print the wrong answers of a reader as a table. If answers are spans, both texts have their spans marked."""
     if not errors:
         print(f"\n{reader}: every prediction is right")
         return
@@ -232,9 +227,9 @@ def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
 
 
 def marked(text: str, spans: Sequence[Span]) -> Text:
-    """Return a text with its spans in brackets, each with its label and error, as "[Ekeus|PER missed] heads".
+    """Return a text with its spans in brackets, each with its label and error: "[Ekeus|PER missed] heads".
 
-    Long stretches between the spans are shortened. The spans must be in order and must not overlap.
+    Long stretches between spans are shortened. The spans must be in order and must not overlap.
     """
     from rich.text import Text
 
@@ -247,9 +242,9 @@ def marked(text: str, spans: Sequence[Span]) -> Text:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return a text with " [...] " in place of the words in its middle, so that about `most` characters remain.
+    """Return a text of about `most` characters, with " [...] " in place of the words in its middle.
 
-    A text of at most `most` characters is returned as it is.
+    A text of at most `most` characters is returned unchanged.
     """
     if len(text) <= most:
         return text
@@ -257,11 +252,11 @@ def shortened(text: str, most: int) -> str:
 
 
 def _plain(text: str | list[str]) -> str:
-    """Return a text, or the texts of a pair on a line each, with single spaces and at most about 600 characters."""
+    """Return a text, or each text of a pair on its own line, with single spaces and about 600 characters at most."""
     texts = text if isinstance(text, list) else [text]
     return "\n".join(shortened(" ".join(str(part).split()), SHOWN) for part in texts)
 
 
 def _value(answer: Answer) -> str | float:
-    """Return an answer as the cell of a table: several labels as one text, "-" for none."""
+    """Return an answer as a cell of a table: several labels as one string, "-" for no label."""
     return ", ".join(map(str, answer)) or "-" if isinstance(answer, list) else answer

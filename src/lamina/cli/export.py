@@ -67,12 +67,7 @@ def export(
 
 
 def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel, Processor | None]:
-    """Load a bank or a whole model on the CPU and return it with its tokenizer.
-
-    Args:
-        saved: Folder or hub id of the bank or model.
-        base: Folder or hub id of the bank's base model. None: the one that the bank names.
-    """
+    """Load a bank (on the base model `base`; None: the one it names) or a whole model; return it and its tokenizer."""
     from lamina.store import load, saved_class
     from lamina.store.manifest import MANIFEST
     from lamina.store.models import source_of
@@ -85,7 +80,7 @@ def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel,
 
 
 def _export_reader(bank: ReaderBank, name: str, out: Path, *, as_json: bool) -> None:
-    """Export the reader `name` of a bank as plain PyTorch into the folder `out`, and print what was written."""
+    """Export the reader `name` of a bank as plain PyTorch into the folder `out`, and print its name and layers."""
     from lamina.store.export import export_reader
     from lamina.store.files import read_json
     from lamina.store.manifest import READER
@@ -107,15 +102,10 @@ def _export_graph(
     main: bool,
     as_json: bool,
 ) -> None:
-    """Export a bank or a model as an ONNX graph, and print its outputs.
+    """Export a bank or a model as an ONNX graph into `out`, and print the graph's outputs.
 
-    Args:
-        target: The bank or model.
-        processor: Tokenizer to save with the graph. None: the bank's.
-        out: Folder to write to.
-        readers: Names of the readers to export. None: all.
-        main: Whether to export the model's own output too.
-        as_json: Whether to print JSON instead of a table.
+    `processor` is saved with the graph (None: the bank's), `readers` are exported (None: all), and with `main` also the
+    model's own output.
     """
     from lamina.store.onnx import export_onnx
 

@@ -26,7 +26,7 @@ _STACK = "With --inserted-weights: stack of the layer. Default: the first stack 
 
 
 class Tap(TypedDict):
-    """Where a layer is read: at the "input" or "output" (`side`) of the module `path`; `block` is the block's class."""
+    """Where a layer is read: the "input" or "output" (`side`) of the module at `path`; `block` is the block's class."""
 
     layer: int
     path: str
@@ -36,7 +36,7 @@ class Tap(TypedDict):
 
 
 class StackFacts(TypedDict):
-    """What `lamina inspect` says about a stack; `layers` counts the embeddings, `depth` does not."""
+    """A stack as `lamina inspect` describes it; `layers` counts the embeddings, `depth` does not."""
 
     layers: int
     depth: int
@@ -48,7 +48,7 @@ class StackFacts(TypedDict):
 
 
 class ModelFacts(TypedDict):
-    """What `lamina inspect` prints with --json."""
+    """The JSON that `lamina inspect` prints with --json."""
 
     model: str
     model_type: str
@@ -58,7 +58,7 @@ class ModelFacts(TypedDict):
 
 
 class Choice(TypedDict):
-    """Which inserted layer to draw; None: the first. See `chosen_weight`."""
+    """Which inserted layer to draw; None: the first one. See `chosen_weight`."""
 
     layer: int | None
     projection: str | None
@@ -102,7 +102,7 @@ def inspect(  # noqa: PLR0913
 
 
 def _show(name: str, facts: StackFacts) -> None:
-    """Print a stack as a table with a row per layer, and its fingerprint if it is known."""
+    """Print a stack as a table with one row per layer, and its fingerprint if that is known."""
     blocks = f"{facts['depth']} x {facts['block']}" if facts["block"] else pluralize(facts["depth"], "block")
     title = f"\n{name}: {pluralize(facts['layers'], 'layer')} of width {facts['width']}, {blocks}"
     rows = [
@@ -125,10 +125,10 @@ def describe(name: str, *, weights: bool = False) -> ModelFacts:
 
     Args:
         name: Folder or hub id of the model.
-        weights: Whether to load the weights and add the fingerprint of each stack. Otherwise only the config is read.
+        weights: Whether to load the weights and add a fingerprint of each stack. False: read only the config.
 
     Raises:
-        ModelNotFoundError: If there is no such model.
+        ModelNotFoundError: If the model cannot be found.
         UnsupportedModelError: If its layers cannot be found.
     """
     from lamina.layers import stacks
@@ -168,9 +168,9 @@ def _stack_facts(stack: LayerStack) -> StackFacts:
 
 
 def _parameters_outside_blocks(stack: LayerStack) -> int | None:
-    """Return how many parameters of a stack are outside its blocks (embeddings, and norms around the blocks).
+    """Return how many parameters of a stack are outside its blocks: embeddings, and norms around the blocks.
 
-    None: the blocks are no modules, so that this is not known.
+    None: unknown, because the blocks are no modules.
     """
     if not stack.blocks:
         return None
@@ -183,14 +183,9 @@ _TITLE = "Mean inserted weights on the diagonal and off it; for the change, mean
 
 
 def draw_inserted(names: list[str], path: Path, head: int, choice: Choice, *, as_json: bool) -> None:
-    """Draw one inserted layer of each model, and print the mean weights of all their inserted layers.
+    """Draw one inserted layer of each model to the file `path`, and print the mean weights of all inserted layers.
 
-    Args:
-        names: Folders or hub ids of the models.
-        path: File to draw to; ends in `.png`, `.svg` or `.html`.
-        head: Attention head to draw, from 0.
-        choice: Which inserted layer to draw.
-        as_json: Print JSON instead of a table.
+    `head` is the attention head to draw, from 0, and `choice` says which inserted layer.
 
     Raises:
         ConfigError: If a model has no inserted layers or no such head, or the file has another suffix.

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs; and streams that survive a full disk or a closed pipe."""
+"""Print tables for people and JSON for programs, on streams that survive a full disk or a closed pipe."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ READER_GONE = 141  # exit code of a command whose output nobody reads any more, 
 class Stream:
     """A wrapper of standard output or standard error that handles writing errors: a full disk, or a closed pipe.
 
-    After the first error everything that is written is dropped. What else happens depends on `needed`: a stream that
-    is not needed (standard error) raises nothing, so that a log on a full disk does not end a training run. A stream
-    that is needed (standard output) raises `StoreError`, or ends the process with exit code 141 if the pipe was closed,
-    so that results which were not printed do not count as a success.
+    After the first error, everything that is written is dropped. With `needed=False` (standard error) nothing else
+    happens, so that a log on a full disk does not end a training. With `needed=True` (standard output) the process ends
+    too: with `StoreError`, or after a closed pipe with exit code 141, so that results which were not printed do not
+    count as a success.
     """
 
     def __init__(self, stream: TextIO, *, needed: bool) -> None:
@@ -39,7 +39,7 @@ class Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text and return its length; "±" becomes "+-" where the encoding has no "±"."""
+        """Write a text, and return its length; "±" becomes "+-" if the encoding has no "±"."""
         if text != "":  # typer writes "" to learn the type of the stream; on a full disk even that fails
             self._try(lambda: self._stream.write(with_known_signs(text, self._stream.encoding)))
         return len(text)
@@ -68,7 +68,7 @@ class Stream:
 
 
 def with_known_signs(text: str, encoding: str | None) -> str:
-    """Return the text with "+-" in place of "±" if the encoding has no "±"; None stands for UTF-8."""
+    """Return the text with "+-" instead of "±" if the encoding (None: UTF-8) has no "±"."""
     try:
         "±".encode(encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -77,12 +77,10 @@ def with_known_signs(text: str, encoding: str | None) -> str:
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print a value as JSON.
-
-    Characters outside ASCII are escaped unless standard output is UTF-8.
+    """Print a value as JSON. Characters outside ASCII are escaped unless standard output is UTF-8.
 
     Args:
-        value: A combination of dicts, lists, numbers, texts, paths and dataclasses. NaN and infinities become null.
+        value: Nested dicts, lists, numbers, strings, paths and dataclasses. NaN and infinities become null.
         indent: Spaces per level. None: everything on one line.
     """
     from pydantic_core import to_jsonable_python
@@ -92,11 +90,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def end_if_failed(failures: Sequence[Mapping[str, object]]) -> None:
-    """Print each failed cell of a study or run on standard error and exit with code 1; do nothing without failures.
-
-    Args:
-        failures: One mapping per failed cell, with its "key" and its "error".
-    """
+    """Print each failed cell ("key" and "error") on standard error, and exit with code 1; else do nothing."""
     from typer import Exit
 
     for failure in failures:
@@ -106,13 +100,13 @@ def end_if_failed(failures: Sequence[Mapping[str, object]]) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table as wide as the terminal, or 160 characters wide where the output is not a terminal.
+    """Print a table as wide as the terminal, or 160 characters wide if the output is not a terminal.
 
     Args:
         title: Line above the table; "" for none.
-        columns: Names of the columns. Long names are broken after underscores if the table is too wide.
-        rows: The cells of each row: numbers, texts, None, or styled texts of rich. See `text` for how they are printed.
-            Columns of numbers are aligned to the right.
+        columns: Names of the columns. If the table is too wide, long names are broken after underscores.
+        rows: The cells of each row: numbers, strings, None or rich texts, printed as `text` returns them. Columns of
+            numbers are right-aligned.
     """
     from rich.console import Console
     from rich.table import Table
@@ -144,7 +138,7 @@ def broken(name: str, width: int) -> str:
 
 
 def text(cell: object) -> str:
-    """Return a cell of a table as text: integers with separators, floats with four decimals, None as ""."""
+    """Return a cell of a table as a string: integers with separators, floats with four decimals, None as ""."""
     if cell is None:
         return ""
     if isinstance(cell, float):

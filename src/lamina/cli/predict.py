@@ -103,7 +103,7 @@ def predict(  # noqa: PLR0913
 
 
 def from_stdin() -> list[str]:
-    """Return the lines of standard input; each line is a text, and an empty line is an empty text.
+    """Return the lines of standard input, one text per line. An empty line is an empty text.
 
     Raises:
         ConfigError: If standard input is a terminal or closed.
@@ -127,12 +127,12 @@ def from_stdin() -> list[str]:
 
 
 def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -> Texts:
-    """Return the texts of a file.
+    """Return the texts of a file, or pairs of texts.
 
     Args:
         path: The file.
         text: Column of the texts. None: the only column, or one with a usual name.
-        pair: Column of second texts. None: the texts are no pairs.
+        pair: Column of the second texts. None: no pairs.
 
     Raises:
         DataError: If the file cannot be read or lacks a column.
@@ -144,10 +144,10 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -
 
 
 def _reader_names(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
-    """Return ["a", "b"] for the text "a,b"; None, which stands for all readers, stays None.
+    """Return ["a", "b"] for the text "a,b"; None stands for all readers and stays None.
 
     Raises:
-        ConfigError: If the text has no name in it and `target` is a bank.
+        ConfigError: If the text contains no name and `target` is a bank.
     """
     from lamina.bank import ReaderBank
 
@@ -160,7 +160,7 @@ def _reader_names(target: ReaderBank | PreTrainedModel, names: str | None) -> li
 
 
 def _show(texts: Texts, answers: Sequence[Mapping[str, Answer]]) -> None:
-    """Print a table with a row per text and a column per reader; `answers` is what `lamina.predict` returned."""
+    """Print a table with one row per text and one column per reader; `answers` comes from `lamina.predict`."""
     names = list(answers[0]) if answers else []
     rows = [
         (_short(text), *(summary(answer[name]) for name in names)) for text, answer in zip(texts, answers, strict=True)
@@ -175,7 +175,7 @@ def _short(text: str | tuple[str, str]) -> str:
 
 
 def summary(answer: Answer) -> str:
-    """Return a prediction as a short text: labels with their scores, spans, a number, or the most probable tokens."""
+    """Return a prediction as a short string: labels with scores, spans, a number, or the most probable tokens."""
     if not isinstance(answer, Mapping):
         if answer and "candidates" in answer[0]:
             best = [mask["candidates"][0] for mask in answer if mask["candidates"]]

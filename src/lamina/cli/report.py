@@ -67,14 +67,9 @@ def report(
 
 
 def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files: bool, as_json: bool) -> None:
-    """Write the page of several studies and runs, and print what is on it.
+    """Write the HTML page about studies and training runs, and print the number of its charts.
 
-    Args:
-        runs: Output folders of the studies and runs.
-        output: The HTML file.
-        title: Title of the page. None: what was studied, and the model.
-        files: Whether to write charts and tables as files too.
-        as_json: Whether to print JSON instead of a line.
+    `runs` are their output folders, and `output` is the page; with `files`, charts and tables become files too.
     """
     from lamina.report.html_page import write_page
 
@@ -87,9 +82,9 @@ def _write_page(runs: Sequence[Path], output: Path, title: str | None, *, files:
 
 
 def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Report:
-    """Write the tables and figures of a run into its folder and return them.
+    """Write the tables and figures of a training run into its folder, and return them.
 
-    If the packages that draw are not installed, a warning is printed and the figures are left out.
+    If the packages for drawing are not installed, a warning is printed and figures are left out.
 
     Args:
         folder: Output folder of the run.
@@ -109,7 +104,7 @@ def write(folder: Path, formats: list[str], beside: Sequence[Path] = ()) -> Repo
 
 
 def _show(table: PivotTable) -> None:
-    """Print a table of a run, its remarks, and the settings that a search chose."""
+    """Print a table of a training run, its remarks, and the settings that a search chose."""
     from lamina.report.run_report import PAPER, chosen, grid, heads, remarks
 
     columns = ["", *(PAPER if paper else name for name, paper in heads(table))]

@@ -143,7 +143,7 @@ def serve(  # noqa: PLR0913
 
 
 def _example(text: str) -> str | tuple[str, str]:
-    """Return the pair that an --example holds as a JSON list of two texts, or else the text as it stands."""
+    """Return the pair of an --example that is a JSON list of two strings; return any other text unchanged."""
     try:
         match parse_json(text):
             case [str(first), str(second)]:
@@ -163,11 +163,11 @@ def _application(
     readers_root: Path | None = None,
     page: bool = True,
 ) -> FastAPI:
-    """Load a saved bank and return the web application that serves it.
+    """Load a saved bank, and return the web application that serves it.
 
     Args:
         bank: Folder or hub id of the bank.
-        model: Folder or hub id of its base model. None: the model that the bank names.
+        model: Folder or hub id of the bank's base model. None: the model that the bank names.
         device: Name of the device; "auto" is a GPU if there is one.
         settings: Limits and keys of the server.
         source: Folder or hub id from which a reload reads the bank. None: the bank cannot be reloaded.
@@ -187,12 +187,7 @@ def _application(
 
 
 def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
-    """Load a bank and its model on a device and return it.
-
-    Args:
-        bank: Folder or hub id of the bank.
-        model: Folder or hub id of its base model. None: the model that the bank names.
-        device: Name of the device; "auto" is a GPU if there is one.
+    """Load a bank and its model on a device; see `_application` for the arguments.
 
     Raises:
         ConfigError: If `bank` is a whole model, or the device cannot be used.
@@ -211,20 +206,20 @@ def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
 def _on_ray(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, ray: str, address: tuple[str, int]
 ) -> None:
-    """Deploy replicas on Ray Serve and print their address.
+    """Deploy replicas on Ray Serve, and print their address.
 
-    On a running cluster the function returns, and the replicas stay. A cluster on this machine (`ray` is "local") ends
-    with this process, so the function waits for SIGTERM or SIGINT.
+    On a cluster that already runs, the function then returns and the replicas stay. A cluster that it starts itself
+    (`ray` is "local") ends with this process, so that the function waits for SIGTERM or SIGINT.
 
     Args:
         build: Builds the web application in each replica.
         settings: Limits and keys of the server.
-        replicas: How many replicas to run, and their CPU cores and GPUs.
+        replicas: Number of replicas, and their CPU cores and GPUs.
         ray: "local", "auto", or the address of a cluster.
         address: Host and port to listen on.
 
     Raises:
-        ConfigError: If the port is 0 or, on this machine, cannot be used.
+        ConfigError: If the port is 0 or, with `ray="local"`, is in use.
     """
     from lamina.prediction.ray_workers import LOCAL
     from lamina.serve.cluster import deployed
@@ -252,7 +247,7 @@ def _reload_on_signal(reload: Callable[[], None]) -> None:
 def _listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address; port 0 stands for any free port.
 
-    It is opened before anything is loaded, so that a port in use is an error at once.
+    It is opened before anything is loaded, so that a port in use is reported at once.
 
     Raises:
         ConfigError: If the address cannot be used.

@@ -37,18 +37,19 @@ JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a tabl
 
 
 def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
-    """Load a bank or a whole model and move it to a device.
+    """Load a bank or a whole model, and move it to a device.
 
     Args:
         saved: Folder or hub id of the bank or model.
         base: Folder or hub id of the bank's base model. None: the model that the bank names.
         device: Name of the device. "auto": a GPU if there is one, otherwise the CPU.
-        writes: Whether the bank's model will generate text. It then gets its language-model head, if it has one.
+        writes: Whether the bank's model will generate text; it is then loaded with its language model head, if it has
+            one.
 
     Raises:
         ConfigError: If the device cannot be used, or a base is given for a whole model.
         ModelNotFoundError: If the model, or the bank's base model, cannot be found.
-        StoreError: If there is no such bank, or its files are damaged.
+        StoreError: If the bank does not exist, or its files are damaged.
     """
     import torch
 

@@ -25,7 +25,7 @@ _OUTPUT = "Folder to save to. Default: out/<recipe>/<study>."
 
 
 class Plan(TypedDict):
-    """What a study would run, as `lamina study --dry-run` prints it."""
+    """The plan that `lamina study --dry-run` prints: what the study would run."""
 
     study: str
     model: str
@@ -72,7 +72,7 @@ def study(  # noqa: PLR0913
 
 
 def _show(result: Study, folder: Path, *, as_json: bool) -> None:
-    """Print the table and the conclusions of a study, or everything as JSON; `folder` is where it was saved."""
+    """Print the table and conclusions of a study, or everything as JSON; `folder` is where the study was saved."""
     failures = result.settings.get("failures") or []
     if as_json:
         rows = result.table.to_dict("records")
@@ -95,12 +95,8 @@ def _show(result: Study, folder: Path, *, as_json: bool) -> None:
 def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: Path | None, folder: Path) -> Plan:
     """Return what a study would run, without running it.
 
-    Args:
-        name: Name of the study.
-        recipe: The recipe.
-        options: Options of the study that the recipe sets; the defaults of others are added.
-        data: Folder of the recipe's data files. None: the current folder, and presets from the hub.
-        folder: The output folder.
+    `options` are those that the recipe sets (defaults are added), `data` is the folder of the recipe's data files or
+    None, and `folder` the output folder.
     """
     from lamina.studies.run_study import CONTROLS, load_tasks, load_texts, parameters_of, source_of
 
@@ -119,7 +115,7 @@ def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: P
 
 
 def _show_plan(plan: Plan, *, as_json: bool) -> None:
-    """Print what a study would run, as tables or as JSON."""
+    """Print the plan of a study, as tables or as JSON."""
     if as_json:
         print_json(plan)
         return

@@ -88,9 +88,9 @@ def train(  # noqa: PLR0913
 
 
 def _show(run: RecipeResult, folder: Path) -> None:
-    """Print a table with a row per task, method and setting of a run, and how many training texts were truncated.
+    """Print a table with one row per task, method and setting, and how many training texts were truncated.
 
-    A sweep prints its best 20 rows; the file `table.md` in the output folder `folder` has all rows.
+    A sweep prints its best 20 rows; `table.md` in the output folder has all rows.
     """
     from lamina.recipes.summary_table import printed
 
@@ -108,7 +108,7 @@ def _show(run: RecipeResult, folder: Path) -> None:
 
 
 def print_estimate(cost: Estimate) -> None:
-    """Print an estimate: what a recipe would train, with its parameters, steps, operations and memory."""
+    """Print the estimate of a recipe: what it would train, with parameters, steps, operations and memory."""
     from lamina.recipes.estimate import readable
 
     model, flops = cost.model, cost.flops
@@ -136,9 +136,9 @@ def print_estimate(cost: Estimate) -> None:
 
 
 def _runs_row(rows: Sequence[PlannedRun]) -> tuple[object, ...]:
-    """Return a row of the table of runs, for all settings of one task and method.
+    """Return the printed row for all settings of one task and method.
 
-    A cell holds the value that all settings share, or their lowest and highest value.
+    A cell holds the value that all settings share, or else the lowest and the highest value.
     """
     from lamina.recipes.estimate import readable
 

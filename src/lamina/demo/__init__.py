@@ -1,1 +1,1 @@
-"""The demo: its corpus, and a run that compares readers on it."""
+"""The demo: its corpus, and a comparison of readers on it."""

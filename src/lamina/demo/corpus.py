@@ -1,7 +1,7 @@
 """Make the demo corpus: short sentences with a sentiment, a judgement of their grammar, and tagged entities.
 
 All three labels belong to the same sentences, so that three readers can be trained in one pass. Names, organisations
-and places of the test split occur in no other split, and neither does a share of the templates' other words: a reader
+and places of the test split occur in no other split, and some other words are reserved for the test split: a reader
 that only memorised words fails there. The meaning of some words depends on the sentence: Jordan and Washington are
 people and places, Amazon is a company and a river, and `not bad` is positive.
 
@@ -42,7 +42,7 @@ def corpus(seed: int = 0, rows: int = 3000, *, sentences: Path | str | None = No
             80 % of each split while there are enough. None: all sentences come from templates.
 
     Returns:
-        The rows of "train", "validation" and "test". All combinations of the two sentence labels are about equally
+        The rows of "train", "validation" and "test". All combinations of sentiment and acceptability are about equally
         frequent, and no text occurs twice.
 
     Raises:
@@ -72,10 +72,10 @@ def write(
 ) -> dict[str, Path]:
     """Write the demo corpus as `train.jsonl`, `validation.jsonl` and `test.jsonl` into `folder`.
 
-    Each file is written whole or not at all. `seed`, `rows` and `sentences` mean what they mean for `corpus`.
+    The other parameters are those of `corpus`. A file that cannot be written completely is not written at all.
 
     Returns:
-        The path of each split's file.
+        Split -> path of its file.
 
     Raises:
         ConfigError: If `rows` is less than 48.

@@ -1,7 +1,7 @@
 """Break the grammar of sentences from templates.
 
-Each function below takes the tokens of a correct sentence and returns every version of it that has one fault of the
-function's type: a list of token lists, empty if the sentence offers no place for that fault.
+Each function that adds a fault takes the tokens of a correct sentence, and returns all versions of the sentence with
+one fault of its type: a list of token lists, which is empty if the sentence has no place for the fault.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DETERMINERS = ("a", "the", "this", "every", "our", "my")
 
 
 def corrupt(tokens: list[Token], rng: random.Random) -> list[Token]:
-    """Return the sentence with one random fault, among the types of fault that the sentence has a place for."""
+    """Return the sentence with one random fault, of a random type that the sentence has a place for."""
     names = list(FAULTS)
     rng.shuffle(names)
     options = next(options for name in names if (options := FAULTS[name](tokens)))
@@ -64,22 +64,16 @@ def _wrong_form(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _no_verb(tokens: list[Token]) -> list[list[Token]]:
-    """Remove a verb: `the room very clean`. Auxiliaries stay, because `the guests praised it` is correct without."""
+    """Remove a verb: `the room very clean`. Auxiliaries stay: `the guests praised it` is correct without one."""
     helps = [any(after.role == "v" for after in tokens[i + 1 : i + 3]) for i in range(len(tokens))]
     places = [i for i, token in enumerate(tokens) if token.role in ("f", "p") and not (helps[i] or token.keep)]
     return [tokens[:i] + tokens[i + 1 :] for i in places]
 
 
 def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool]) -> list[tuple[int, int]]:
-    """Find noun phrases.
+    """Find noun phrases: a token for which `starts` is true, then adjectives, then a noun with the given role.
 
-    Args:
-        tokens: The sentence.
-        role: Role of the noun that ends the phrase.
-        starts: Whether a token can start the phrase. Adjectives may stand between it and the noun.
-
-    Returns:
-        Position of the first token and of the noun, for each phrase.
+    Returns the position of the first token and of the noun, for each phrase.
     """
     phrases = []
     for i, token in enumerate(tokens):
@@ -119,7 +113,7 @@ def _wrong_number(tokens: list[Token]) -> list[list[Token]]:
 
 @cache
 def _other_number() -> dict[str, str]:
-    """Return a mapping from each noun to its other number: singular to plural and back."""
+    """Return noun -> its other number: singular -> plural, and plural -> singular."""
     words = data()["words"]
     pairs = [
         noun.split("/") for name in ("thing", "job", "kin", "place") for group in words[name].values() for noun in group

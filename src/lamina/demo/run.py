@@ -1,4 +1,4 @@
-"""Run the demo: train readers for three tasks in one pass of a frozen model, compare, save and time them."""
+"""Run the demo: train readers for three tasks in one pass of a frozen model; compare, save and time them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ EXAMPLES = (
 
 
 class Prediction(TypedDict):
-    """The three readers' answers for an example."""
+    """The three readers' answers for one example."""
 
     text: str
     sentiment: str
@@ -69,7 +69,7 @@ class Prediction(TypedDict):
 
 
 class Score(TypedDict):
-    """Test scores of one task."""
+    """The test scores of one task."""
 
     task: str
     metric: str
@@ -80,7 +80,7 @@ class Score(TypedDict):
 
 
 class LayerScore(TypedDict):
-    """Test score of the reader of one layer."""
+    """The test score of one single-layer reader."""
 
     task: str
     metric: str
@@ -90,18 +90,18 @@ class LayerScore(TypedDict):
 
 @dataclass(frozen=True)
 class Demo:
-    """Results of the demo.
+    """The results of the demo.
 
     Attributes:
         scores: Test scores, one row per task.
         layers: Test scores of single layers, one row per task and layer. Empty in the short demo.
-        timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers, "with_readers_ms" with three,
-            and their "ratio".
-        reload_difference: Largest difference between the logits before saving and after loading. Always 0.0: the demo
-            stops with an error otherwise.
+        timing: Median milliseconds of a pass over 64 texts: "base_ms" without readers and "with_readers_ms" with three;
+            and "ratio", the second divided by the first.
+        reload_difference: Largest difference between the logits before saving and after loading. Always 0.0, because
+            the demo raises an error otherwise.
         predictions: Five sentences with the answers of the three readers.
         seconds: Wall-clock time of the demo.
-        picture: File with the picture: importances of layers, or the scores of single layers in the full demo.
+        picture: Image file: importances of layers, or in the full demo the scores of single layers.
         folder: Folder with the bank, the picture and the corpus.
     """
 
@@ -131,7 +131,7 @@ class DemoReader:
 
     @property
     def name(self) -> str:
-        """Name in the bank. The default readers have the name of their task, because they are saved."""
+        """Name of the reader in the bank. Default readers have the name of their task, because they are saved."""
         parts = [self.task] if self.method == "default" else [self.task, self.method]
         return "-".join(parts if self.layer is None else [*parts, str(self.layer)])
 
@@ -146,22 +146,22 @@ def run_demo(
     sentences: str | Path | None = None,
     progress: bool = True,
 ) -> Demo:
-    """Make a corpus, train readers in one pass, score them on the test split, save the bank and load it again.
+    """Make a corpus, train readers in one pass, score them on the test split, save the bank, and load it again.
 
     Args:
         folder: Output folder.
         rows: Number of sentences in the corpus. None: 6,500, or 20,000 in the full demo.
         epochs: Number of passes over the training split.
         seed: Seed of the corpus, the readers and the order of the rows.
-        full: Train a reader for every single layer, too, and draw their scores.
-        sentences: File of handwritten sentences; see `lamina.demo.corpus.corpus`. None: sentences from templates only.
+        full: Also train a reader on every single layer, and draw their scores.
+        sentences: File of handwritten sentences; see `lamina.demo.corpus.corpus`. None: only sentences from templates.
         progress: Show a progress bar.
 
     Raises:
         ConfigError: If `rows` is too small.
         DataError: If `sentences` cannot be read.
         MissingExtraError: If the packages of `lamina[demo]` are not installed.
-        LaminaError: If the loaded bank does not give the logits of the saved one.
+        LaminaError: If the loaded bank does not compute the same logits as the saved one.
     """
     start, folder = time.perf_counter(), Path(folder)
     require_packages("demo", "demo", "altair", "vl_convert", "seqeval")  # before the training
@@ -209,7 +209,7 @@ def run_demo(
 
 
 def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
-    """Return the three tasks, which share the sentences of `files` (split -> path)."""
+    """Return task name -> task for the three tasks, which share the sentences of `files` (split -> path)."""
     train, validation, test = (files[split] for split in SPLITS)
     labels = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
     tasks = {
@@ -239,7 +239,7 @@ def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
 
 
 def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full: bool) -> list[DemoReader]:
-    """Add the readers of each task to the bank: the default one, the last layer, and in the full demo each layer."""
+    """Add each task's readers to the bank: default, last layer, and in the full demo each single layer."""
     readers = []
     for name, task in tasks.items():
         methods: dict[DemoReader, FusionConfig | None] = {
@@ -259,7 +259,7 @@ def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full
 
 
 def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
-    """Return a task's head for a baseline: a linear one, or the head of the AdaLayers paper for single layers."""
+    """Return the head of a task for a baseline: a linear head, or the head of the AdaLayers paper for single layers."""
     if task == "entities":
         return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
     labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
@@ -283,7 +283,7 @@ def _score(
 
 
 def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Path) -> Path:
-    """Draw the score of each single layer as a curve per task, with the task's default reader as a line across."""
+    """Draw each single layer's score as one curve per task, and the default reader's score as a horizontal line."""
     points = [_point(row["task"], "one layer", row["metric"], row["score"], layer=row["layer"]) for row in layers] + [
         _point(row["task"], "default reader", row["metric"], row["default_reader"], layer=None) for row in scores
     ]
@@ -292,12 +292,12 @@ def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Pa
 
 
 def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
-    """Return one point of the picture; without a layer it is a line across."""
+    """Return one point of the picture; without a layer, the point is drawn as a horizontal line."""
     return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
 
 
 def _draw_importances(bank: ReaderBank, folder: Path) -> Path:
-    """Draw how much of each reader's input comes from each layer, as a bar chart per reader."""
+    """Draw the importances of layers for each reader as bar charts, and return the path of the file."""
     rows = [
         {"reader": name, "layer": layer, "importance": share}
         for name in bank
@@ -307,7 +307,7 @@ def _draw_importances(bank: ReaderBank, folder: Path) -> Path:
 
 
 def _predict_examples(bank: ReaderBank) -> list[Prediction]:
-    """Return the readers' answers for the examples, and the right ones where a sentence's label is wrong."""
+    """Return the readers' answers for the examples, with the right label wherever a sentence label is wrong."""
     predictions = []
     for example, answer in zip(EXAMPLES, predict(bank, [example.text for example in EXAMPLES]), strict=True):
         sentiment, acceptability = answer["sentiment"]["label"], answer["acceptability"]["label"]
@@ -325,7 +325,11 @@ def _predict_examples(bank: ReaderBank) -> list[Prediction]:
 
 
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
-    """Return the largest difference between the bank's logits and those of the saved bank; an error unless it is 0."""
+    """Return the largest difference between the bank's logits and those of the saved bank, loaded again.
+
+    Raises:
+        LaminaError: If the difference is not 0.
+    """
     loaded = ReaderBank.from_pretrained(folder).to(bank.device).eval()
     batch = _batch(bank, [example.text for example in EXAMPLES])
     bank.eval()
@@ -338,21 +342,21 @@ def _reload_difference(bank: ReaderBank, folder: Path) -> float:
 
 
 def _batch(bank: ReaderBank, texts: Sequence[str]) -> dict[str, torch.Tensor]:
-    """Tokenize texts to one batch on the bank's device."""
+    """Tokenize texts into one batch on the bank's device."""
     batch = bank.processor(list(texts), padding=True, truncation=True, max_length=128, return_tensors="pt")
     return dict(batch.to(bank.device))
 
 
 def time_passes(bank: ReaderBank, texts: Sequence[str], *, repeats: int = 9) -> dict[str, float]:
-    """Time the model's own forward and the forward with all readers, in turn.
+    """Time a forward pass of the model alone and with all readers, alternately.
 
     Args:
         bank: A bank of readers on a model.
         texts: One batch of texts.
-        repeats: Number of measured runs of each.
+        repeats: Number of timed passes of each.
 
     Returns:
-        "base_ms" and "with_readers_ms": median milliseconds. "ratio": median ratio of runs that followed each other.
+        "base_ms" and "with_readers_ms": median milliseconds. "ratio": median ratio of consecutive passes.
     """
     batch = _batch(bank, texts)
     bank.eval()

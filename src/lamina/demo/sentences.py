@@ -89,12 +89,9 @@ def split_pairs(
     Args:
         pairs: All pairs.
         seed: Seed of the shuffle.
-        sizes: Number of pairs for "train", "validation" and "test". A split is smaller where pairs run out.
-        elsewhere: Lower-case words of other sentences, which entities of validation and test may not contain either.
+        sizes: Number of pairs for "train", "validation" and "test". A split is smaller if there are not enough pairs.
+        elsewhere: Lower-case words of sentences from templates; entities of validation and test contain none of them.
         excluded: Lower-case words; pairs that contain one of them are left out.
-
-    Returns:
-        The pairs of each split.
     """
     usable = [pair for pair in pairs if not pair.words() & excluded]
     random.Random(f"{seed}/written").shuffle(usable)
@@ -113,22 +110,16 @@ def split_pairs(
 
 
 def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:
-    """Build a pair from the five columns of a line; `names` reads "Anna=PER;Rosa's=ORG"."""
+    """Return the pair in the five columns of a line; `names` has the form "Anna=PER;Rosa's=ORG"."""
     entities = [name.rpartition("=") for name in names.split(";") if name]
     return Pair(good, broken, fault, sentiment, tuple((name, entity_type) for name, _, entity_type in entities))
 
 
 def _tag_words(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:
-    """Split a text into words and tag them with IOB2.
+    """Split a text into words, and return the words and one IOB2 tag per word.
 
-    Words end at spaces, before punctuation, and at both ends of an entity. Where entities overlap, the longer one wins.
-
-    Args:
-        text: A sentence.
-        names: Text and type of each entity in it.
-
-    Returns:
-        The words, and one tag for each.
+    Words end at spaces, before punctuation, and at both ends of an entity. `names` are the text and type of each
+    entity; if entities overlap, the longer one wins.
     """
     longest_first = sorted(names, key=lambda name: -len(name[0]))
     spans = [

@@ -77,7 +77,7 @@ class Token:
 
 @cache
 def data() -> dict[str, Any]:
-    """Return the content of words.json: the lists of words under "words", the templates under "templates"."""
+    """Return the content of words.json: lists of words under "words", templates under "templates"."""
     return json.loads(resources.files("lamina.demo").joinpath("words.json").read_text(encoding="utf-8"))
 
 
@@ -94,7 +94,7 @@ def words() -> set[str]:
 
 @cache
 def held_out_names() -> set[str]:
-    """Return the lower-case words of the names that occur in validation or test but not in train."""
+    """Return the lower-case words of names that occur in validation or test but not in train."""
     named = [data()["words"][name] for name in ("first", "surname", *ENTITIES)]
     shown = {split: words_of(" ".join(name for groups in named for name in groups[split])) for split in named[0]}
     return (shown["validation"] | shown["test"]) - shown["train"]
@@ -102,7 +102,7 @@ def held_out_names() -> set[str]:
 
 @cache
 def verb_forms() -> dict[str, list[str]]:
-    """Return a mapping from any form of a verb to its forms: base, third person, past, participle, -ing."""
+    """Return form of a verb -> all its forms: base, third person, past, participle, -ing."""
     words = data()["words"]
     lists = [name for name in words if name == "form" or "verb_" in name]
     verbs = [verb.split("/") for name in lists for group in words[name].values() for verb in group]
@@ -110,7 +110,7 @@ def verb_forms() -> dict[str, list[str]]:
 
 
 class Writer:
-    """Writes sentences by filling templates with the words of one split ("train", "validation" or "test")."""
+    """Writes sentences: fills templates with the words of one split ("train", "validation" or "test")."""
 
     def __init__(self, rng: random.Random, split: str) -> None:
         self.rng = rng
@@ -119,7 +119,7 @@ class Writer:
         self.used: set[str] = set()  # words of the current sentence, so that none is drawn twice
 
     def sentence(self, sentiment: str) -> list[Token]:
-        """Return the tokens of an acceptable sentence with this sentiment."""
+        """Return the tokens of an acceptable sentence with the given sentiment."""
         self.used.clear()
         kind, polarity = "neutral", self.rng.choice(("positive", "negative"))
         if sentiment != "neutral":
@@ -131,7 +131,7 @@ class Writer:
         return tokens if template.endswith("!") else [*tokens, Token(".")]
 
     def _frame(self, clause: str) -> str:
-        """Return the clause with a random opener or tail, or neither. An exclamation is returned unchanged."""
+        """Return the clause with a random opener or tail, both, or neither; an exclamation stays unchanged."""
         if clause.endswith("!"):
             return clause
         times = "" if PRESENT.search(clause) else "past_"

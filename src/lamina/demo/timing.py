@@ -1,4 +1,4 @@
-"""Time functions in turn, so that ratios hold on a noisy machine."""
+"""Time functions alternately, so that ratios are reliable on a noisy machine."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Name = TypeVar("Name")
 
 
 def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> dict[Name, list[float]]:
-    """Run all functions once to warm up, then time them one after the other, `repeats` times.
+    """Call all functions once to warm up, then time them one after the other, `repeats` times.
 
     Args:
         runs: Name -> function without arguments.
-        repeats: Number of measured runs of each function.
+        repeats: Number of timed calls of each function.
 
     Returns:
-        Name -> seconds of every measured run, in order.
+        Name -> seconds of each timed call, in order.
     """
     seconds: dict[Name, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
@@ -33,5 +33,5 @@ def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> d
 
 
 def ratio(seconds: Mapping[Name, list[float]], name: Name, to: Name) -> float:
-    """Return the median of the ratios `name` / `to` over runs that followed each other."""
+    """Return the median ratio of `name` to `to`, over calls of the same turn."""
     return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))

@@ -1,6 +1,6 @@
-"""Select the blocks or convolutions that an edit names, and refuse models that cannot be edited.
+"""Select the blocks or convolutions that an edit changes, and refuse models that cannot be edited.
 
-Editing functions call these checks before they change anything.
+The functions that edit call these checks before they change anything.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def check_editable(model: PreTrainedModel, op: str) -> None:
-    """Raise ConfigError unless a model can be edited in place: not compiled, quantised, offloaded or with adapters.
+    """Raise ConfigError unless a model can be edited in place.
 
-    `op` begins the message.
+    A model cannot be edited if it is compiled, quantised, offloaded, has adapters, or is no transformers model.
     """
     config = getattr(model, "config", None)
     compiled = any(map(is_compiled, model.modules()))
@@ -48,7 +48,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
 
 
 def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op: str) -> tuple[LayerStack, list[int]]:
-    """Return the stack and the layers, ascending, that an edit of blocks names; layer i is `stack.blocks[i - 1]`.
+    """Return the stack, and the layers in ascending order, that an edit changes; layer i is `stack.blocks[i - 1]`.
 
     Args:
         model: The model.
@@ -57,8 +57,8 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
         op: The operation that error messages begin with.
 
     Raises:
-        ConfigError: If the stack has no module per block, layer 0 is named, or a named block also serves as a layer
-            that is not named.
+        ConfigError: If the stack has no module per block, layer 0 is selected, or a selected block also serves as a
+            layer that is not selected.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
     """
@@ -76,12 +76,12 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
 
 
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
-    """Return the name of a model's stack of convolutions and its blocks; layer i is block i, counted from 1.
+    """Return the name of a model's stack of convolutions, and its blocks; layer i is block i, counted from 1.
 
-    These are the stages of a convolutional network, or the layers of a speech model's feature encoder.
+    The blocks are the stages of a convolutional network, or the layers of a speech model's feature encoder.
 
     Raises:
-        UnsupportedModelError: If no row of `layers.roles` says where the model's convolutions are.
+        UnsupportedModelError: If no row of `lamina.layers.roles.CONVOLUTIONS` says where the model's convolutions are.
     """
     row = convolutions_of(model, op=op)
     return row.stack, modules_at(getattr(model, "base_model", model), row.blocks, family=family_of(model), op=op)
@@ -90,10 +90,9 @@ def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Mo
 def select_convolutions(
     model: PreTrainedModel, layers: object, stack: str | None, op: str
 ) -> tuple[str, list[int], dict[str, nn.Module]]:
-    """Return what an edit of convolutions names: the stack's name, the layers, ascending, and path -> convolution.
+    """Return the stack's name, the layers in ascending order, and path -> convolution, for an edit of convolutions.
 
-    The arguments and errors are those of `select_blocks`; a model without known convolutions is an
-    UnsupportedModelError.
+    Arguments and errors are those of `select_blocks`; a model without known convolutions is an UnsupportedModelError.
     """
     name, blocks = convolution_blocks(model, op)
     if stack not in (None, "all", name):
@@ -110,7 +109,7 @@ def select_convolutions(
 
 
 def check_shared(stack: LayerStack, chosen: list[int], op: str) -> None:
-    """Raise ConfigError if a block serves as several layers of which only some are in `chosen`."""
+    """Raise ConfigError if one block serves as several layers, and only some of them are in `chosen`."""
     named = {stack.blocks[layer - 1] for layer in chosen if layer > 0}
     shared = [layer for layer, block in enumerate(stack.blocks, 1) if block in named and layer not in chosen]
     if shared:
@@ -132,7 +131,7 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Return whether a tensor is a quantised one: a wrapper of other tensors, or a matrix of integers."""
+    """Return whether a tensor is quantised: a wrapper of other tensors, or a matrix of integers."""
     return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not tensor.is_floating_point())
 
 
@@ -140,9 +139,7 @@ _PLAIN = "Merge adapters, undo weight norm and quantisation, or correct the fami
 
 
 def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, convolution: bool = False) -> Tensor:
-    """Return the weight `[out, ...]` of a linear map, or with `convolution` of a convolution.
-
-    `path` is the module's path in the model, for messages.
+    """Return the weight `[out, ...]` of a linear map, or with `convolution` of a convolution. `path` is for messages.
 
     Raises:
         UnsupportedModelError: If the module is anything else, or its weight is packed or computed.

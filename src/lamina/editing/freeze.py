@@ -1,4 +1,4 @@
-"""Freeze layers, or everything except some parts of a model."""
+"""Freeze layers of a model, or everything except some parts."""
 
 from __future__ import annotations
 
@@ -33,29 +33,30 @@ def freeze_(
     *,
     train: Parts | None = None,
 ) -> Edit:
-    """Freeze layers in place (set `requires_grad` to False), or everything in a model but the parts that are named.
+    """Freeze layers in place (set `requires_grad` to False), or with `train` everything except the named parts.
 
     Layer 0 is everything that the stack computes before its first block: the embeddings, including weights that a head
     shares with them. Layer i is block i; the norm after the last block belongs to the last layer. Poolers and heads
-    belong to no layer and stay as they are, unless `train` is a list.
+    belong to no layer and are not changed, unless `train` is a list.
 
     Args:
         model: A transformers model.
         layers: Layer selector: which layers to freeze.
         stack: Name of the stack. None: the only one, or the encoder; with `train`, every stack.
-        train: What stays trainable. "inserted": the inserted layers are not frozen but made trainable, so that only
-            they, poolers and heads train. If the model's layers cannot be found, as in convolutional networks,
-            `layers="all"` then means the whole backbone. A list: the named parts are made trainable and everything else
-            is frozen, poolers and heads too. Its entries are "inserted" and parts of parameters' names, such as
-            "classifier", "LayerNorm" or "layer.*.output" ("*" stands for any text between two dots).
+        train: The parts that stay trainable. "inserted": the inserted layers become trainable and the rest of the
+            layers is frozen, so that only inserted layers, poolers and heads train. (If the model's layers cannot be
+            found, as in convolutional networks, `layers="all"` then means the whole backbone.) A list: the named parts
+            become trainable, and everything else is frozen, including poolers and heads. Entries are "inserted" and
+            parts of parameter names, such as "classifier", "LayerNorm" or "layer.*.output" ("*" stands for any text
+            between two dots).
 
     Returns:
         The edit, with the names of the frozen parameters.
 
     Raises:
-        ConfigError: If `train` is empty or names inserted layers in a model without any; if a list comes with `layers`
-            or `stack`; if the layers have no parameters; if single layers are named in a stack that has no module per
-            block or whose layers share weights; if the model cannot be edited.
+        ConfigError: If `train` is empty, or names inserted layers in a model without any; if `train` is a list and
+            `layers` or `stack` is given too; if the layers have no parameters; if single layers are selected in a stack
+            that has no module per block or whose layers share weights; if the model cannot be edited.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack, or a part in `train`, does not exist.
     """
@@ -95,7 +96,7 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise UnknownNameError or ConfigError if `train` has no form that `freeze_` accepts; this needs no model."""
+    """Raise UnknownNameError or ConfigError if `train` has no form that `freeze_` accepts. No model is needed."""
     if isinstance(train, str) and train != INSERTED:
         raise UnknownNameError(op=_OP, got=train, known=[INSERTED, "a list of parts of the model"], what="train")
     if not isinstance(train, Sequence) or not train or not all(isinstance(part, str) for part in train):
@@ -119,8 +120,8 @@ def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | N
     """Return the parameters that `train` names.
 
     Raises:
-        ConfigError: If it names inserted layers, and the model has none.
-        UnknownNameError: If it names a part that no parameter has.
+        ConfigError: If `train` names inserted layers, and the model has none.
+        UnknownNameError: If `train` names a part that no parameter has.
     """
     if train is None:
         return set()
@@ -138,10 +139,10 @@ def _trainable_parameters(model: PreTrainedModel, train: str | Sequence[str] | N
 
 
 def _modules_of_layers(model: PreTrainedModel, stack: LayerStack, chosen: list[int]) -> set[nn.Module]:
-    """Return the modules of the chosen layers, inner modules too.
+    """Return all modules of the chosen layers, at any depth.
 
     Raises:
-        ConfigError: If single layers are named in a stack without a module per block, or whose layers share weights.
+        ConfigError: If single layers are chosen in a stack that has no module per block or whose layers share weights.
     """
     if len(chosen) == stack.layers:
         return stack_modules(model, stack)

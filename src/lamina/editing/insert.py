@@ -50,29 +50,30 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
     Args:
         model: A transformers model of a family in `lamina.layers.roles` (`ROLES`, or `CONVOLUTIONS` for position
             "convolution").
-        position: Where the layers go. "attention": right after the query, key and value projections of self- and
-            cross-attention, one matrix per head (grouped key and value heads have one each). "ffn": on the output of
-            the feed-forward network, before the residual sum, one `[width, width]` matrix. "both" of these.
-            "convolution": after every convolution, a convolution over all channels that keeps channels and size.
+        position: Where the layers are inserted. "attention": right after the query, key and value projections of self-
+            and cross-attention, one matrix per head (also per key and value head, if these are fewer). "ffn": on the
+            output of the feed-forward network, before the residual sum, one `[width, width]` matrix. "both":
+            "attention" and "ffn". "convolution": after every convolution, a convolution over all channels that keeps
+            channels and size.
         layers: Layer selector; layer i is block i, and "all" is every block. With position "convolution" it is stage i
             of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
-        init: How the weight is initialised. "identity": so that the activated weight is the identity. "unit": the
-            identity matrix itself. "xavier", "he": normal, per matrix. "zero". For a convolution the identity is the
-            Dirac kernel: the identity matrix in the middle and zeros around it.
+        init: Initial weight. "identity": the weight whose activated value is the identity matrix. "unit": the identity
+            matrix itself. "xavier", "he": normal, for each matrix. "zero". For a convolution the identity is the Dirac
+            kernel: the identity matrix in the middle and zeros around it.
         activation: "gelu" (exact), "relu" or None.
         placement: What the activation is applied to: "weight", so that the layer stays linear, or "output", as usual.
         stack: Name of the stack, or "all". None: the only one, or the encoder. The convolutions of a speech model's
             feature encoder are the stack "feature_encoder".
-        generator: Source of the seed of a random init. None: torch's global generator.
+        generator: Source of the seed for "xavier" and "he". None: torch's global generator.
         kernel: Kernel size, odd, along each axis, of a layer after a convolution. Only layers with kernel 1 can be
             merged. On a GPU convolutions run in TF32 by default, which rounds (`torch.backends.cudnn.allow_tf32`).
 
     Returns:
-        The edit: the names of the new parameters and, for a random init, the seed that was drawn.
+        The edit, with the names of the new parameters and, for "xavier" and "he", the seed that was drawn.
 
     Raises:
-        ConfigError: If options contradict each other; if layer 0 is named; if a named layer shares its weights with one
-            that is not named; if the model is quantised, compiled, offloaded or has adapters.
+        ConfigError: If options contradict each other; if layer 0 is selected; if a selected layer shares its weights
+            with one that is not selected; if the model is quantised, compiled, offloaded or has adapters.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
         UnsupportedModelError: If the family has no row of roles or convolutions, or the row does not fit the model.
@@ -80,8 +81,8 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
     Source:
         "How to insert additional layers between the middle layers of the pre-trained model", section 3, which uses
         "unit" with gelu on the weight. There gelu(I) is 0.84 I; "identity" begins at 1.14 I, whose gelu is I. The
-        paper's section on limitations leaves convolutional networks to future work; "convolution" applies the same
-        idea to them.
+        paper's section on limitations leaves convolutional networks to future work; "convolution" applies the same idea
+        to them.
     """
     plain = (
         list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
@@ -91,14 +92,14 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Repeat a recorded insertion on a model, with the same random numbers; return the new record."""
+    """Repeat a recorded insertion on a model, with the same random numbers, and return the new record."""
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 
 
 @final
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `insert_` in JSON-ready form; making one checks them.
+    """The arguments of `insert_` in JSON-ready form, checked on creation.
 
     Raises:
         UnknownNameError: If the value of an option is unknown.
@@ -147,7 +148,7 @@ class _Site:
 def _insert(
     model: PreTrainedModel, options: Options, *, generator: torch.Generator | None = None, seed: int | None = None
 ) -> Edit:
-    """Insert layers as `options` say and return the record; a `seed` replaces one drawn from `generator`."""
+    """Insert layers and return the record; random weights are drawn with `seed`, or with a seed from `generator`."""
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)
     if seed is None and options.init in _RANDOM:
@@ -173,7 +174,7 @@ def _insert(
 
 
 def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], list[_Site]]:
-    """Return the name of the stack, the layers, and the places at which to insert.
+    """Return the name of the stack, the layers, and the sites of the new layers.
 
     All errors of `insert_` about the model are raised here, before anything is changed.
     """
@@ -200,7 +201,7 @@ def _plan(model: PreTrainedModel, options: Options) -> tuple[str, list[int], lis
 
 
 def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kernel: int) -> _Site:
-    """Return the place after the convolution at `path`, for a new one with the given kernel size."""
+    """Return the site of a new convolution with the given kernel size, after the convolution at `path`."""
     weight = plain_weight(model, path, convolution, _OP, convolution=True)
     axes = weight.ndim - 2
     return _Site(path, convolution, (*[len(weight)] * 2, *[kernel] * axes), axes=axes)
@@ -209,7 +210,7 @@ def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kerne
 def _block_sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Yield the places in a block at which layers are inserted for `position`; `paths` maps modules to paths."""
+    """Yield the sites in a block at which layers are inserted for `position`; `paths` is module -> path."""
     if position != "ffn":
         yield from _attention_sites(model, roles.attention, block, paths)
         if roles.cross is not None and has_path(block, roles.cross.query):
@@ -223,7 +224,7 @@ def _block_sites(
 def _attention_sites(
     model: nn.Module, attention: Attention, block: nn.Module, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Yield the places after the query, key and value projections of one attention of a block."""
+    """Yield the sites after the query, key and value projections of one attention of a block."""
     family = family_of(model)
     width = head_width_at(block, attention.head_width, family=family, op=_OP)
     has_positions = all(getattr(model.config, name, False) for name in attention.positions_if)
@@ -240,17 +241,17 @@ def _attention_sites(
 
 
 def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
-    """Compute again, from the record, the initial weights of the layers that an insertion added.
+    """Compute the initial weights of inserted layers again, from the record of the insertion.
 
     Args:
         model: The model that was edited.
         edit: The record of the insertion.
 
     Returns:
-        Name of the parameter -> its initial weight, on the CPU, for those layers that are still in the model.
+        Name of the parameter -> its initial weight, on the CPU, for the layers that are still in the model.
 
     Raises:
-        ConfigError: If none of its layers is in the model any more, say because they were merged.
+        ConfigError: If none of the inserted layers is in the model any more, for example because they were merged.
     """
     options = Options(**edit.settings)
     modules = by_path(model)
@@ -271,16 +272,16 @@ def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
 
 
 def _place(name: str) -> str:
-    """Return a parameter's name without its numbers: the same for the same place in every block."""
+    """Return a parameter's name without numbers, so that names at the same place in different blocks become equal."""
     return ".".join(part for part in name.split(".") if not part.isdecimal())
 
 
 def _new_weight(
     options: Options, shape: tuple[int, ...], axes: int, template: Tensor, generator: torch.Generator | None
 ) -> Float[Tensor, "*shape"]:
-    """Return an initialised weight on the device of `template`, in its dtype but at least float32.
+    """Return an initial weight of the given shape on the device of `template`, in its dtype but at least float32.
 
-    `axes` is the number of axes that a convolution runs over, 0 for a linear map. `generator` draws random weights.
+    `axes` is the number of spatial axes of a convolution, 0 for a linear map. `generator` draws random weights.
     """
     dtype = torch.promote_types(template.dtype, torch.float32)
     if options.init not in _RANDOM:

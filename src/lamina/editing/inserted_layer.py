@@ -1,8 +1,8 @@
-"""The inserted layer: a linear map that the output of a projection or convolution passes through.
+"""The inserted layer: a linear map that is applied to the output of a projection or convolution.
 
-It is a submodule of the projection that it follows (`...query.inserted_0`). A forward hook of the projection looks it
-up and applies it. So all names in the model stay, the model can be copied and pickled, and any training loop finds the
-weight.
+It is a submodule of the projection that it follows (`...query.inserted_0`), and a forward hook of the projection
+applies it. Therefore all other names in the model stay, the model can be copied and pickled, and any training loop
+finds the new weight.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ def is_inserted(name: str) -> bool:
 
 @final
 class InsertedLayer(nn.Module):
-    """An inserted layer: A(x) = act(W) x or act(W x), per head or over the full width; or a convolution with act(W).
+    """A linear map A(x) = act(W) x or act(W x) after a projection, per head or over the full width; or a convolution.
 
     The weight stays in float32 in a model of half precision, because bfloat16 has no number whose gelu is 1.
 
     Args:
         weight: `[width, width]`, `[heads, width, width]`, or `[channels, channels, kernel...]` after a convolution.
         activation: Name of the activation in `ACTIVATIONS`. None: no activation.
-        placement: What is activated: "weight" or "output".
-        content_only: Whether the layer applies only to hidden states that `mark_states` has marked, not to position
-            embeddings that the same projection gets.
-        axes: Number of axes that the convolution runs over, 1 or 2; 0 for a linear map.
+        placement: What the activation is applied to: "weight" or "output".
+        content_only: Whether to apply the layer only to hidden states that `mark_states` has marked. Some projections
+            are also applied to position embeddings, which must stay as they are.
+        axes: Number of spatial axes of the convolution, 1 or 2; 0 for a linear map.
     """
 
     def __init__(
@@ -60,22 +60,22 @@ class InsertedLayer(nn.Module):
 
     @property
     def fingerprint_facts(self) -> str:
-        """What a fingerprint of the model includes beside the weight; empty with the default settings."""
+        """Text that represents the activation and its placement in fingerprints of the model; "" for the defaults."""
         settings = (self.activation, self.placement)
         return "" if settings == _DEFAULTS else repr(settings)
 
     def applied_weight(self) -> Float[Tensor, "*shape"]:
-        """Return the weight as it is applied: activated if `placement` is "weight"; in the precision of the weight."""
+        """Return the weight as it is applied (activated if `placement` is "weight"), in the weight's own precision."""
         return self._activated(self.weight, "weight")
 
     def _activated(self, values: Tensor, place: str) -> Tensor:
-        """Return the values after the activation, if `placement` equals `place`; else unchanged."""
+        """Return the values after the activation if `placement` equals `place`, otherwise unchanged."""
         return values if self.activation is None or self.placement != place else ACTIVATIONS[self.activation](values)
 
     def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         """Apply the layer to a projection's output `[..., width]` or a convolution's output `[batch, channels, ...]`.
 
-        Shape and dtype stay. A convolution pads its input with zeros to keep the size.
+        Shape and dtype stay the same. A convolution pads its input with zeros to keep the size.
         """
         weight = self.applied_weight().to(states.dtype)
         if self.axes:
@@ -88,11 +88,11 @@ class InsertedLayer(nn.Module):
         return self._activated(changed, "output").to(states.dtype)
 
     def extra_repr(self) -> str:
-        """Return what `print(model)` shows about the layer."""
+        """Return the text that `print(model)` shows for the layer."""
         return f"{list(self.weight.shape)}, activation={self.activation}, placement={self.placement}"
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> InsertedLayer:
-        """Move or convert the layer, as `to` and `half` do, but keep the weight in float32 or wider."""
+        """Move or convert the layer, as `to` and `half` do, but keep the weight in float32 or higher precision."""
 
         def keep_wide(tensor: Tensor) -> Tensor:
             moved = fn(tensor)
@@ -114,7 +114,7 @@ def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def add_layer_after(projection: nn.Module, layer: InsertedLayer) -> str:
-    """Insert a layer after a projection, behind earlier inserted ones; return its name within the projection."""
+    """Insert a layer after a projection, behind earlier inserted ones; return its name in the projection."""
     before = len(layers_after(projection))
     name = f"{PREFIX}{before}"
     projection.add_module(name, layer)
@@ -124,7 +124,7 @@ def add_layer_after(projection: nn.Module, layer: InsertedLayer) -> str:
 
 
 def remove_layers_after(projection: nn.Module) -> list[str]:
-    """Remove all layers inserted after a projection, and the hook; return the names that they had within it."""
+    """Remove all inserted layers after a projection, and the hook; return the layers' names in the projection."""
     names = [name for name, child in projection.named_children() if isinstance(child, InsertedLayer)]
     for name in names:
         delattr(projection, name)
@@ -134,13 +134,13 @@ def remove_layers_after(projection: nn.Module) -> list[str]:
 
 
 def mark_states_of(attention: nn.Module) -> None:
-    """Register `mark_states` on an attention, once."""
+    """Register `mark_states` as a hook of an attention module, unless it is registered already."""
     if mark_states not in attention._forward_pre_hooks.values():
         attention.register_forward_pre_hook(mark_states, with_kwargs=True)
 
 
 def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
-    """Return the output of a projection after the inserted layers; a forward hook of the projection."""
+    """Return the output of a projection after all inserted layers; used as a forward hook of the projection."""
     for layer in layers_after(projection):
         if not layer.content_only or hasattr(args[0], _CONTENT):
             output = layer(output)
@@ -150,10 +150,10 @@ def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tens
 def mark_states(
     _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Mark the hidden states among the arguments of an attention; a forward pre-hook of the attention.
+    """Mark the hidden states among the arguments of an attention; used as a forward pre-hook of the attention.
 
-    The mark is an attribute on a view of the states, so it exists only during the call. It tells the inserted layers of
-    a projection whether it is applied to hidden states or to position embeddings.
+    The mark is an attribute of a view of the states, so that it exists only during the call. It tells an inserted layer
+    whether its projection is applied to hidden states or to position embeddings.
     """
     marked = {name: _marked(kwargs[name]) for name in ("hidden_states", "query_states") if name in kwargs}
     return tuple(_marked(arg) if position == 0 else arg for position, arg in enumerate(args)), {**kwargs, **marked}

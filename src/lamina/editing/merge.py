@@ -23,7 +23,7 @@ _OP = "merge_"
 def merge_(model: PreTrainedModel) -> Edit:
     """Fold every inserted layer into the weight and bias of the projection or convolution before it, in place.
 
-    Afterwards the model has its original parameters and names again and computes the same, up to rounding (1e-5 in
+    Afterwards the model has its original parameters and names, and computes the same outputs up to rounding (1e-5 in
     float32).
 
     Args:
@@ -60,13 +60,13 @@ def merge_(model: PreTrainedModel) -> Edit:
 def _foldable_weight(
     model: nn.Module, path: str, projection: nn.Module, users: dict[nn.Parameter, list[str]]
 ) -> Float[Tensor, "out ..."]:
-    """Return the weight of the projection or convolution at `path`, into which the layers after it can be folded.
+    """Return the weight of the projection at `path`, after checking that its inserted layers can be folded into it.
 
-    `users` maps each parameter to all its names in the model.
+    `users` is parameter -> all its names in the model.
 
     Raises:
-        ConfigError: If one of the layers cannot be folded.
-        UnsupportedModelError: If the projection cannot take them in, or other modules use its weight too.
+        ConfigError: If an inserted layer cannot be folded.
+        UnsupportedModelError: If the projection cannot absorb them, or other modules use its weight too.
     """
     layers = layers_after(projection)
     for layer in layers:
@@ -104,7 +104,7 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
 
 
 def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) -> list[str]:
-    """Fold the layers after a projection into it; return the names of the changed and the removed parameters."""
+    """Fold the inserted layers after a projection into it; return the changed and the removed parameters' names."""
     bias = projection._parameters.get("bias")
     for layer in layers_after(projection):
         weight.copy_(_apply_to_columns(layer, weight.flatten(1)).reshape(weight.shape))
@@ -119,7 +119,7 @@ def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) ->
 
 
 def _apply_to_columns(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
-    """Return an inserted layer applied to the columns of a weight, computed in float64."""
+    """Return an inserted layer applied to the columns of a weight `[out, n]`, computed in float64."""
     matrix = layer.applied_weight().double()
     if layer.axes:  # its kernel is 1
         matrix = matrix.flatten(1)

@@ -1,4 +1,4 @@
-"""The record of what was done to a model's layers: one `Edit` each, stored on the model, saved and replayed."""
+"""The record of the edits of a model: one `Edit` each, stored on the model, saved and replayed."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ KINDS = ("insert", "merge", "reinit", "truncate", "freeze")
 @final
 @dataclass(frozen=True)
 class Edit:
-    """One change of a model's layers, as the editing functions return it.
+    """One change of a model's layers; every editing function returns one.
 
     Attributes:
         kind: "insert", "merge", "reinit", "truncate" or "freeze".
         stack: Name of the stack that was changed.
-        layers: The layers that were edited, numbered as in `hidden_states` before the edit.
+        layers: The edited layers, numbered as in `hidden_states` before the edit.
         parameters: Full names of the parameters that were changed, added, removed or frozen.
-        settings: The arguments of the edit, JSON-ready; replaying it uses them.
-        seed: Seed of the random numbers that were drawn; None if none were.
+        settings: The arguments of the edit, JSON-ready, with which it can be replayed.
+        seed: Seed of the random numbers; None if none were drawn.
     """
 
     kind: str
@@ -43,7 +43,7 @@ class Edit:
     seed: int | None = None
 
     def __repr__(self) -> str:
-        """Return all fields but the names of the parameters, which may be hundreds."""
+        """Return all fields, but only the number of parameters, because there may be hundreds of names."""
         what = f"'{self.kind}', stack='{self.stack}', layers={list(self.layers)}, {len(self.parameters)} parameters"
         return f"Edit({what}, settings={dict(self.settings)}, seed={self.seed})"
 
@@ -53,7 +53,7 @@ class Edit:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Edit:
-        """Return the edit that `to_dict` described.
+        """Return the edit from a dict that `to_dict` returned.
 
         Raises:
             StoreError: If the dict does not describe an edit.
@@ -68,14 +68,14 @@ class Edit:
 
 
 def edits(model: PreTrainedModel) -> list[Edit]:
-    """Return a new list of the edits of a model, oldest first."""
+    """Return a new list of a model's edits, oldest first."""
     return list(getattr(model, EDITS, ()))
 
 
 def record(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Append an edit to the record on the model and return it.
+    """Append an edit to the model's record, and return it.
 
-    Unless it only freezes, the model no longer is what was loaded or saved, so its location is cleared.
+    Unless the edit only freezes, the model now differs from what was loaded or saved, so that its location is cleared.
     """
     setattr(model, EDITS, (*edits(model), edit))
     if edit.kind != "freeze":
@@ -84,25 +84,25 @@ def record(model: PreTrainedModel, edit: Edit) -> Edit:
 
 
 def set_edits(model: PreTrainedModel, saved: Sequence[Edit]) -> None:
-    """Set the record of a model that was just loaded to the edits that were made before it was saved."""
+    """Set the record of a model that was just loaded: the edits that were made before it was saved."""
     setattr(model, EDITS, tuple(saved))
     vars(model).pop(_LOCATION, None)
 
 
 def set_location(model: PreTrainedModel, location: str) -> None:
-    """Store the folder or hub id that a model was saved to; "" if it differs from what was loaded or saved."""
+    """Store the folder or hub id from which this model can be loaded; "" if there is none."""
     setattr(model, _LOCATION, location)
 
 
 def location_of(model: PreTrainedModel) -> str:
-    """Return the folder or hub id from which the same model can be loaded; "" if it was changed since.
+    """Return the folder (as an absolute path) or hub id from which the same model can be loaded.
 
-    A folder is returned as an absolute path.
+    Returns "" if the model was changed after it was loaded or saved.
     """
     name = str(getattr(model, _LOCATION, getattr(model, "name_or_path", None) or ""))
     return str(Path(name).absolute()) if name and is_dir(name) else name
 
 
 def draw_seed(generator: torch.Generator | None) -> int:
-    """Return a seed that is drawn from `generator`. None: torch's global generator."""
+    """Draw a seed from `generator`, or from torch's global generator if that is None."""
     return int(torch.randint(2**63 - 1, (), generator=generator, device=generator.device if generator else "cpu"))

@@ -1,4 +1,4 @@
-"""Re-initialise blocks: their linear maps from a truncated normal, or everything by the model's own initialiser."""
+"""Re-initialise blocks: their linear maps from a truncated normal, or everything with the model's own initialiser."""
 
 from __future__ import annotations
 
@@ -46,23 +46,24 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
     Args:
         model: A transformers model; any family whose blocks Lamina finds.
         layers: Layer selector; layer i is block i, and "all" is every block.
-        scope: "linear" draws the weights of all linear projections in the blocks from a truncated normal, including
-            those of experts that are stacked in one tensor. "block" initialises everything in the blocks with the
-            model's own initialiser, as in a model that is built from the config; `std`, `bound`, `biases` and `norms`
-            have no effect then.
+        scope: "linear": draw the weights of all linear projections in the blocks from a truncated normal, including
+            those of experts that are stacked in one tensor. "block": initialise everything in the blocks with the
+            model's own initialiser, as in a model built from the config; `std`, `bound`, `biases` and `norms` then have
+            no effect.
         std: Standard deviation of the normal distribution before truncation.
         bound: Where the distribution is truncated, in standard deviations: no weight is larger than `bound * std`.
-        biases: "zero" sets the blocks' biases to 0, except those of norms; "keep" leaves them.
-        norms: "reset" initialises the blocks' norms with the model's own initialiser; "keep" leaves them.
+        biases: "zero": set all biases in the blocks to 0, except those of norms. "keep": do not change them.
+        norms: "reset": initialise the norms in the blocks with the model's own initialiser. "keep": do not change them.
         stack: Name of the stack. None: the only one, or the encoder.
         generator: Source of the recorded seed. None: torch's global generator.
 
     Returns:
-        The edit, with the seed that gives the same weights again.
+        The edit, with the seed from which the same weights can be drawn again.
 
     Raises:
-        ConfigError: If a number is out of range; if layer 0 is named; if the blocks share weights with other modules,
-            or have no weights to set; if the model cannot be edited.
+        ConfigError: If a number is out of range; if layer 0 is selected; if the blocks share weights with other
+            modules, or have no weights to set; if the model's initialiser does not set a weight; if the model cannot be
+            edited.
         UnsupportedModelError: If weights of the blocks are packed (quantised) or computed (weight norm, pruning).
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the value of an option, or the stack, is unknown.
@@ -100,7 +101,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
-    """Raise ConfigError if a module outside `inside`, the modules of some blocks, uses their weights too."""
+    """Raise ConfigError if a module outside the blocks shares a weight with a module in them (`inside`)."""
     weights = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
@@ -117,19 +118,16 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _is_linear_weight(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter holds a linear map, or several: experts stack theirs in one tensor of three axes."""
+    """Return whether a parameter is a linear map, or a stack of them: experts share one tensor with three axes."""
     return (parameter.ndim == 3 and "embed" not in name) or (parameter.ndim == 2 and name.endswith("weight"))
 
 
 def _draw_weights(
     modules: Sequence[nn.Module], *, std: float, bound: float, zero: bool, seed: int
 ) -> list[nn.Parameter]:
-    """Set the weights of all linear maps in `modules` to new random ones; with `zero`, set the biases to 0.
+    """Draw new weights for all linear maps in `modules`, and return the changed parameters; `zero` zeroes biases.
 
     Random numbers are drawn on the CPU, so that a seed gives the same weights on every device.
-
-    Returns:
-        The parameters that were changed.
     """
     rng = torch.Generator().manual_seed(seed)
     modules = [module for module in modules if not _is_norm(module)]
@@ -158,16 +156,12 @@ def _draw_weights(
 def _initialize_by_model(
     model: PreTrainedModel, inside: Set[nn.Module], changed: Sequence[nn.Parameter], seed: int
 ) -> None:
-    """Let the model initialise some parameters, as it initialises those that are missing from a checkpoint.
+    """Set the parameters `changed` with the model's own initialiser, as if they were missing from a checkpoint.
 
-    Args:
-        model: The model.
-        inside: All modules of the blocks.
-        changed: The parameters in them that are to be initialised.
-        seed: Seed of the random numbers.
+    `inside` are all modules of the blocks, and `seed` is the seed of the random numbers.
 
     Raises:
-        ConfigError: If the model's initialiser leaves one of the parameters as it is; all get their old values back.
+        ConfigError: If the initialiser does not set one of the parameters; all are then restored.
     """
     before = [(parameter, parameter._version, parameter.detach().clone()) for parameter in changed]
     with preserve_model(model), _only_uninitialized([*model.parameters(), *model.buffers()], set(changed)):
@@ -187,9 +181,9 @@ def _initialize_by_model(
 
 @contextmanager
 def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
-    """Within the `with` block, let transformers initialise only the tensors in `free`.
+    """Let transformers initialise only the tensors in `free`, inside the `with` block.
 
-    All others in `tensors` are marked as already initialised; the marks are removed at the end.
+    All others in `tensors` are marked as already initialised; afterwards the marks are removed.
     """
     marks = [vars(tensor).copy() for tensor in tensors]
     try:
@@ -203,6 +197,6 @@ def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterato
 
 
 def _names(model: PreTrainedModel, parameters: Collection[nn.Parameter]) -> tuple[str, ...]:
-    """Return the full names of some parameters of a model, in the model's order."""
+    """Return the full names of some parameters, in the model's order."""
     wanted = set(parameters)
     return tuple(name for name, parameter in model.named_parameters() if parameter in wanted)

@@ -1,4 +1,4 @@
-"""Remove the top blocks of a stack, and update the config accordingly."""
+"""Remove the top blocks of a stack, and adapt the config."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "attention_lay
 def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Edit:
     """Keep the bottom blocks of a stack and remove the others, in place.
 
-    What comes after the blocks stays: a final norm, pooler, head. The config gets the new depth, so that the model can
-    be saved with `save_pretrained` and loaded with plain `AutoModel`.
+    Modules after the blocks (a final norm, pooler, head) stay. The config gets the new depth, so that the model can be
+    saved with `save_pretrained` and loaded with plain `AutoModel`.
 
     Args:
         model: A transformers model.
-        keep: Number of blocks to keep, from 1 to the depth. With the depth itself, nothing is removed or recorded.
+        keep: Number of blocks to keep, from 1 to the depth. If it equals the depth, nothing is removed or recorded.
         stack: Name of the stack. None: the only one, or the encoder. Towers (CLIP) cannot be truncated.
 
     Returns:
@@ -42,7 +42,7 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
 
     Raises:
         ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, the stack
-            is a tower, or the model cannot be edited. The model is unchanged then.
+            is a tower, or the model cannot be edited. The model is then unchanged.
         UnknownNameError: If the stack does not exist.
     """
     check_editable(model, _OP)
@@ -80,7 +80,7 @@ def _path_of_blocks(model: PreTrainedModel, stack: LayerStack) -> str | None:
     """Return the path of the module list that holds a stack's blocks; None if one block serves as all layers.
 
     Raises:
-        ConfigError: If there is no such list, or blocks serve as several layers in another way.
+        ConfigError: If there is no such list, or only some layers share a block.
     """
     if len(set(stack.blocks)) == 1 < stack.depth:
         return None
@@ -94,7 +94,7 @@ def _path_of_blocks(model: PreTrainedModel, stack: LayerStack) -> str | None:
 
 
 def _build_empty(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """Return two models without weights: one built from the present config, one from the config with the new depth.
+    """Return two models without weights: one built from the current config, one from the config with `keep` blocks.
 
     Raises:
         ConfigError: If no model can be built from the new config.
@@ -114,7 +114,7 @@ def _build_empty(model: PreTrainedModel, stack: LayerStack, keep: int) -> tuple[
 
 
 def _set_depth(config: PretrainedConfig, stack: str, depth: int, keep: int) -> None:
-    """Change the depth of a stack from `depth` to `keep` in a config, or in the config inside it that holds it.
+    """Change the depth of a stack from `depth` to `keep` in a config, or in the nested config that holds the depth.
 
     Raises:
         ConfigError: If no setting of the config holds the depth.
@@ -144,13 +144,9 @@ def _set_depth(config: PretrainedConfig, stack: str, depth: int, keep: int) -> N
 
 
 def _check_shapes(model: nn.Module, before: nn.Module, after: nn.Module, gone: tuple[str, ...]) -> None:
-    """Raise ConfigError if the model built from the new config is not the model without the removed blocks.
+    """Raise ConfigError unless the model without the parameters `gone` has the shapes of `after`.
 
-    Args:
-        model: The model.
-        before: A model built from the present config.
-        after: A model built from the new config.
-        gone: Names of the parameters of the removed blocks.
+    `before` is built from the current config, and shows which parameters the user has added or removed.
     """
     now, was, will_be = (
         {(name, part.shape) for name, part in built.named_parameters(remove_duplicate=False)}
@@ -165,7 +161,7 @@ def _check_shapes(model: nn.Module, before: nn.Module, after: nn.Module, gone: t
 
 
 def _copy_changes(target: object, was: object, now: object) -> None:
-    """Copy attributes that differ between `was` and `now` to `target`, a module or config; also in configs inside it.
+    """Copy attributes that differ between `was` and `now` to `target` (a module or config), and to nested configs.
 
     These are the values that depend on the depth.
     """

@@ -1,4 +1,4 @@
-"""Readers by scikit-learn's contract: `fit`, `predict`, `transform`, in pipelines and searches."""
+"""scikit-learn estimators for texts: readers on a frozen model with `fit`, `predict` and `transform`."""
 
 from lamina.errors import require_packages
 

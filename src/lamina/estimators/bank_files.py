@@ -32,7 +32,7 @@ _NOT_SAVED = ("processor", "random_state")  # objects without a JSON form; a `ra
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:
-    """Return the files that `bank.save_pretrained` writes, as relative path -> content; the model is not included."""
+    """Return the files that `bank.save_pretrained` writes (without the model), as relative path -> content."""
     with TemporaryDirectory() as folder:
         bank.save_pretrained(folder)
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -40,7 +40,7 @@ def files_of(bank: ReaderBank) -> dict[str, bytes]:
 
 
 def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Processor) -> ReaderBank:
-    """Return the bank that `files_of` turned into files, on `model`.
+    """Return the bank whose files `files_of` returned, attached to `model`.
 
     Raises:
         BaseMismatchError: If `model` is not the model that the bank was trained on.
@@ -54,7 +54,7 @@ def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Proce
 
 
 def write_estimator(estimator: LaminaEstimator, bank: ReaderBank, folder: Path) -> None:
-    """Save `bank` in `folder`, with the parameters and fitted attributes of its estimator in `estimator.json`."""
+    """Save `bank` in `folder`, and the parameters and fitted attributes of its estimator in `estimator.json` there."""
     params = {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()}
     params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}
     if not isinstance(params["model"], str):
@@ -65,17 +65,13 @@ def write_estimator(estimator: LaminaEstimator, bank: ReaderBank, folder: Path) 
 
 
 def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
-    """Read the `estimator.json` of a folder.
-
-    Args:
-        folder: Folder that `write_estimator` wrote.
-        kind: Class of the estimator to read.
+    """Read the `estimator.json` of a folder that `write_estimator` wrote.
 
     Returns:
         The estimator, without its bank, and the name of its model (None if the model has no name).
 
     Raises:
-        StoreError: If the file is missing or damaged, has another format, or is from another class of estimator.
+        StoreError: If the file is missing or damaged, has another format, or is from another class than `kind`.
     """
     path = folder / FILE
     if not path.is_file():
@@ -94,15 +90,15 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
 
 
 def _is_learnt(name: str) -> bool:
-    """Return whether an attribute was set by `fit` and is saved in JSON: its name ends with an underscore."""
+    """Return whether an attribute was set by `fit` and is saved as JSON: its name ends with an underscore."""
     return name.endswith("_") and not name.startswith("_") and name not in ("bank_", "result_")
 
 
 def _to_json(value: Any) -> JSON:
     """Return a parameter or attribute as JSON.
 
-    Readers, fusions, arrays and dictionaries become objects whose first key names their type, so that
-    `_from_json` can restore them.
+    Readers, fusions, arrays and dictionaries become objects whose first key names their type, so that `_from_json` can
+    restore them.
     """
     if isinstance(value, Reader):
         parts = {"fusion": FUSIONS.to_dict(value.fusion), "head": HEADS.to_dict(value.head)}

@@ -1,4 +1,4 @@
-"""What the estimators share: a reader on a frozen model, trained by `lamina.fit` and pickled without the model."""
+"""The base class of the estimators: a reader on a frozen model, trained by `lamina.fit`, pickled without the model."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
     from lamina.tasks.base import Results
     from lamina.tasks.split import Split
 
-READER = "reader"  # its name in the bank
-STEPS = 200  # that a reader takes at least where no number of epochs is given
+READER = "reader"  # name of the estimator's reader in its bank
+STEPS = 200  # least number of training steps, unless the number of epochs is given
 _USUAL_EPOCHS = 3
-_PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # that are options of `lamina.fit` too
+_PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # parameters that are also options of `lamina.fit`
 _OWN: dict[str, str] = {
     **dict.fromkeys(_PARAMETERS, "it is a parameter by itself"),
     "seed": "random_state is in its place",
     "keep": "validation_fraction decides it",
 }
-_SHARED = ("model", "processor")  # parameters that clones share, and do not copy
+_SHARED = ("model", "processor")  # parameters that clones share instead of copying them
 
 
 class LaminaEstimator(BaseEstimator):
-    """What the four estimators have in common; the parameters are those of each."""
+    """Base class of the four estimators. Each subclass documents its parameters."""
 
-    kind: ClassVar[str]  # of the task
+    kind: ClassVar[str]  # name of the kind of task
     model: Any
     processor: Any
     epochs: int | None
@@ -69,19 +69,19 @@ class LaminaEstimator(BaseEstimator):
         return f"{type(self).__name__}.{method}"
 
     def _new_bank(self) -> ReaderBank:
-        vars(self).pop("bank_", None)  # of an earlier fit, whose classes may be others
+        vars(self).pop("bank_", None)  # the bank of an earlier `fit`, which may have other classes
         self._base: tuple[Any, Any] = (self.model, self.processor)
         return ReaderBank(*model_of(self.model, self.processor, self._op()))
 
     def _seed(self) -> int:
-        """A whole number as it is, else one that is drawn, as everywhere in scikit-learn."""
+        """Return `random_state` if it is an integer; otherwise draw an integer from it, as scikit-learn does."""
         if isinstance(self.random_state, int | np.integer):
             return int(self.random_state)
         with data_errors(self._op()):
             return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _task(self, split: Split, targets: Targets, seed: int) -> Task:
-        """The examples, a part of them set aside where that was asked for."""
+        """Return the task of all examples; with `validation_fraction`, that share of the rows is a validation split."""
         parts = {"train": split}
         if self.validation_fraction is not None:
             with data_errors(self._op()):
@@ -94,7 +94,14 @@ class LaminaEstimator(BaseEstimator):
         return Task(kind_of(self.kind), problem, targets.labels, metrics[0], metrics, parts, name)
 
     def _reader(self, task: Task, given: Any, seed: int, **settings: Any) -> Reader:
-        """The reader that was asked for, made for the task's labels."""
+        """Return the config of the reader for the task's labels.
+
+        `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (with a default head)
+        or a whole reader. `settings` are further settings of the head.
+
+        Raises:
+            ConfigError: If `given` is anything else, or a reader with a head for another kind of task.
+        """
         default = Reader.default(task)
         if given is None:
             fusion, head, stack = default.fusion, default.head, None
@@ -112,11 +119,15 @@ class LaminaEstimator(BaseEstimator):
         return Reader(fusion, head, stack=stack, seed=seed)
 
     def _head_of_a_fusion(self) -> dict[str, Any]:
-        """Settings of the head where only a fusion was given."""
+        """Return settings of the head for the case that the parameter `reader` is only a fusion."""
         return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
-        """Train the bank's reader, and keep the bank."""
+        """Train the bank's reader with `lamina.fit`, and set `bank_` and `result_`.
+
+        Raises:
+            ConfigError: If `options` is no mapping, or has an option that is a parameter of the estimator.
+        """
         own: dict[str, Any] = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
         if own["epochs"] is None:
@@ -137,7 +148,7 @@ class LaminaEstimator(BaseEstimator):
     # Use
 
     def _results(self, split: Split, method: str) -> dict[str, Results]:
-        """Reader name -> what it says of examples."""
+        """Return reader name -> the reader's outputs for the examples of a split. Errors name the calling `method`."""
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
         predictor = Predictor(self.bank_, PassOptions(batch_size=rows))
@@ -146,13 +157,13 @@ class LaminaEstimator(BaseEstimator):
         return predictor.results(prepared)
 
     def _texts(self, X: Any, method: str, *, reset: bool) -> Texts:
-        """The texts of X; see `as_texts`."""
+        """Return X as texts or pairs of texts; see `as_texts`."""
         return as_texts(self, X, self._op(method), reset=reset)
 
     def _check_fitted(self) -> None:
         check_is_fitted(self, "bank_")
 
-    # What scikit-learn asks of every estimator
+    # Methods that scikit-learn requires
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -181,29 +192,32 @@ class LaminaEstimator(BaseEstimator):
     # On disk
 
     def save(self, folder: str | Path) -> None:
-        """Save a fitted estimator: a bank, as `ReaderBank.save_pretrained` writes it, and what else was learnt of y.
+        """Save a fitted estimator in a folder: its bank, its parameters and its fitted attributes.
 
-        `lamina predict` and `lamina serve` take the folder. The model itself is not in it.
+        `lamina predict` and `lamina serve` can use the folder. The model itself is not saved.
+
+        Args:
+            folder: Folder to write to; it is created if it does not exist.
 
         Raises:
-            NotFittedError: If it was not fitted.
-            StoreError: If the folder cannot be written, or holds something else.
+            NotFittedError: If `fit` was not called.
+            StoreError: If the folder cannot be written, or holds other files.
         """
         self._check_fitted()
         write_estimator(self, self.bank_, Path(folder))
 
     @classmethod
     def load(cls, folder: str | Path, *, model: Any = None, processor: Any = None) -> Self:
-        """Load what `save` wrote.
+        """Load an estimator that `save` wrote.
 
         Args:
             folder: A local folder.
-            model: The model; None: the one that it was fitted with, by its name.
-            processor: Its tokenizer; None: its own.
+            model: The model. None: the model that the estimator was fitted with, loaded by its name.
+            processor: Tokenizer of the model. None: the one saved with the model.
 
         Raises:
             StoreError: If the folder is missing or damaged, or was saved by another estimator.
-            BaseMismatchError: If the model is not the one that it was fitted with.
+            BaseMismatchError: If the model is not the one that the estimator was fitted with.
             ModelNotFoundError: If the model cannot be found.
         """
 
@@ -222,7 +236,7 @@ class LaminaEstimator(BaseEstimator):
 
 
 def _plain(value: Any) -> Any:
-    """A parameter as a number of Python, where a search gave one of NumPy."""
+    """Return a NumPy scalar as a Python value (searches pass NumPy scalars as parameters); other values unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 

@@ -1,4 +1,4 @@
-"""A classifier of texts, by scikit-learn's contract."""
+"""A scikit-learn classifier of texts."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
 
 @final
 class LaminaClassifier(ClassifierMixin, LaminaEstimator):
-    """Classify texts, or pairs of texts, by a reader on a frozen model.
+    """Classify texts, or pairs of texts, with a reader on a frozen model.
 
-    X is a list, array or column of texts; or of pairs, as tuples or as two columns. y has a class per text, of any
-    type, or zeros and ones per text and label (several labels at once). A model that is given by name is loaded once in
-    a process, and shared by all clones.
+    X is a list, array or column of texts; or pairs of texts, as tuples or as two columns. y is one class per text, of
+    any type; or, for several labels per text, an array of zeros and ones with shape (texts, labels). A model that is
+    given by name is loaded once per process and shared by all clones.
 
     Args:
-        model: Hub id, folder or "minilm"; or a model of transformers, which is used as it is, and frozen.
-        reader: None for the default reader; a fusion, such as `lamina.ScalarMix()`, under a linear map of the mean of
-            its tokens; or a `lamina.Reader`, whose head gets the labels of y.
-        processor: Tokenizer of a model; None: its own.
-        epochs: How often the reader goes through the texts; None: 3 times, or as often as makes 200 steps.
+        model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
+        reader: None: the default reader. A fusion, such as `lamina.ScalarMix()`: its head is a linear map of the mean
+            over the tokens. A `lamina.Reader`: its head gets the labels of y.
+        processor: Tokenizer of the model. None: the one saved with the model.
+        epochs: Number of passes over the texts. None: 3, or more if that is needed for 200 steps.
         batch_size: Texts per step.
-        learning_rate: The highest; None: 1e-3.
-        class_weight: None, "balanced", or class -> weight, as elsewhere in scikit-learn.
-        max_length: Tokens of a text that are read; None: what the model allows.
-        validation_fraction: Share of the texts that is set aside to choose the best epoch; None: learn from all, and
-            keep the last.
-        random_state: Seeds the reader's start, dropout and the order of the texts.
+        learning_rate: Peak learning rate. None: 1e-3.
+        class_weight: None, "balanced", or class -> weight of its loss, as elsewhere in scikit-learn.
+        max_length: Maximum tokens per text. None: what the model allows.
+        validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
+            texts, and use the last epoch.
+        random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
         options: Further options of `lamina.fit`, such as `{"weight_decay": 0.01, "cache": "on"}`.
 
     Attributes:
-        classes_: The classes, sorted; of several labels their numbers.
-        bank_: The `lamina.ReaderBank` with the reader, named "reader".
+        classes_: The classes, sorted. With several labels per text: the numbers of the labels, from 0.
+        bank_: The `lamina.ReaderBank` with the reader, which is named "reader".
         result_: The `lamina.train.FitResult` of the last `fit`.
-        n_features_in_: Columns of X, where it had any.
-        feature_names_in_: Their names, where X was a data frame.
+        n_features_in_: Number of columns of X; not set if X is one-dimensional.
+        feature_names_in_: Names of the columns; only set if X is a data frame.
     """
 
     kind: ClassVar = SequenceClassification.kind
@@ -87,16 +87,16 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return {"pooling": "mean"}
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train the reader; the model stays as it is.
+        """Train the reader; the model does not change.
 
         Args:
             X: Texts, or pairs of texts.
-            y: A class per text, or zeros and ones per text and label.
+            y: One class per text, or an array of zeros and ones with shape (texts, labels).
 
         Raises:
-            DataError: If X or y does not fit, or y has one class alone; it is a ValueError.
-            ConfigError: If a parameter does not fit.
-            ModelNotFoundError: If there is no such model.
+            DataError: If X or y has the wrong form, or y has only one class. It is also a ValueError.
+            ConfigError: If a parameter is not valid.
+            ModelNotFoundError: If the model cannot be found.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -128,27 +128,31 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return self.bank_[READER].config.head.problem_type == "multi_label"
 
     def predict(self, X: Any) -> np.ndarray:
-        """The likeliest class of each text; zeros and ones `[texts, labels]` where y was such.
+        """Return the most probable class of each text, `[texts]`; for several labels, zeros and ones `[texts, labels]`.
 
         Raises:
             NotFittedError: If `fit` was not called.
-            DataError: If X does not fit.
+            DataError: If X has the wrong form.
         """
         logits = self._logits(X, "predict")
         return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities `[texts, classes]`, the classes as in `classes_`; errors are those of `predict`."""
+        """Return probabilities `[texts, classes]`, with the classes in the order of `classes_`.
+
+        With several labels per text, each label has its own probability, and a row need not sum to 1. Errors are those
+        of `predict`.
+        """
         logits = self._logits(X, "predict_proba").double()
         return (logits.sigmoid() if self._several else logits.softmax(-1)).numpy()
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Their logarithms."""
+        """Return the logarithms of the probabilities that `predict_proba` returns, `[texts, classes]`."""
         logits = self._logits(X, "predict_log_proba").double()
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """The reader's scores `[texts, classes]`; of two classes how much higher that of the second is `[texts]`."""
+        """Return the logits `[texts, classes]`; with two classes, the second logit minus the first, `[texts]`."""
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 

@@ -23,9 +23,9 @@ TargetsLike: TypeAlias = Any
 
 @contextmanager
 def data_errors(op: str) -> Iterator[None]:
-    """Turn a TypeError or ValueError of the block into a DataError with the same message, after the prefix `op`.
+    """Turn a TypeError or ValueError in the `with` block into a DataError: `op`, then the same message.
 
-    scikit-learn's users know its messages, so they are not reworded. Errors of Lamina pass unchanged.
+    scikit-learn's messages are familiar to its users, so they are not reworded. Errors of Lamina pass unchanged.
     """
     try:
         yield
@@ -39,13 +39,13 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     """Return X as a list of texts, or as a list of pairs of texts.
 
     Args:
-        estimator: Estimator that X was passed to. Its `n_features_in_` and `feature_names_in_` are set or compared.
+        estimator: Estimator whose method got X; its `n_features_in_` and `feature_names_in_` are set or compared.
         X: Texts as a list, an array or one column; pairs as tuples or as two columns.
         op: Name of the calling method, which begins the error messages.
         reset: True in `fit`: set the number and names of the columns. False: compare them with those of `fit`.
 
     Raises:
-        DataError: If X is one text, is empty, holds something else, or has other columns than at `fit`.
+        DataError: If X is a single text, is empty, has cells that are no texts, or has other columns than at `fit`.
     """
     if isinstance(X, str | bytes):
         raise DataError(f"{op}: X is one text; a list, array or column of texts is needed.")
@@ -64,10 +64,10 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
 
 
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
-    """Set (`reset`) or compare the `n_features_in_` of an estimator: the number of columns of X, here `table`.
+    """Set (`reset`) or compare the `n_features_in_` of an estimator: the number of columns of `table`.
 
-    A one-dimensional list of texts has no columns. Raises DataError, with a message that begins with `op`, for another
-    number than one or two, or than at `fit`.
+    A one-dimensional `table` has no columns. Raises DataError if there are neither one nor two columns, or another
+    number than at `fit`.
     """
     columns = table.shape[1] if table.ndim == 2 else None
     if columns is not None and columns not in (1, 2):
@@ -93,7 +93,7 @@ def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
 
 
 def as_words(X: TextsLike, op: str) -> list[list[str]]:
-    """Return X as lists of words; raise DataError, naming the first wrong row, unless rows are lists of strings."""
+    """Return X as lists of words. Raise DataError, naming the first wrong row, unless each row is a list of strings."""
     if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
         raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")
     if not len(X):
@@ -111,11 +111,10 @@ def as_words(X: TextsLike, op: str) -> list[list[str]]:
 
 
 def as_tags(y: TargetsLike, words: Sequence[Sequence[str]], op: str) -> list[list[Any]]:
-    """Return y as lists of tags, NumPy scalars as Python values.
+    """Return y as lists of tags, with NumPy scalars as Python values.
 
     Raises:
-        DataError: If y is None, if it has another number of rows than `words`, or if a row of y has another number of
-            tags than the same row of `words` has words.
+        DataError: If y is None, has another number of rows than `words`, or a row has not one tag per word.
     """
     check_given(y, op)
     with data_errors(op):
@@ -129,6 +128,6 @@ def as_tags(y: TargetsLike, words: Sequence[Sequence[str]], op: str) -> list[lis
 
 
 def check_given(y: TargetsLike, op: str) -> None:
-    """Raise DataError, with a message that begins with `op`, if y is None."""
+    """Raise DataError if y is None."""
     if y is None:
         raise DataError(f"{op}: this estimator requires y to be passed, but the target y is None.")

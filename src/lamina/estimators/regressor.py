@@ -1,4 +1,4 @@
-"""A regressor of texts, by scikit-learn's contract."""
+"""A scikit-learn regressor of texts."""
 
 from __future__ import annotations
 
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
 @final
 class LaminaRegressor(RegressorMixin, LaminaEstimator):
-    """Say a number of texts, or pairs of texts, by a reader on a frozen model.
+    """Predict a number for each text, or pair of texts, with a reader on a frozen model.
 
-    X is as for `LaminaClassifier`, y a number per text. The reader learns y less its mean, over its standard deviation,
-    and both are put into its last linear map when it has learnt, so that the saved bank says numbers such as y's.
+    X has the same forms as for `LaminaClassifier`; y is one number per text. The reader is trained on numbers that are
+    scaled to mean 0 and standard deviation 1. After training, mean and standard deviation are folded into its last
+    linear map, so that the saved bank predicts unscaled numbers.
 
     Args:
-        model: Hub id, folder or "minilm"; or a model of transformers, which is used as it is, and frozen.
-        reader: As of `LaminaClassifier`.
-        processor: Tokenizer of a model; None: its own.
-        epochs: How often the reader goes through the texts; None: 3 times, or as often as makes 200 steps.
+        model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
+        reader: None, a fusion or a `lamina.Reader`, as for `LaminaClassifier`.
+        processor: Tokenizer of the model. None: the one saved with the model.
+        epochs: Number of passes over the texts. None: 3, or more if that is needed for 200 steps.
         batch_size: Texts per step.
-        learning_rate: The highest; None: 1e-3.
-        max_length: Tokens of a text that are read; None: what the model allows.
-        validation_fraction: Share of the texts that is set aside to choose the best epoch, by Pearson's correlation;
-            None: learn from all, and keep the last.
-        random_state: Seeds the reader's start, dropout and the order of the texts.
+        learning_rate: Peak learning rate. None: 1e-3.
+        max_length: Maximum tokens per text. None: what the model allows.
+        validation_fraction: Share of the texts that is not trained on and chooses the best epoch, by Pearson's
+            correlation. None: train on all texts, and use the last epoch.
+        random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
         options: Further options of `lamina.fit`.
 
     Attributes:
-        bank_: The `lamina.ReaderBank` with the reader, named "reader".
+        bank_: The `lamina.ReaderBank` with the reader, which is named "reader".
         result_: The `lamina.train.FitResult` of the last `fit`.
-        n_features_in_: Columns of X, where it had any.
-        feature_names_in_: Their names, where X was a data frame.
+        n_features_in_: Number of columns of X; not set if X is one-dimensional.
+        feature_names_in_: Names of the columns; only set if X is a data frame.
     """
 
     kind: ClassVar = SequenceClassification.kind
@@ -79,16 +80,16 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         return {"pooling": "mean"}
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train the reader; the model stays as it is.
+        """Train the reader; the model does not change.
 
         Args:
             X: Texts, or pairs of texts.
-            y: A number per text.
+            y: One number per text.
 
         Raises:
-            DataError: If X or y does not fit; it is a ValueError.
-            ConfigError: If a parameter does not fit.
-            ModelNotFoundError: If there is no such model.
+            DataError: If X or y has the wrong form. It is also a ValueError.
+            ConfigError: If a parameter is not valid, or the reader's head does not end with a linear map.
+            ModelNotFoundError: If the model cannot be found.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -106,11 +107,11 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """A number for each text.
+        """Return one number per text, `[texts]`.
 
         Raises:
             NotFittedError: If `fit` was not called.
-            DataError: If X does not fit.
+            DataError: If X has the wrong form.
         """
         self._check_fitted()
         texts = self._texts(X, "predict", reset=False)

@@ -24,10 +24,10 @@ _loading = Lock()  # threads that need the same model at the same time wait for 
 def model_of(
     model: str | Path | PreTrainedModel, processor: Processor | None, op: str
 ) -> tuple[PreTrainedModel, Processor]:
-    """Return the loaded model and its processor, as `(model, processor)`.
+    """Return the model and its processor; a model that is given by name is loaded once and then cached.
 
     Args:
-        model: Hub id or folder, which is loaded once and then cached, or a model, which is returned as it is.
+        model: Hub id or folder; or a loaded model, which is returned itself.
         processor: Tokenizer to use. None: the tokenizer that was saved with the model.
         op: Name of the calling method, which begins the error messages.
 
@@ -48,7 +48,7 @@ def model_of(
 
 
 def _checked(processor: Processor | None, op: str) -> Processor:
-    """Return `processor`; raise ConfigError, with a message that begins with `op`, if it is None."""
+    """Return `processor`; raise ConfigError if it is None."""
     if processor is None:
         raise ConfigError(f"{op}: there is no tokenizer with the model; one is needed. Give it as `processor`.")
     return processor

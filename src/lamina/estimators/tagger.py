@@ -1,4 +1,4 @@
-"""A tagger of words, by scikit-learn's contract."""
+"""A scikit-learn estimator that tags words."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 @final
 class LaminaTagger(LaminaEstimator):
-    """Tag every word of sentences by a reader on a frozen model.
+    """Predict a tag for each word of sentences, with a reader on a frozen model.
 
-    X is a list of lists of words, y a list of lists of tags, of any type; tags come back as they went in. Sentences
-    that are longer than the model reads are read in overlapping windows.
+    X is a list of lists of words, y a list of lists of tags of any type; predicted tags have the same type. Sentences
+    that are longer than the model allows are read in overlapping windows.
 
     Args:
-        model: Hub id, folder or "minilm"; or a model of transformers, which is used as it is, and frozen.
-        reader: None for the default reader; a fusion, under one encoder layer with eight heads; or a `lamina.Reader`,
-            whose head gets the tags of y.
-        processor: Tokenizer of a model; None: its own.
-        epochs: How often the reader goes through the sentences; None: 3 times, or as often as makes 200 steps.
+        model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
+        reader: None: the default reader. A fusion: its head has one encoder layer with eight attention heads. A
+            `lamina.Reader`: its head gets the tags of y.
+        processor: Tokenizer of the model. None: the one saved with the model.
+        epochs: Number of passes over the sentences. None: 3, or more if that is needed for 200 steps.
         batch_size: Sentences per step.
-        learning_rate: The highest; None: 1e-3.
-        max_length: Tokens of a window; None: what the model allows.
-        validation_fraction: Share of the sentences that is set aside to choose the best epoch; None: learn from all,
-            and keep the last.
-        random_state: Seeds the reader's start, dropout and the order of the sentences.
+        learning_rate: Peak learning rate. None: 1e-3.
+        max_length: Maximum tokens of a window. None: what the model allows.
+        validation_fraction: Share of the sentences that is not trained on and chooses the best epoch. None: train on
+            all sentences, and use the last epoch.
+        random_state: Seed of the reader's initial weights, of dropout and of the order of the sentences.
         options: Further options of `lamina.fit`.
 
     Attributes:
         classes_: The tags, sorted by their names.
-        bank_: The `lamina.ReaderBank` with the reader, named "reader".
+        bank_: The `lamina.ReaderBank` with the reader, which is named "reader".
         result_: The `lamina.train.FitResult` of the last `fit`.
     """
 
@@ -74,16 +74,16 @@ class LaminaTagger(LaminaEstimator):
         self.options = options
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train the reader; the model stays as it is.
+        """Train the reader; the model does not change.
 
         Args:
-            X: Lists of words.
-            y: Lists of tags, one for every word.
+            X: One list of words per sentence.
+            y: One list of tags per sentence, with a tag for each word.
 
         Raises:
-            DataError: If X or y does not fit, or there is one tag alone; it is a ValueError.
-            ConfigError: If a parameter does not fit.
-            ModelNotFoundError: If there is no such model.
+            DataError: If X or y has the wrong form, or y has only one tag. It is also a ValueError.
+            ConfigError: If a parameter is not valid.
+            ModelNotFoundError: If the model cannot be found.
         """
         op = self._op()
         words = self._words(X, "fit")
@@ -106,11 +106,11 @@ class LaminaTagger(LaminaEstimator):
         return as_words(X, self._op(method))
 
     def predict(self, X: Any) -> list[list[Any]]:
-        """A tag for every word of every sentence.
+        """Return one list of tags per sentence, with a tag for each word.
 
         Raises:
             NotFittedError: If `fit` was not called.
-            DataError: If X does not fit.
+            DataError: If X has the wrong form.
         """
         self._check_fitted()
         words = self._words(X, "predict")
@@ -118,11 +118,11 @@ class LaminaTagger(LaminaEstimator):
         return [[self.classes_[number] for number in row] for row in guesses]
 
     def score(self, X: Any, y: Any) -> float:
-        """Span F1 where the tags mark spans (`B-x`, `I-x`, `O`), as seqeval counts; else accuracy over the words.
+        """Return the span F1 score (seqeval) if the tags mark spans (`B-x`, `I-x`, `O`), else the accuracy over words.
 
         Raises:
             NotFittedError: If `fit` was not called.
-            DataError: If X or y does not fit.
+            DataError: If X or y has the wrong form.
         """
         guesses = self.predict(X)
         truths = as_tags(y, guesses, self._op("score"))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Targets:
-    """The targets of all texts, with the type of problem. The functions below and `LaminaTagger.fit` build it."""
+    """The targets of all texts in the form that a task needs, and the problem type."""
 
     problem_type: str
     labels: tuple[str, ...]
@@ -31,7 +31,7 @@ class Targets:
 
     @property
     def stratify(self) -> list[int] | None:
-        """Return the class indices to stratify a validation split by; None if texts have no single class."""
+        """The classes by which a validation split is stratified; None if texts have no single class."""
         return None if self.classes is None or self.problem_type == "multi_label" else self.values
 
 
@@ -39,12 +39,12 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """Return the targets of a classifier.
 
     Args:
-        y: A class per text, or zeros and ones of shape (texts, labels), dense or sparse.
-        texts: The texts, whose number y must match.
+        y: One class per text, or zeros and ones `[texts, labels]`, dense or sparse.
+        texts: The texts; y must have as many rows.
         op: Name of the calling method, which begins the error messages.
 
     Raises:
-        DataError: If y is missing, of another length, has missing labels or one class alone, or has another form.
+        DataError: If y is None, has another length, a missing label or only one class, or has another form.
     """
     check_given(y, op)
     with data_errors(op):
@@ -70,15 +70,15 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 
 
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
-    """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; if all are equal, all become 0.
+    """Return the targets of a regressor, scaled to mean 0 and standard deviation 1; equal numbers all become 0.
 
     Args:
-        y: A finite number per text.
-        texts: The texts, whose number y must match.
+        y: One finite number per text.
+        texts: The texts; y must have as many rows.
         op: Name of the calling method, which begins the error messages.
 
     Raises:
-        DataError: If y is missing, of another length, or holds anything but finite numbers.
+        DataError: If y is None, has another length, or holds anything but finite numbers.
     """
     check_given(y, op)
     with data_errors(op):
@@ -91,11 +91,11 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 
 
 def any_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
-    """Return the targets of a regressor if y holds numbers with a fractional part, else those of a classifier.
+    """Return the targets of a regressor if y has numbers with a fractional part, otherwise those of a classifier.
 
     Args:
         y: One target per text, as `number_targets` or `class_targets` accepts them.
-        texts: The texts, whose number y must match.
+        texts: The texts; y must have as many rows.
         op: Name of the calling method, which begins the error messages.
 
     Raises:

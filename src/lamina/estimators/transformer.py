@@ -1,4 +1,4 @@
-"""Features of texts from any layer or fusion, by scikit-learn's contract."""
+"""A scikit-learn transformer that turns texts into features from layers or a fusion."""
 
 from __future__ import annotations
 
@@ -26,32 +26,31 @@ if TYPE_CHECKING:
 
 @final
 class LaminaTransformer(TransformerMixin, LaminaEstimator):
-    """Turn texts, or pairs of texts, into the features of a layer, of several, or of a fusion.
+    """Turn texts, or pairs of texts, into the features of one layer, of several layers, or of a fusion.
 
-    Nothing is learnt for layers as they are, nor for a fusion without parameters. A fusion with parameters is trained
-    at `fit` under a linear map to y (classes, numbers or several labels); the map is then let go.
+    Layers, and fusions without parameters, need no training. A fusion with parameters is trained by `fit` together with
+    a linear map that predicts y (classes, numbers or several labels); the linear map is then discarded.
 
     Args:
-        model: Hub id, folder or "minilm"; or a model of transformers, which is used as it is, and frozen.
-        layer: Which layer: 0 the embeddings, 1 the first block, -1 the last; or a selector of several ("top:4"),
-            whose features then stand side by side.
-        fusion: A fusion, in place of `layer`.
-        pooling: "mean" over the tokens of a text, or its "first" one.
-        processor: Tokenizer of a model; None: its own.
-        epochs: Of a fusion that learns: how often it goes through the texts; None: 3 times, or as often as makes 200
-            steps.
-        batch_size: Texts per step, and per pass.
-        learning_rate: The highest; None: 1e-3.
-        max_length: Tokens of a text that are read; None: what the model allows.
-        validation_fraction: Share of the texts that is set aside to choose the best epoch; None: learn from all, and
-            keep the last.
-        random_state: Seeds a fusion that learns.
+        model: Hub id, folder or "minilm"; or a loaded transformers model, which `fit` freezes.
+        layer: Number of a layer: 0 the embeddings, 1 the first block, -1 the last. Or a selector of several layers
+            ("top:4"), whose features are concatenated.
+        fusion: A fusion to use instead of `layer`.
+        pooling: How features of tokens become features of a text: "mean" over the tokens, or the "first" token.
+        processor: Tokenizer of the model. None: the one saved with the model.
+        epochs: Number of passes over the texts to train a fusion. None: 3, or more if that is needed for 200 steps.
+        batch_size: Texts per training step and per pass.
+        learning_rate: Peak learning rate. None: 1e-3.
+        max_length: Maximum tokens per text. None: what the model allows.
+        validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
+            texts, and use the last epoch.
+        random_state: Seed of the training of a fusion.
         options: Further options of `lamina.fit`.
 
     Attributes:
-        bank_: The `lamina.ReaderBank` whose readers give the features.
-        n_features_in_: Columns of X, where it had any.
-        feature_names_in_: Their names, where X was a data frame.
+        bank_: The `lamina.ReaderBank` whose readers compute the features.
+        n_features_in_: Number of columns of X; not set if X is one-dimensional.
+        feature_names_in_: Names of the columns; only set if X is a data frame.
     """
 
     kind: ClassVar = SequenceClassification.kind
@@ -86,17 +85,17 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self.options = options
 
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Find the layers, or train the fusion; the model stays as it is.
+        """Look up the layers, or train the fusion; the model does not change.
 
         Args:
             X: Texts, or pairs of texts.
-            y: What a fusion with parameters learns from; else not looked at.
+            y: Targets for training a fusion with parameters; otherwise ignored.
 
         Raises:
-            DataError: If X or y does not fit, or y is missing where a fusion learns; it is a ValueError.
-            ConfigError: If a parameter does not fit.
-            LayerIndexError: If the model has no such layer.
-            ModelNotFoundError: If there is no such model.
+            DataError: If X or y has the wrong form, or y is None and a fusion must be trained. It is also a ValueError.
+            ConfigError: If a parameter is not valid.
+            LayerIndexError: If the model does not have the layer.
+            ModelNotFoundError: If the model cannot be found.
         """
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
@@ -125,14 +124,14 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return {"pooling": self.pooling}
 
     def _features(self, fusion: FusionConfig, like: ReaderModule, seed: int) -> Reader:
-        """A reader whose logits are the features, which are as many as those of another."""
+        """Return a reader whose logits are the pooled features of `fusion`, as many as the fusion of `like` has."""
         return self._with_head(fusion, tuple(map(str, range(like.fusion.dim))), seed, linear=False)
 
     def _with_head(self, fusion: FusionConfig, labels: tuple[str, ...], seed: int, **settings: Any) -> Reader:
         return Reader(fusion, SequenceClassification(labels, pooling=self.pooling, **settings), seed=seed)
 
     def _learn(self, bank: ReaderBank, texts: Texts, y: Any, seed: int) -> ReaderModule:
-        """Train the fusion on y."""
+        """Train the fusion on y, and return its reader; raise DataError if y is None."""
         if y is None:
             came = f"the fusion {type(self.fusion).__name__} has weights to learn, but y is None"
             raise DataError(f"{self._op()}: {came}; it learns from labels. Give y, or `layer` in its place.")
@@ -144,11 +143,11 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return reader
 
     def transform(self, X: Any) -> np.ndarray:
-        """Features `[texts, dim]`, float32.
+        """Return features `[texts, dim]` in float32.
 
         Raises:
             NotFittedError: If `fit` was not called.
-            DataError: If X does not fit.
+            DataError: If X has the wrong form.
         """
         self._check_fitted()
         texts = self._texts(X, "transform", reset=False)
@@ -161,7 +160,9 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return tags
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Names of the features: "layer6_0", "layer6_1", ..., or "fusion_0", ...; `input_features` is not used."""
+        """Return the names of the features: "layer6_0", "layer6_1", ... or "fusion_0", ...; the argument is not
+        used.
+        """
         del input_features
         self._check_fitted()
         names = [f"{name}_{at}" for name in self.bank_ for at in range(self.bank_[name].fusion.dim)]
