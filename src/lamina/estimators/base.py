@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 READER = "reader"  # name of the estimator's reader in its bank
 STEPS = 200  # least number of training steps, unless the number of epochs is given
 _USUAL_EPOCHS = 3
-_PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # parameters that are also options of `lamina.fit`
+_PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # also options of `lamina.fit`
 _OWN: dict[str, str] = {
     **dict.fromkeys(_PARAMETERS, "it is a parameter by itself"),
     "seed": "random_state is in its place",

@@ -160,9 +160,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return tags
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        """Return the names of the features: "layer6_0", "layer6_1", ... or "fusion_0", ...; the argument is not
-        used.
-        """
+        """Return the names of the features: "layer6_0", "layer6_1", ... or "fusion_0", ...; the argument is ignored."""
         del input_features
         self._check_fitted()
         names = [f"{name}_{at}" for name in self.bank_ for at in range(self.bank_[name].fusion.dim)]
