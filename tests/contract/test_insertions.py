@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES, Family
 from transformers import AutoModel
 
@@ -29,6 +31,7 @@ CONVOLUTIONAL = {  # their layers cannot be read, and need not be for this
     "convnextv2": Family("convnextv2", "convnextv2", CONVNEXT, "vision"),
     "resnet": Family("resnet", "resnet", RESNET, "vision"),
 }
+UNMERGED = ("deberta-v2", "attention")  # its queries and keys share a weight
 APART = ("convnext", "convnextv2")  # their convolutions keep channels apart, and nothing folds into them
 
 
@@ -53,15 +56,11 @@ def copied(model: Any) -> Any:
     return own
 
 
-@pytest.fixture(params=ROLES)
-def name(request):
-    return request.param
-
-
 def test_the_promised_families_have_a_row():
     assert set(ROLES) >= NAMED
 
 
+@pytest.mark.parametrize("name", one_in(3, ROLES, 0))
 def test_without_activation_it_is_bit_equal(name):
     model, inputs, expected = untouched(name)
     model = copied(model)
@@ -69,7 +68,7 @@ def test_without_activation_it_is_bit_equal(name):
     assert torch.equal(run(model, inputs), expected)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu"])
+@pytest.mark.parametrize(("name", "activation"), one_in(3, itertools.product(ROLES, ["gelu", "relu"]), 1))
 def test_with_an_activation_it_is_within_a_hundred_thousandth(name, activation):
     model, inputs, expected = untouched(name)
     model = copied(model)
@@ -77,7 +76,7 @@ def test_with_an_activation_it_is_within_a_hundred_thousandth(name, activation):
     torch.testing.assert_close(run(model, inputs), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("position", ["attention", "ffn"])
+@pytest.mark.parametrize(("name", "position"), one_in(3, itertools.product(ROLES, ["attention", "ffn"]), 2, [UNMERGED]))
 def test_merging_keeps_what_a_random_layer_does(name, position, tmp_path):
     model, inputs, expected = untouched(name)
     keys = list(model.state_dict())
@@ -85,7 +84,7 @@ def test_merging_keeps_what_a_random_layer_does(name, position, tmp_path):
     insert_(model, position, init="xavier", stack="all", generator=torch.Generator().manual_seed(0))
     inserted = run(model, inputs)
     assert (inserted - expected).abs().max() > 1e-3  # the model goes through the new layers
-    if name == "deberta-v2" and position == "attention":
+    if (name, position) == UNMERGED:
         with pytest.raises(UnsupportedModelError, match="share_att_key"):
             merge_(model)
         return
@@ -99,6 +98,7 @@ def test_merging_keeps_what_a_random_layer_does(name, position, tmp_path):
     torch.testing.assert_close(run(plain.eval(), inputs), inserted, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ROLES)
 def test_every_path_of_the_row_is_there(name):
     model, _, _ = untouched(name)
     row = roles_of(model, op="test")
@@ -115,8 +115,9 @@ def test_the_promised_families_have_a_row_of_convolutions():
     assert set(CONVOLUTIONS) >= {"wav2vec2", "hubert", "convnext", "convnextv2"}
 
 
-@pytest.mark.parametrize("activation", [None, "gelu", "relu"])
-@pytest.mark.parametrize("convolutional", CONVOLUTIONS)
+@pytest.mark.parametrize(
+    ("convolutional", "activation"), one_in(2, itertools.product(CONVOLUTIONS, [None, "gelu", "relu"]))
+)
 def test_a_dirac_kernel_after_every_convolution_is_invisible(convolutional, activation):
     model, inputs, expected = untouched(convolutional)
     model = copied(model)

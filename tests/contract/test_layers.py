@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES, HEADED, READABLE, REFUSED, model_of
 from torch import Tensor, nn
 
@@ -17,22 +18,19 @@ from lamina.layers import LayerStack, stacks, tap, watch
 KEYS = {"main": "hidden_states", "encoder": "encoder_hidden_states", "decoder": "decoder_hidden_states"}
 
 
-@pytest.fixture(params=READABLE)
-def family(request):
-    return READABLE[request.param]
-
-
-@pytest.fixture
-def model(family):
-    return model_of(family.name)
+def families(count: int, start: int) -> pytest.MarkDecorator:
+    """Try one family in `count`, and all of them with `-m full`."""
+    return pytest.mark.parametrize("family", one_in(count, READABLE.values(), start), ids=list(READABLE))
 
 
 def test_enough_families_are_covered():
     assert len({family.model_type for family in READABLE.values()}) >= 45
 
 
+@families(2, 0)
 @torch.no_grad()
-def test_tapped_states_are_the_hidden_states(family, model):
+def test_tapped_states_are_the_hidden_states(family):
+    model = model_of(family.name)
     inputs = family.inputs(model, batch=3, tokens=10, seed=4)
     plain = model(**inputs, output_hidden_states=True)
     for name in family.stacks:
@@ -44,8 +42,10 @@ def test_tapped_states_are_the_hidden_states(family, model):
         assert not wrong, f"{name}: layers {wrong} differ"
 
 
+@families(2, 1)
 @torch.no_grad()
-def test_a_tap_changes_no_output(family, model):
+def test_a_tap_changes_no_output(family):
+    model = model_of(family.name)
     inputs = family.inputs(model, batch=2, tokens=8, seed=5)
     plain = tensors(model(**inputs))
     with tap(model):
@@ -55,7 +55,9 @@ def test_a_tap_changes_no_output(family, model):
     assert not any(hooks(model))
 
 
-def test_stacks_have_the_expected_shape(family, model):
+@families(4, 0)
+def test_stacks_have_the_expected_shape(family):
+    model = model_of(family.name)
     found = stacks(model)
     assert tuple(found) == family.stacks
     with torch.no_grad():
@@ -71,6 +73,7 @@ def test_stacks_have_the_expected_shape(family, model):
         assert len(stack.run) == len(set(stack.run))
 
 
+@families(4, 1)
 def test_finding_leaves_no_trace(family):
     model = copy.deepcopy(model_of(family.name)).train()
     for number, module in enumerate(model.modules()):

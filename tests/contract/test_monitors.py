@@ -12,6 +12,7 @@ import transformers
 from tests.contract.test_generation import HEADS as GENERATING
 from tests.contract.test_heads import FUSED, HEADED, built
 from tests.support.formulas import stir_
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES, model_of
 from torch import Tensor
 
@@ -154,10 +155,15 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("over", ["output", "both"])
-@pytest.mark.parametrize(
-    ("name", "mode"), [(name, mode) for name in GENERATING for mode in [*MODES][: 4 if name in ("gpt2", "bart") else 2]]
-)
+CASES = [
+    (name, mode, over)
+    for name in GENERATING
+    for mode in [*MODES][: 4 if name in ("gpt2", "bart") else 2]
+    for over in ("output", "both")
+]
+
+
+@pytest.mark.parametrize(("name", "mode", "over"), one_in(3, CASES))
 @torch.no_grad()
 def test_scores_while_it_writes_are_those_of_one_plain_pass(name: str, mode: str, over: Any):
     bank, inputs, options = bank_of(name), prompt_of(name), {"max_new_tokens": 7, "pad_token_id": 0, **MODES[mode]}
