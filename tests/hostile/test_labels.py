@@ -62,7 +62,7 @@ def test_in_json_lines(tmp_path: Path, cell: str | None):
         classify(train=put(tmp_path / "some.jsonl", "".join(lines)))
 
 
-@pytest.mark.parametrize("labels", [["a", None, "b"], [0, None, 1], [0.5, math.nan, 1.0], ["a", "", "b"]])
+@pytest.mark.parametrize("labels", [["a", None, "b"], [0, None, 1], [2.0, math.nan, 1.0], ["a", "", "b"]])
 def test_in_parquet(tmp_path: Path, labels: list[Any]):
     path = parquet(tmp_path / "some.parquet", labels)
     with pytest.raises(DataError, match="row 2 has no label in column 'label'"):

@@ -12,6 +12,7 @@ import uuid
 import weakref
 from collections.abc import Sequence
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final, overload
 
@@ -177,6 +178,10 @@ class Column(Sequence[Any]):
         """Return a sequence of the items of the rows with these indices, in this order, without copying data."""
         return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
 
+    def then(self, decode: Callable[[Any], Any]) -> Column:
+        """Return a sequence of `decode(item)` for every item, each computed when it is read."""
+        return Column(self.rows, self.rows.column_names, partial(_both, self.decode, decode))
+
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), CHUNK):
             yield from self.read_rows(range(start, min(start + CHUNK, len(self))))
@@ -189,6 +194,11 @@ class Column(Sequence[Any]):
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.read_rows(range(min(3, len(self))))))
         return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} rows)"
+
+
+def _both(first: Callable[..., Any] | None, second: Callable[[Any], Any], *cells: Any) -> Any:
+    """Return `second` of `first` of the cells; without `first`, of the only cell."""
+    return second(cells[0] if first is None else first(*cells))
 
 
 @final

@@ -14,7 +14,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from lamina.data.arrow import CHUNK, Column, dataset_of
+from lamina.data.class_names import decoder, dictionary_names, names_of, parquet_features
 from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES, check_range, is_dir, is_file, parse_json
 
@@ -329,12 +330,14 @@ class Table:
         rows: The line of each row in the file, counted from 1 with the header; for Parquet, the number of the row.
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
+        class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.
     """
 
     path: str
     columns: Mapping[str, Sequence[Any]]
     rows: Sequence[int]
     numbered: bool = False
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -433,7 +436,7 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     records = _select_columns(path, file_format, header=header)
     if file_format in ("conll", "jsonl", "parquet"):
         (table,) = _tables(path, file_format, records)
-        return table
+        return _with_class_names(path, table) if file_format == "parquet" else table
     lines = array("q")
 
     def parts() -> Iterator[pa.Table]:
@@ -444,6 +447,18 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
 
     rows = dataset_of(parts())
     return Table(str(path), {name: Column(rows, [name]) for name in rows.column_names}, lines)
+
+
+def _with_class_names(path: Path, table: Table) -> Table:
+    """Return the table of a Parquet file with the class names that its schema declares, in place of class ids."""
+    with parquet_errors(path), pq.ParquetFile(path) as file:
+        features = parquet_features(file.schema_arrow) or {}
+        dictionaries = [kind.name for kind in file.schema_arrow if pa.types.is_dictionary(kind.type)]
+        values = {name: dictionary_names(file.read([name]).column(0)) for name in dictionaries}
+    decoders = {name: decode for name, feature in features.items() if (decode := decoder(feature)) is not None}
+    columns = {name: [decode(cell) for cell in table.columns[name]] for name, decode in decoders.items()}
+    names = {**{name: found for name, found in values.items() if found is not None}, **names_of(features)}
+    return replace(table, columns={**table.columns, **columns}, class_names=names)
 
 
 def _tables(

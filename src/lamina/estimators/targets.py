@@ -12,6 +12,7 @@ from sklearn.utils.multiclass import check_classification_targets, type_of_targe
 
 from lamina.errors import DataError
 from lamina.estimators.examples import check_given, data_errors
+from lamina.tasks.label_cells import class_name
 
 if TYPE_CHECKING:
     from lamina.estimators.examples import TargetsLike, Texts
@@ -64,9 +65,21 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
                 f"y has {checked.shape[1]} columns of classes; one is needed, or a table of zeros and ones."
             )
         classes, numbers = np.unique(column_or_1d(checked, warn=True), return_inverse=True)
+    labels, classes, numbers = _named(classes, numbers)
     if len(classes) < 2:
         raise DataError(f"{op}: y has one class, {classes[0]!r}; a classifier needs at least two classes.")
-    return Targets("classification", tuple(map(str, classes)), numbers.tolist(), classes)
+    return Targets("classification", labels, numbers.tolist(), classes)
+
+
+def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """Return the names of the classes, one class for each name, and the index of each row's class among these.
+
+    Two values can have one name, as the two Unicode forms of one text. `numbers` are the indices of rows in `classes`.
+    """
+    names = [class_name(value, (str(value),)) for value in classes]
+    labels = tuple(dict.fromkeys(names))
+    kept = np.array([names.index(name) for name in labels])
+    return labels, classes[kept], np.array([labels.index(name) for name in names])[numbers]
 
 
 def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:

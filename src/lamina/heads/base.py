@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from unicodedata import normalize
 
 import torch
 from torch import Tensor, nn
@@ -249,14 +250,15 @@ class LabelHead(Head):
 
 
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
-    """Return label names as a tuple, from a sequence of names or from their number (then "0", "1", ...).
+    """Return label names in Unicode's form NFC, from a sequence of names or from their number (then "0", "1", ...).
 
     Raises:
         ConfigError: If there is no label, one comes twice, or `labels` is a single string or a mapping.
     """
     if isinstance(labels, str | Mapping):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
-    names = tuple(str(i) for i in range(labels)) if isinstance(labels, int) else tuple(labels)
+    names = map(str, range(labels)) if isinstance(labels, int) else (normalize("NFC", label) for label in labels)
+    names = tuple(names)
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{op}: labels are {names}; at least one is needed and each only once.")
     return names

@@ -44,7 +44,18 @@ if TYPE_CHECKING:
     from lamina.tasks.presets import Preset
 
 # Keys of a task that describe its files. They are refused beside a preset, which settles all of them.
-FILE_KEYS = {"kind", "text", "text_pair", "label", "labels", "problem_type", "missing_labels", "by_row", "stratify"}
+FILE_KEYS = {
+    "kind",
+    "text",
+    "text_pair",
+    "label",
+    "labels",
+    "problem_type",
+    "missing_labels",
+    "by_row",
+    "stratify",
+    "separator",
+}
 
 
 def check_options(options: Mapping[str, object]) -> None:
@@ -239,6 +250,7 @@ class TaskRecipe(Strict):
     metric: str | None = None  # chooses the best epoch; None: the usual metric of such a task
     problem_type: str | None = None  # None: found from the labels
     missing_labels: Literal["error", "drop", "ignore"] = "error"  # what to do with rows that have no label
+    separator: str | None = None  # sign between the labels in one text, for multi_label; None: found in the column
     by_row: bool = False  # for running text: read each row by itself, not blocks of text that join many rows
     label_all_tokens: bool = False  # learn from every sub-token of a word, not from its first sub-token only
     limit: PositiveInt | None = None  # maximum number of training rows

@@ -107,6 +107,7 @@ class ColumnSpec:
         missing_labels: What to do with rows without a label: "error" or "drop" (and "ignore" for tags).
         by_row: As in `Task`.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
+        separator: The sign between the class names in one text, for "multi_label". None: found from the column.
     """
 
     kind: Kind
@@ -118,6 +119,7 @@ class ColumnSpec:
     missing_labels: str = "error"
     by_row: bool = False
     stratify: bool = True
+    separator: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

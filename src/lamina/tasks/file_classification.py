@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from lamina.data.arrow import Column, dataset_of, derived, encodable
+from lamina.data.class_names import decoder, names_of
 from lamina.data.read import Table, parquet_rows, read_table
 from lamina.errors import ConfigError, DataError, first_line
 from lamina.heads.base import TaskLike
@@ -398,8 +399,9 @@ class FileKind(ClassKind[InputsT]):
             files = object_files(name, table.cells(column), column, self.file, None)
             return replace(table, columns={**table.columns, column: files})
         columns: dict[str, Sequence[object]] = {column: dataset_files(rows, column, self.file)}
-        columns |= {label: lab.cells_of(rows, label, spec) for label in rows.column_names if label == spec.label}
-        return Table(name, columns, range(1, len(rows) + 1))
+        features = {label: feature for label, feature in rows.features.items() if label == spec.label}
+        columns |= {label: Column(rows, [label], decoder(feature)) for label, feature in features.items()}
+        return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Return the files of every split with their class ids, without opening a file; see `Kind.build`."""

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVa
 import numpy as np
 from torch import Tensor
 
+from lamina.data.arrow import Column
+from lamina.data.class_names import decoder, names_of
 from lamina.data.encode import length_limit
 from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
@@ -34,7 +36,6 @@ from lamina.tasks.class_results import ClassResults
 from lamina.tasks.inputs import RowTargets, TextInputs, WordTargets, check_tokenizer, first_window_targets, label_array
 from lamina.tasks.labels import (
     bad_cell,
-    cells_of,
     class_ids,
     class_labels,
     infer_labels,
@@ -228,8 +229,10 @@ class Kind(ABC, Generic[InputsT]):
 
         `name` stands for the file name in messages.
         """
-        columns = rows if isinstance(rows, Mapping) else {key: cells_of(rows, key, spec) for key in rows.column_names}
-        return Table(name, dict(columns), range(1, len(next(iter(columns.values()), ())) + 1))
+        if isinstance(rows, Mapping):
+            return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
+        columns = {key: Column(rows, [key], decoder(feature)) for key, feature in rows.features.items()}
+        return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(rows.features))
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
         """Return examples without labels, from the examples that a user passed to `predict`.

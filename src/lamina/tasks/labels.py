@@ -8,23 +8,21 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
-from lamina.data.arrow import Column, encodable
+from lamina.data.arrow import Column
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError
+from lamina.tasks import label_cells as cell_forms
 from lamina.tasks.base import ColumnSpec
+from lamina.tasks.label_cells import SEPARATORS, LabelCellError, class_name, is_missing, plain, trimmed
 
-if TYPE_CHECKING:
-    import datasets
-
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
-_MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
 _SHOWN = 10  # rows that a warning names
 logger = logging.getLogger(__name__)
 
@@ -36,8 +34,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     """Return the tables without the rows that have no label, if `spec.missing_labels` is "drop"; log how many.
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
-    `spec.labels`. A list without one of its labels counts as missing too. A blank cell of a multi-label column has a
-    label: that no class is set.
+    `spec.labels`. A list without one of its labels counts as missing too.
 
     Args:
         tables: Split name -> table.
@@ -52,13 +49,11 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
 def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     """Return one table without the rows that have no label; see `labelled`."""
-    column, is_multi_label = spec.label, spec.problem_type == "multi_label"
-    labels = () if texts else spec.labels or ()
+    column, labels = spec.label, () if texts else spec.labels or ()
     present: list[int] = []
     dropped: list[int] = []
     for at, (row, cell) in enumerate(zip(table.rows, table.cells(column), strict=True)):
-        parts = _parts(cell, several=True) if is_multi_label and isinstance(cell, str) else [cell]
-        if not any(_is_missing(part, labels, texts=texts) for part in parts):
+        if not is_missing(cell, labels, texts=texts):
             present.append(at)
         elif spec.missing_labels == "drop":
             dropped.append(row)
@@ -78,22 +73,6 @@ def listed(rows: Sequence[int]) -> str:
     return ", ".join(map(str, rows[:_SHOWN])) + ", ..." * (len(rows) > _SHOWN)
 
 
-def _is_missing(cell: object, labels: Sequence[str], *, texts: bool) -> bool:
-    """Return whether a cell (or one part of a list) is a missing label.
-
-    Args:
-        cell: The cell.
-        labels: Class names, which are never missing even if one of them is "none".
-        texts: Whether labels are texts to generate, of which only blank ones are missing.
-    """
-    if isinstance(cell, list | tuple):
-        return any(_is_missing(part, labels, texts=texts) for part in cell)
-    name = str(cell).strip()  # also "None", "nan", "<NA>" and "NaT", for cells that are not texts
-    if isinstance(cell, str):
-        return name.lower() in _MISSING and name not in labels and not (texts and name)
-    return name.lower() in _MISSING
-
-
 def _no_label(table: Table, row: int, column: str | int, cell: object) -> DataError:
     """Return the error that a row has no label; a text such as "NA" is shown, since it may be a class name."""
     got, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
@@ -108,20 +87,20 @@ def _no_label(table: Table, row: int, column: str | int, cell: object) -> DataEr
 def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
-    Lists are "multi_label". Numbers are "regression" if one of them has a decimal point. All else is
-    "classification".
+    Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point.
+    All else is "classification".
 
     Raises:
-        DataError: If labels are of different forms: lists among others, or numbers with a decimal point among names. Or
-            if rows without a label are dropped and all numbers are like 1.0, which may be classes: pandas writes whole
-            numbers beside empty cells like that.
+        DataError: If labels are of different forms: lists among others, or numbers with a decimal point among names. If
+            rows without a label are dropped and all numbers are like 1.0, which may be classes: pandas writes whole
+            numbers beside empty cells like that. Or if texts may be several names, or numbers with a decimal comma.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
-    are_whole = True
+    are_whole, labels = True, spec.labels or ()
     for row, cell in _cells(table, spec.label):
-        first.setdefault(_form(cell), (row, cell))
+        first.setdefault(_form(cell, labels), (row, cell))
         are_whole = are_whole and _number(cell).is_integer()
-    has_classes = len(spec.labels or ()) > 1
+    has_classes = len(labels) > 1
     if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not has_classes):
         (first_row, first_cell), (row, cell) = sorted(first.values(), key=_row_of)[:2]
         got = f"has {cell!r} in column '{spec.label}' and row {first_row} has {first_cell!r}"
@@ -130,6 +109,8 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
         )
     if "list" in first:
         return "multi_label"
+    if not labels:
+        _refuse_ambiguous(table, spec.label)
     if "number" not in first or has_classes:
         return "classification"
     if are_whole and spec.missing_labels == "drop":
@@ -144,38 +125,45 @@ def _row_of(row_and_cell: tuple[int, object]) -> int:
     return row_and_cell[0]
 
 
-def _form(cell: object) -> str:
+def _form(cell: object, labels: Sequence[str]) -> str:
     """Return the form of a label: "list", "whole" (number), "number" or "name"."""
-    if isinstance(cell, list | tuple):
+    if cell_forms.has_several(cell, labels):
         return "list"
-    return "whole" if _is_whole(cell) else "number" if _is_number(cell) else "name"
-
-
-def _is_number(cell: object) -> bool:
-    """Return whether a cell is a number, or a text that is one; bool is not a number."""
-    if isinstance(cell, str):
-        return _NUMBER.fullmatch(cell.strip()) is not None
-    return isinstance(cell, int | float) and not isinstance(cell, bool)
-
-
-def _is_whole(cell: object) -> bool:
-    """Return whether a cell is an int, or a text that is a whole number without a decimal point."""
-    return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()) is not None)
+    return "whole" if cell_forms.is_whole(cell) else "number" if cell_forms.is_number(cell) else "name"
 
 
 def _number(cell: object) -> float:
     """Return a cell as a float: NaN if it is not a number, infinity if it is too large, such as 10**400."""
-    return float(str(cell)) if _is_number(cell) else math.nan
+    return float(str(plain(cell))) if cell_forms.is_number(cell) else math.nan
+
+
+def _refuse_ambiguous(table: Table, column: str | int) -> None:
+    """Raise DataError if the labels of a column may be numbers with a decimal comma, or several names in one text.
+
+    A text may be several names if the signs `,` `;` or `|` divide it into parts that occur elsewhere: with a comma, all
+    parts do; with another sign, one part is enough.
+    """
+    rows: dict[str, int] = {}  # text -> the first row with it
+    for row, cell in _cells(table, column):
+        if cell_forms.has_decimal_comma(cell):
+            got = f"has {cell!r} in column '{column}', which may be a number with a decimal comma"
+            hint = "Write numbers with a point, or set problem_type to 'classification' or 'multi_label'"
+            raise bad_cell(table, row, column, f"{got}; labels must have one meaning. {hint}.")
+        if isinstance(cell, str):
+            rows.setdefault(trimmed(cell), row)
+    for sign in SEPARATORS:
+        joined = {text: [trimmed(part) for part in text.split(sign)] for text in rows if sign in text}
+        uses = Counter(part for parts in joined.values() for part in set(parts))
+        for text, names in joined.items():
+            known = [name in rows or uses[name] > 1 for name in names if name]
+            if len(known) > 1 and (all(known) if sign == "," else any(known)):
+                got = f"has '{text}' in column '{column}', and parts of it are labels of other rows"
+                hint = f"Set problem_type='multi_label' and separator='{sign}' if it is several classes"
+                problem = f"{got}; a label must have one meaning. {hint}, or problem_type='classification' if not."
+                raise bad_cell(table, rows[text], column, problem)
 
 
 # Class names
-
-
-def label_name(cell: object) -> str:
-    """Return the class name in a cell; 2 and 2.0 are the same class "2"."""
-    if isinstance(cell, float) and cell.is_integer():
-        return str(int(cell))
-    return encodable(str(cell).strip())
 
 
 def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
@@ -187,13 +175,34 @@ def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
 def class_labels(tables: Mapping[str, Table], column: str | int, *, several: bool = False) -> tuple[str, ...]:
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
-    `several` says that a cell may have any number of classes.
+    `several` says that a cell may have any number of classes. If cells are lists of 0 and 1 per class, the names are
+    the numbers of the classes.
 
     Raises:
-        DataError: If there is no train split.
+        DataError: If there is no train split, or a cell is no class name.
     """
-    cells = label_source(tables).column(column)
-    return infer_labels(label_name(part) for cell in cells for part in _parts(cell, several=several))
+    table = label_source(tables)
+    if several and (width := hot_width([table], column, None)):
+        return tuple(map(str, range(width)))
+    seen: dict[str, tuple[int, object]] = {}
+    for row, cell in _cells(table, column):
+        with cell_errors(table, row, column):
+            for part in cell_forms.parts(cell) if several else [cell]:
+                seen.setdefault(class_name(part), (row, part))
+    _refuse_two_spellings(table, column, seen)
+    return infer_labels(seen)
+
+
+def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tuple[int, object]]) -> None:
+    """Raise DataError if two class names are one number, such as "1" and "1.0"; `seen` has row and cell of each name.
+
+    Files in which some cells are empty often have whole numbers with a decimal point.
+    """
+    numbers: dict[Decimal, str] = {}
+    for name, (row, _) in seen.items():
+        if cell_forms.is_number(name) and (other := numbers.setdefault(Decimal(name), name)) != name:
+            got = f"has label '{name}' in column '{column}', and another row has '{other}'"
+            raise bad_cell(table, row, column, f"{got}, the same number; a class has one spelling. Correct the file.")
 
 
 def label_source(tables: Mapping[str, Table]) -> Table:
@@ -204,7 +213,7 @@ def label_source(tables: Mapping[str, Table]) -> Table:
 
 
 def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the class names that a user passed, without blanks around them; None stays None.
+    """Return the class names that a user passed, in form NFC and without blanks around them; None stays None.
 
     Raises:
         ConfigError: If `labels` is a single text, or one of the names is not a text.
@@ -213,7 +222,30 @@ def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
         return None
     if isinstance(labels, str) or not all(isinstance(name, str) for name in labels):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(f"task: labels are {labels!r}; a list of class names is needed.")
-    return tuple(name.strip() for name in labels)
+    return tuple(map(trimmed, labels))
+
+
+def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
+    """Return `spec` with the class names that the data declare for the column of labels, unless it has labels.
+
+    Raises:
+        ConfigError: If `spec` has labels that are not these names in this order, with others among them at most. Names
+            that are only the numbers of the classes may be replaced.
+    """
+    for table in tables.values() if spec.kind.has_classes else ():
+        names = tuple(map(trimmed, table.class_names.get(str(spec.label), ())))
+        if not names:
+            continue
+        if spec.labels is None:
+            return replace(spec, labels=names)
+        in_order = [name for name in spec.labels if name in names]
+        if in_order != list(names) and names != tuple(map(str, range(len(spec.labels)))):
+            got = f"labels are {', '.join(spec.labels)}, but column '{spec.label}' of {table.path} has the class names"
+            rule = "the same names must come in the same order"
+            raise ConfigError(
+                f"task: {got} {', '.join(names)}; {rule}. Leave labels out, or rename the column's classes."
+            )
+    return spec
 
 
 # Columns
@@ -233,53 +265,167 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
     for row, cell in _cells(table, column):
         value = _number(cell)
         if not math.isfinite(value):
-            raise bad_cell(table, row, column, f"has '{cell}' in column '{column}'; a regression task needs a number.")
+            hint = " Write it with a decimal point." if cell_forms.has_decimal_comma(cell) else ""
+            got = f"has '{cell}' in column '{column}'; a regression task needs a number"
+            raise bad_cell(table, row, column, f"{got}.{hint}")
         yield value
 
 
 def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
     """Yield a column of class names as ids, which are positions in `labels`.
 
-    Cells may be ids themselves, unless a class name is a whole number. A name that is not in `labels` is a DataError.
+    Cells may be ids themselves, unless a class name is a whole number. A name that is not in `labels`, or a cell that
+    is no name, is a DataError.
     """
-    return (number for (number,) in _ids(table, column, labels, several=False))
+    index = _index(labels)
+    for row, cell in _cells(table, column):
+        yield _id(table, row, column, cell, index, labels)
 
 
-def multi_hot(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """Yield a column of lists of class names, or of names with commas between them, as 0 and 1 per class.
-
-    Cells may have ids in place of names, as in `class_ids`; the errors are the same.
-    """
-    rows = _ids(table, column, labels, several=True)
-    return (tuple(int(number in ids) for number in range(len(labels))) for ids in rows)
-
-
-def _ids(table: Table, column: str | int, labels: Sequence[str], *, several: bool) -> Iterator[list[int]]:
-    """Yield the ids of the classes in each cell of a column; DataError for a class that is not in `labels`.
-
-    `several` says that a cell may have any number of classes; otherwise it has one.
-    """
-    index = {name: number for number, name in enumerate(labels)}
+def _index(labels: Sequence[str]) -> dict[str, int]:
+    """Return the id of each class name, and of each id as text unless one of the names is a whole number."""
+    index = {trimmed(name): number for number, name in enumerate(labels)}
     if not any(_WHOLE.fullmatch(name) for name in labels):
         index |= {str(number): number for number in range(len(labels))}
-    for row, cell in _cells(table, column):
-        names = {label_name(part): part for part in _parts(cell, several=several)}
-        for name, part in names.items():
-            if name not in index:
-                raise unknown_label(table, row, column, part, labels)
-        yield [index[name] for name in names]
+    return index
 
 
-def _parts(cell: object, *, several: bool) -> list[object]:
-    """Return the labels in a cell: the cell itself, or with `several` the items of a list or of a text with commas."""
-    if several:
-        return list(cell) if isinstance(cell, list | tuple) else [name for name in str(cell).split(",") if name.strip()]
-    return [cell]
+def _id(
+    table: Table, row: int, column: str | int, cell: object, index: Mapping[str, int], labels: Sequence[str]
+) -> int:
+    """Return the id of the class in a cell; raise DataError if the cell has no class of `labels`."""
+    with cell_errors(table, row, column):
+        name = class_name(cell, index)
+    if name not in index:
+        raise unknown_label(table, row, column, cell, labels)
+    return index[name]
+
+
+@contextmanager
+def cell_errors(table: Table, row: int, column: str | int) -> Iterator[None]:
+    """Raise a LabelCellError inside the context as a DataError that names file, row and column."""
+    try:
+        yield
+    except LabelCellError as error:
+        raise bad_cell(table, row, column, f"has {error} (column '{column}')") from None
 
 
 def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
     """Yield the number of each row in its file with its cell in a column; raise DataError if a cell is missing."""
     return zip(table.rows, table.column(column), strict=True)
+
+
+# Several classes per row
+
+
+def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
+    """Return the tables with lists in the column of labels, for rows that have any number of classes.
+
+    A text is a list in JSON or Python, or names with `spec.separator` between them. Without a separator it is the sign
+    among `,` `;` `|` that occurs in the column; with `spec.labels`, the sign that divides all texts into these names.
+
+    Raises:
+        DataError: If a text in brackets is no list, or several signs occur; the message names the row.
+    """
+    labels = frozenset(spec.labels or ())
+    separator = spec.separator or _separator(tables, spec.label, labels)
+    decode = partial(cell_forms.parts, separator=separator, labels=labels)
+    changed: dict[str, Table] = {}
+    several = False
+    for part, table in tables.items():
+        cells = table.cells(spec.label)
+        for row, cell in zip(table.rows, cells, strict=True):
+            with cell_errors(table, row, spec.label):
+                several = len(decode(cell)) > 1 or not isinstance(cell, str) or several
+        lists = cells.then(decode) if isinstance(cells, Column) else [decode(cell) for cell in cells]
+        changed[part] = replace(table, columns={**table.columns, str(spec.label): lists})
+    if not several:
+        what = "task: no row has more than one label in column '%s'; if another sign divides them, give separator="
+        logger.warning(what, spec.label)
+    return changed
+
+
+def _separator(tables: Mapping[str, Table], column: str | int, labels: Collection[str]) -> str | None:
+    """Return the sign that divides the texts of a column into names; None if no sign occurs.
+
+    Raises:
+        DataError: If several signs occur, and `labels` do not tell which one divides names.
+    """
+    first: dict[str, tuple[Table, int]] = {}  # sign -> the first row with it
+    fits = dict.fromkeys(SEPARATORS, True)  # sign -> whether it divides all texts into labels
+    for table in tables.values():
+        for row, cell in zip(table.rows, table.cells(column), strict=True):
+            if not isinstance(cell, str) or trimmed(cell) in labels or cell_forms.has_several(cell):
+                continue
+            for sign in SEPARATORS:
+                fits[sign] = fits[sign] and all(trimmed(part) in labels for part in cell.split(sign))
+                if sign in cell:
+                    first.setdefault(sign, (table, row))
+    signs = [sign for sign in first if fits[sign]] if labels and len(first) > 1 else list(first)
+    if len(signs) == 1 or not first:
+        return signs[0] if signs else None
+    (table, row), found = first[list(first)[1]], " and ".join(f"'{sign}'" for sign in first)
+    got = f"has one of the signs {found}, which both occur in column '{column}'"
+    raise bad_cell(table, row, column, f"{got}; one of them divides labels. Give separator='{next(iter(first))}'.")
+
+
+def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] | None) -> int | None:
+    """Return the number of classes if the lists in a column are 0 and 1 per class; None if they hold names or ids.
+
+    They are 0 and 1 per class if all entries are 0 or 1 and all lists have one length: that of `labels`, or without
+    labels at least 2.
+
+    Raises:
+        DataError: If a list can only be 0 and 1 per class, because 0 or 1 comes twice or as a bool, but has another
+            length than the labels or than other lists.
+    """
+    width, sure = None if labels is None else len(labels), False
+    other: tuple[Table, int, int] | None = None  # the first list of another length
+    for table in tables:
+        for row, cell in _cells(table, column):
+            entries = cell_forms.parts(cell)
+            if not all(map(cell_forms.is_flag, entries)):
+                return None
+            width = len(entries) if width is None else width
+            if len(entries) != width and other is None:
+                other = table, row, len(entries)
+            sure = sure or len(set(entries)) < len(entries) or any(isinstance(entry, bool) for entry in entries)
+    if other is None and width and (sure or labels or width > 1):
+        return width
+    if sure and other is not None:
+        table, row, count = other
+        got, rule = (
+            f"has a list of {count} in column '{column}'",
+            f"lists of 0 and 1 have one entry for each of {width}",
+        )
+        raise bad_cell(table, row, column, f"{got}; {rule} classes. Correct the file, or give the right labels.")
+    return None
+
+
+def multi_hot(
+    table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool | None = None
+) -> Iterator[tuple[int, ...]]:
+    """Yield a column of lists of class names, or of lists of 0 and 1 per class, as 0 and 1 per class.
+
+    Cells may have ids in place of names, as in `class_ids`; the errors are the same.
+
+    Args:
+        table: The table.
+        column: The column of lists.
+        labels: Class names.
+        is_hot: Whether the lists are 0 and 1 per class. None: as `hot_width` finds in this table.
+    """
+    if is_hot is None:
+        is_hot = hot_width([table], column, labels) is not None
+    index = _index(labels)
+    for row, cell in _cells(table, column):
+        with cell_errors(table, row, column):
+            entries = cell_forms.parts(cell)
+        if is_hot:
+            yield cell_forms.flags(entries)
+        else:
+            ids = {_id(table, row, column, part, index, labels) for part in entries}
+            yield tuple(int(number in ids) for number in range(len(labels)))
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
@@ -318,29 +464,3 @@ def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataErr
 def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
     """Return the error that a cell has a label which is not one of `labels`."""
     return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.")
-
-
-# Columns of a dataset
-
-
-def cells_of(rows: datasets.Dataset, column: str, spec: ColumnSpec) -> Column:
-    """Return a column of a dataset; class ids become names if the dataset has names and all are in `spec.labels`."""
-    names = class_names(rows, column)
-    named = partial(_to_name, names) if names and set(names) <= set(spec.labels or ()) else None
-    return Column(rows, [column], named)
-
-
-def class_names(rows: datasets.Dataset, column: str | int) -> tuple[str, ...] | None:
-    """Return the class names that a dataset has for a column, in the order of their ids; None if it has none."""
-    feature = rows.features.get(str(column))
-    names = getattr(getattr(feature, "feature", feature), "names", None)
-    return None if names is None else tuple(str(name).strip() for name in names)
-
-
-def _to_name(names: tuple[str, ...], cell: Any) -> Any:
-    """Return a cell with each class id (also those in a list) replaced by its name; -1 is a missing label, None."""
-    if isinstance(cell, list):
-        return [_to_name(names, part) for part in cell]
-    if cell == -1:
-        return None
-    return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell

@@ -46,14 +46,19 @@ class SequenceClassificationKind(TextClassKind):
         See `Kind.build` for arguments, result and errors.
         """
         spec = replace(spec, text=lab.usual_column(spec.text, self.usual_columns[0], "text", tables))
+        if spec.problem_type == "multi_label":
+            tables = lab.as_lists(tables, spec)
         tables = lab.labelled(tables, spec)
         problem = spec.problem_type or lab.infer_problem_type(next(iter(tables.values())), spec)
+        if problem == "multi_label" != spec.problem_type:
+            tables = lab.as_lists(tables, spec)
         if problem == "regression":
             labels = spec.labels or (str(spec.label),)
         else:
             labels = spec.labels or lab.class_labels(tables, spec.label, several=problem == "multi_label")
         spec = replace(spec, problem_type=problem, labels=labels)
-        return spec, {name: _split(table, spec) for name, table in tables.items()}
+        is_hot = problem == "multi_label" and lab.hot_width(tables.values(), spec.label, labels) is not None
+        return spec, {name: _split(table, spec, is_hot=is_hot) for name, table in tables.items()}
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """Return the ranking metrics, such as "auroc", if there are two classes."""
@@ -80,11 +85,15 @@ class SequenceClassificationKind(TextClassKind):
         return labels.float() if task.problem_type == "multi_label" else labels
 
 
-def _split(table: Table, spec: ColumnSpec) -> Split:
-    """Return the examples in a table: texts or pairs of texts, with class ids, numbers, or 0 and 1 per class."""
+def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
+    """Return the examples in a table: texts or pairs of texts, with class ids, numbers, or 0 and 1 per class.
+
+    `is_hot` says that lists of labels are 0 and 1 per class.
+    """
     texts = lab.texts(table, spec.text)
     pairs = texts if spec.text_pair is None else zip(texts, lab.texts(table, spec.text_pair), strict=True)
     if spec.problem_type == "regression":
         return Split.of(pairs, lab.numbers(table, spec.label))
-    read = lab.multi_hot if spec.problem_type == "multi_label" else lab.class_ids
-    return Split.of(pairs, read(table, spec.label, spec.labels or ()))
+    if spec.problem_type == "multi_label":
+        return Split.of(pairs, lab.multi_hot(table, spec.label, spec.labels or (), is_hot=is_hot))
+    return Split.of(pairs, lab.class_ids(table, spec.label, spec.labels or ()))

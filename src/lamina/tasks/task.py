@@ -14,7 +14,7 @@ from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, check_label_all_tokens
 from lamina.tasks.kind import Kind, Source
-from lamina.tasks.labels import check_names, class_names
+from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
@@ -242,6 +242,7 @@ class Task:
         image_size: int | None = None,
         by_row: bool = False,
         stratify: bool = True,
+        separator: str | None = None,
     ) -> Task:
         """Read a task from TSV, CSV, JSONL, Parquet, CoNLL or plain text files, or from images or audio clips.
 
@@ -263,11 +264,13 @@ class Task:
                 (default: the last column). For "token_classification" over plain texts it has lists of spans: a span is
                 a text, two characters (the first, and the one after the last), or an object with "start", "end" and
                 "label".
-            labels: Class names in the order of their ids. None: those of `train`, sorted. Files have these names, or
-                whole numbers that are the ids. A warning names a class that no training row has.
+            labels: Class names in the order of their ids. None: those that the file declares for its column, or
+                those of `train`, sorted. Files have these names, or whole numbers that are the ids. A warning names a
+                class that no training row has.
             metric: The metric that picks the best checkpoint. None: the default of the problem type.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
-                labels). None: inferred from the labels, or fixed by the kind.
+                labels, texts that spell lists, or lists of 0 and 1 per class). None: inferred from the labels, or fixed
+                by the kind.
             missing_labels: What to do with rows without a label (a cell that is empty, null, NaN, or a text such as
                 "NA", "null" or "None" that is not among `labels`): "error", or "drop", which counts them in a warning.
                 "ignore" keeps rows with a span that is not in their text, without labels.
@@ -283,6 +286,8 @@ class Task:
                 joined rows.
             stratify: Whether validation rows are held out class by class. Otherwise they depend on `seed` and the
                 number of rows alone, so that tasks over the same rows hold out the same ones.
+            separator: The sign between the class names in one text, for "multi_label". None: the sign among `,` `;` `|`
+                that occurs in the column.
 
         Raises:
             DataError: If a file, row, column or label does not fit; the message names it.
@@ -296,7 +301,8 @@ class Task:
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = check_names(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
+        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator)
+        spec = ColumnSpec(kind, text, label, *how)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -331,6 +337,7 @@ class Task:
         image_size: int | None = None,
         by_row: bool = False,
         stratify: bool = True,
+        separator: str | None = None,
     ) -> Task:
         """Make a task of rows in memory. Arguments are those of `from_files`, with two differences.
 
@@ -353,11 +360,9 @@ class Task:
         parts = {part: _rows_of(part, rows, label) for part, rows in dataset.items()}
         if not parts:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
-        first = next(iter(parts.values()))
-        if labels is None and kind.has_classes and not isinstance(first, Mapping):
-            labels = class_names(first, label)
         classes = check_names(labels)
-        spec = ColumnSpec(kind, text, label, text_pair, classes, problem_type, missing_labels, by_row, stratify)
+        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator)
+        spec = ColumnSpec(kind, text, label, *how)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
         return _assemble(
             spec,
@@ -406,7 +411,6 @@ class Task:
         spec = ColumnSpec(kind, text, label, pair, preset.labels or None, preset.problem_type)
         if files is None:
             parts = fetch(short, preset)
-            spec = replace(spec, labels=preset.labels or class_names(next(iter(parts.values())), label))
             tables = {part: kind.from_rows(f"{preset.hub}/{part}", rows, spec) for part, rows in parts.items()}
         else:
             sources = files if isinstance(files, Mapping) else published_files(short, preset, Path(files))
@@ -452,6 +456,7 @@ def _assemble(
     kind = spec.kind
     _check_spec(spec)
     check_label_all_tokens(label_all_tokens, kind)
+    spec = with_declared_names(spec, tables)
     named = bool(spec.labels)
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
@@ -507,6 +512,8 @@ def _rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | 
     """
     import datasets
 
+    if isinstance(source, datasets.IterableDataset) and source.features is not None:
+        source = datasets.Dataset.from_list(list(source.decode(False)), features=source.features)  # keeps class names
     is_dataset = isinstance(source, datasets.Dataset)
     rows: Any = source if is_dataset else [None]
     if isinstance(source, Iterable) and not isinstance(source, datasets.Dataset | str | bytes | Mapping):
@@ -545,5 +552,7 @@ def _check_spec(spec: ColumnSpec) -> None:
         raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class needs its own name.")
     if spec.by_row and not kind.sequential:
         raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
+    if spec.separator is not None and (not spec.separator or "multi_label" not in kind.problem_types):
+        raise ConfigError(f"task: separator is {spec.separator!r}; it is a sign between labels, for 'multi_label'.")
     if spec.text_pair is not None and not kind.reads_pairs:
         raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text per row.")

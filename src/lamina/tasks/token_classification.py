@@ -27,6 +27,7 @@ from lamina.tasks.base import ClassRow, ColumnSpec, Label, LabelledTask, Results
 from lamina.tasks.class_results import error_rows
 from lamina.tasks.inputs import TextInputs, WordTargets
 from lamina.tasks.kind import TextClassKind, checked_texts
+from lamina.tasks.label_cells import class_name
 from lamina.tasks.metrics import class_table, marks_spans, score_tags, span_table
 from lamina.tasks.split import Split
 
@@ -318,7 +319,8 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str, ...]]:
         if len(words) != len(marks):
             problem = f"has {len(words)} words and {len(marks)} tags; every word has one tag."
             raise lab.bad_cell(table, row, spec.label, problem)
-        tags.append(tuple(_tag_name(mark, spec.labels) for mark in marks))
+        with lab.cell_errors(table, row, spec.label):
+            tags.append(tuple(_tag_name(mark, spec.labels) for mark in marks))
     return tags
 
 
@@ -326,7 +328,7 @@ def _tag_name(mark: object, labels: Sequence[str] | None) -> str:
     """Return the name of a tag in a file; it may be the number of one of `labels`, if no label is a number itself."""
     if labels is not None and isinstance(mark, int) and 0 <= mark < len(labels) and str(mark) not in labels:
         return labels[mark]
-    return lab.label_name(mark)
+    return class_name(mark, labels or ())
 
 
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str]]) -> Split:
@@ -445,11 +447,9 @@ def _spans_of_rows(table: Table, spec: ColumnSpec, default: str) -> list[list[La
                 rule = "which is not in its text; give missing_labels='ignore' to leave such rows without labels"
                 raise lab.bad_cell(table, row, spec.label, f"has the span {span!r} in column '{spec.label}', {rule}.")
             label = span.get("label", default) if isinstance(span, Mapping) else default
-            spans = (
-                [*spans, *((place, lab.label_name(label)) for place in places)]
-                if places and spans is not None
-                else None
-            )
+            with lab.cell_errors(table, row, spec.label):
+                name = class_name(label)
+            spans = [*spans, *((place, name) for place in places)] if places and spans is not None else None
         rows.append(spans)
         without += [row] * (spans is None)
     if without:

@@ -52,3 +52,18 @@ def test_what_y_holds(y: object, problem: str):
     targets = any_targets(np.array(y), TEXTS, "op")
     assert targets.problem_type == problem
     assert (targets.stratify is not None) == (problem == "classification")
+
+
+@pytest.mark.parametrize(
+    ("y", "labels", "values"),
+    [
+        ([True, False, True], ("False", "True"), [1, 0, 1]),
+        ([2.0, 1.0, 2.0], ("1", "2"), [1, 0, 1]),
+        (["Zoe\u0308", "Zo\u00eb", "Ana"], ("Ana", "Zo\u00eb"), [1, 1, 0]),
+    ],
+)
+def test_classes_have_the_names_that_files_give_them(y: list[object], labels: tuple[str, ...], values: list[int]):
+    targets = class_targets(y, TEXTS, "op")
+    assert (targets.labels, targets.values) == (labels, values)
+    assert targets.classes is not None
+    assert len(targets.classes) == len(labels)

@@ -247,10 +247,11 @@ def test_class_names_of_a_column_are_the_labels():
         task = Task.from_dataset(SEQUENCE, {"train": rows, "test": rows})
         assert task.labels == tuple(names)
         assert task.split("test").labels == (1, 0)
-        other = Task.from_dataset(SEQUENCE, {"test": rows}, labels=names[::-1])
-        assert other.split("test").labels == (0, 1)
-        renamed = Task.from_dataset(SEQUENCE, {"test": rows}, labels=["no", "yes"])
-        assert renamed.split("test").labels == (1, 0)
+        more = Task.from_dataset(SEQUENCE, {"test": rows}, labels=["new", *names])
+        assert more.split("test").labels == (2, 1)
+        for labels in (names[::-1], [name.upper() + "s" for name in names], ["no", "yes"]):
+            with pytest.raises(ConfigError, match=rf"labels are {', '.join(labels)}, but .* names {', '.join(names)};"):
+                Task.from_dataset(SEQUENCE, {"test": rows}, labels=labels)
     rows = datasets.Dataset.from_dict({"sentence": ["x", "y"], "label": [1, -1]}, features=features)
     with pytest.raises(DataError, match="task/test row 2 has no label in column 'label'"):
         Task.from_dataset(SEQUENCE, {"test": rows})

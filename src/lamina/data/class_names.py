@@ -1,0 +1,94 @@
+"""Read the class names that the schema of a data set declares, and put them in the place of class ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    import datasets
+
+Decoder: TypeAlias = Callable[[Any], Any]
+Feature: TypeAlias = Any  # a feature of `datasets`: an object, or a list or mapping of features
+_MOST_VALUES = 1000  # a dictionary column with more values holds texts, not classes
+
+
+def declared_names(feature: Feature) -> tuple[str, ...] | None:
+    """Return the class names of a column of class ids, or of lists of them; None if it declares none."""
+    feature = _item(feature) or feature
+    names = getattr(feature, "names", None)
+    return None if names is None else tuple(str(name) for name in names)
+
+
+def decoder(feature: Feature) -> Decoder | None:
+    """Return what puts class names in the place of the class ids in a cell, at any depth; None if there are none.
+
+    The id -1, which stands for a missing label, becomes None. Other numbers without a name stay.
+    """
+    if (names := getattr(feature, "names", None)) is not None:
+        return partial(_name, tuple(str(name) for name in names))
+    if (item := _item(feature)) is not None:
+        inner = decoder(item)
+        return None if inner is None else partial(_each, inner)
+    if isinstance(feature, Mapping):
+        fields = {key: decode for key, value in feature.items() if (decode := decoder(value)) is not None}
+        return partial(_fields, fields) if fields else None
+    return None
+
+
+def _item(feature: Feature) -> Feature | None:
+    """Return the feature of the entries of a list; None if the feature is no list."""
+    if isinstance(feature, list) and len(feature) == 1:
+        return feature[0]
+    return getattr(feature, "feature", None)
+
+
+def _name(names: tuple[str, ...], cell: Any) -> Any:
+    """Return the name of a class id; None for -1, and other cells as they are."""
+    if cell == -1:
+        return None
+    return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
+
+
+def _each(decode: Decoder, cell: Any) -> Any:
+    """Return a list with every entry decoded, and other cells as they are."""
+    return [decode(part) for part in cell] if isinstance(cell, list) else cell
+
+
+def _fields(fields: Mapping[str, Decoder], cell: Any) -> Any:
+    """Return an object with some of its fields decoded, and other cells as they are."""
+    if not isinstance(cell, Mapping):
+        return cell
+    return {**cell, **{key: decode(cell[key]) for key, decode in fields.items() if key in cell}}
+
+
+def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...]]:
+    """Return column -> the class names that its feature declares, for the columns that declare some."""
+    found = {str(column): declared_names(feature) for column, feature in (features or {}).items()}
+    return {column: names for column, names in found.items() if names is not None}
+
+
+def parquet_features(schema: pa.Schema) -> datasets.Features | None:
+    """Return the features that `datasets` has written into the schema of a Parquet file; None without them."""
+    if b"huggingface" not in (schema.metadata or {}):
+        return None
+    import datasets
+
+    return datasets.Features.from_arrow_schema(schema)
+
+
+def dictionary_names(column: pa.ChunkedArray) -> tuple[str, ...] | None:
+    """Return the values of a dictionary column (a Categorical of pandas) as class names.
+
+    They keep their order if they are ordered and are sorted otherwise. None: the column has another type, or too many
+    values.
+    """
+    kind = column.type
+    if not pa.types.is_dictionary(kind):
+        return None
+    values: Sequence[object] = dict.fromkeys(v for chunk in column.chunks for v in chunk.dictionary.to_pylist()).keys()  # pyright: ignore
+    names = [str(value) for value in values if value is not None]
+    return tuple(names if kind.ordered else sorted(names)) if len(names) <= _MOST_VALUES else None

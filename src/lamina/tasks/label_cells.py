@@ -1,0 +1,243 @@
+"""Decide what a label cell is: a class name, a list of class names, a number, or a missing label.
+
+Every kind of task, the estimators and the readers of files ask here, so that the same cell means the same everywhere. A
+cell that is none of these is a `LabelCellError`, whose text says what came and what to do; callers add file and row.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import itertools
+import re
+import tokenize
+import unicodedata
+from collections.abc import Collection, Iterable, Mapping
+from decimal import Decimal
+from typing import TypeAlias
+
+from lamina.data.arrow import encodable
+from lamina.utils import parse_json
+
+SEPARATORS = ",;|"  # signs that may stand between the class names in one text
+_MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_WHOLE = re.compile(r"[-+]?\d+")
+_COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+")
+_BLANK = "\u200b\u2060\ufeff"  # characters without width, which texts from spreadsheets and web pages carry
+_TRIMMED = re.compile(rf"^[\s{_BLANK}]+|[\s{_BLANK}]+$")
+_LONGEST_LIST = 1 << 16  # characters of a text that is read as a list
+# A cell as Python has it: a text, number, bool or None, a list of these, or an object of a type that is no label.
+Cell: TypeAlias = object
+
+
+class LabelCellError(ValueError):
+    """Raised when a cell is no label; the text says what came, what is allowed and what to do."""
+
+
+def plain(cell: object) -> Cell:
+    """Return a value of NumPy, torch, pandas or Arrow as Python has it, and tuples, sets and arrays as lists."""
+    if cell is None or type(cell) in (str, int, float, bool):
+        return cell
+    if hasattr(cell, "tolist") and hasattr(cell, "dtype"):
+        cell = cell.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+    elif hasattr(cell, "as_py"):
+        cell = cell.as_py()  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(cell, set | frozenset):
+        cell = sorted(cell, key=str)
+    return [plain(part) for part in cell] if isinstance(cell, list | tuple) else cell
+
+
+def trimmed(text: str) -> str:
+    """Return a name in Unicode's form NFC, without blanks and characters of no width at its ends."""
+    return _TRIMMED.sub("", encodable(unicodedata.normalize("NFC", text)))
+
+
+def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = False) -> bool:
+    """Return whether a cell, or an entry of a list, is a missing label: None, NaN, blank, or a text such as "NA".
+
+    Args:
+        cell: The cell.
+        labels: Class names, which are never missing even if one of them is "none".
+        texts: Whether labels are texts to generate, of which only blank ones are missing.
+    """
+    cell = plain(cell)
+    if isinstance(cell, list):
+        return any(is_missing(part, labels, texts=texts) for part in cell)
+    if isinstance(cell, str):
+        name = trimmed(cell)
+        return name.lower() in _MISSING and name not in labels and not (texts and name)
+    return str(cell).lower() in _MISSING  # "none", "nan", "<na>" or "nat"
+
+
+def class_name(cell: object, labels: Collection[str] = ()) -> str:
+    """Return the class name in a cell: a text in form NFC, or a whole number or bool as Python prints it.
+
+    So 2 and 2.0 are the class "2", and True is the class "True". A name in `labels` is a name whatever it looks like.
+
+    Raises:
+        LabelCellError: If the cell is something else, or a text that is a list in JSON or Python.
+    """
+    cell = plain(cell)
+    if isinstance(cell, str):
+        name = trimmed(cell)
+        if name not in labels and _is_list(name):
+            raise LabelCellError(f"{shown(cell)}, which is a list; a row has one class. {_SEVERAL}")
+        return name
+    if isinstance(cell, int):
+        return str(cell) if isinstance(cell, bool) else str(int(cell))
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    rule = "a class is a text, a whole number, or true or false"
+    raise LabelCellError(f"{shown(cell)}, which is {_type_name(cell)}; {rule}. {_what_to_do(cell)}")
+
+
+_SEVERAL = "Set problem_type='multi_label' if rows have several classes."
+
+
+def _what_to_do(cell: Cell) -> str:
+    """Return what a user can do about a cell that is no class name, as a sentence."""
+    if isinstance(cell, list):
+        return _SEVERAL
+    if isinstance(cell, Mapping):
+        return "Name the field that has the class, as in label='label.name'."
+    if isinstance(cell, float | Decimal):
+        return "Set problem_type='regression' if it is a score."
+    if isinstance(cell, bytes | bytearray):
+        return "Decode it to a text."
+    return "Convert it to a text."
+
+
+def _type_name(cell: Cell) -> str:
+    """Return the type of a cell for a message."""
+    if isinstance(cell, Mapping):
+        return "an object with keys"
+    return "a list" if isinstance(cell, list) else f"of type {type(cell).__name__}"
+
+
+def shown(cell: object) -> str:
+    """Return a cell as a message quotes it: a text in quotes, and at most 60 characters."""
+    text = repr(plain(cell))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# Numbers
+
+
+def is_number(cell: object) -> bool:
+    """Return whether a cell is a number, or a text that is one with a decimal point; a bool is no number."""
+    cell = plain(cell)
+    if isinstance(cell, str):
+        return _NUMBER.fullmatch(cell.strip()) is not None
+    return isinstance(cell, int | float | Decimal) and not isinstance(cell, bool)
+
+
+def is_whole(cell: object) -> bool:
+    """Return whether a cell is an int or bool, or a text that is a whole number without a decimal point."""
+    cell = plain(cell)
+    return isinstance(cell, int) or (isinstance(cell, str) and _WHOLE.fullmatch(cell.strip()) is not None)
+
+
+def has_decimal_comma(cell: object) -> bool:
+    """Return whether a cell is a text such as "1,5"."""
+    return isinstance(cell, str) and _COMMA_NUMBER.fullmatch(cell.strip()) is not None
+
+
+# Several classes in one cell
+
+
+def parts(cell: object, separator: str | None = None, labels: Collection[str] = ()) -> list[Cell]:
+    """Return the entries of a cell with several classes: of a list, a text that is a list, or names in one text.
+
+    Args:
+        cell: The cell. A text in square brackets is a list in JSON or Python; a blank text has no class.
+        separator: The sign between names in one text. None: a text is one name.
+        labels: Class names; a text that is one of them is not divided.
+
+    Raises:
+        LabelCellError: If a text in brackets is no list, or an entry of the list is a list or an object.
+    """
+    cell = plain(cell)
+    if isinstance(cell, str):
+        text = trimmed(cell)
+        if text in labels:
+            return [text]
+        spelled = spelled_list(text)
+        if spelled is None:
+            names = [text] if separator is None else text.split(separator)
+            return [name for name in names if trimmed(name)]
+        cell = plain(spelled)
+    if not isinstance(cell, list):
+        return [cell]
+    for part in cell:
+        if isinstance(part, list | Mapping):
+            raise LabelCellError(f"{shown(cell)}; a list of labels holds names, or 0 and 1 per class. Flatten it.")
+    return cell
+
+
+def spelled_list(text: str) -> object:
+    """Return the list that a text in brackets spells in JSON or Python; None if the text is not in brackets.
+
+    A text in round or curly brackets may be a name, so that it is None unless it is a tuple or set.
+
+    Raises:
+        LabelCellError: If the text is in square brackets but no list, as the printed form of a NumPy array.
+    """
+    if text[:1] + text[-1:] not in ("[]", "()", "{}"):
+        return None
+    reason = "it has too many characters"
+    if len(text) <= _LONGEST_LIST:
+        try:
+            return parse_json(text) if text[0] == "[" else _literal(text)
+        except ValueError:
+            reason = "neither JSON nor Python has this form"
+    if len(text) <= _LONGEST_LIST and text[0] == "[":
+        value = _literal(text)
+        if value is not None:
+            return value
+    if text[0] == "[":
+        rule = 'write it as in ["art", "sport"], with commas'
+        raise LabelCellError(f"{shown(text)}, which is in brackets but no list ({reason}); {rule}. {_NAMES}")
+    return None
+
+
+_NAMES = "If it is a class name, give labels=[...]."
+
+
+def _literal(text: str) -> object:
+    """Return the list, tuple or set of a text in Python's form; None if it is not one.
+
+    Texts side by side, as NumPy prints them (['art' 'sport']), would be joined by Python, and are not a list here.
+    """
+    try:
+        kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]
+        if any(pair == (tokenize.STRING, tokenize.STRING) for pair in itertools.pairwise(kinds)):
+            return None
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
+        return None
+    return value if isinstance(value, list | tuple | set) else None
+
+
+def _is_list(text: str) -> bool:
+    """Return whether a text spells a list, tuple or set."""
+    try:
+        return spelled_list(text) is not None
+    except LabelCellError:
+        return False
+
+
+def has_several(cell: object, labels: Collection[str] = ()) -> bool:
+    """Return whether a cell is a list, or a text that spells one and is not among the class names."""
+    cell = plain(cell)
+    return isinstance(cell, list) or (isinstance(cell, str) and trimmed(cell) not in labels and _is_list(trimmed(cell)))
+
+
+def is_flag(part: Cell) -> bool:
+    """Return whether an entry of a list is 0 or 1: as a number, a bool, or a text."""
+    return part in (0, 1) if isinstance(part, int | float) else isinstance(part, str) and part.strip() in ("0", "1")
+
+
+def flags(entries: Iterable[Cell]) -> tuple[int, ...]:
+    """Return entries for which `is_flag` holds as 0 and 1."""
+    return tuple(int(part.strip()) if isinstance(part, str) else int(part) for part in entries)  # pyright: ignore

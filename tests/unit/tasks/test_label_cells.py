@@ -1,0 +1,222 @@
+"""What a cell of a label column is: a name, several names, a number, or an error with its row."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tests.support.files import put
+
+from lamina.errors import ConfigError, DataError
+from lamina.tasks.label_cells import LabelCellError, class_name, spelled_list
+from lamina.tasks.task import Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KIND = "sequence_classification"
+NAMES = ["toxic", "insult", "threat"]
+HOT = [[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 0, 0]]
+
+
+def read(cells: list[Any], **how: Any) -> Task:
+    rows = [{"sentence": f"text {number}", "label": cell} for number, cell in enumerate(cells)]
+    return Task.from_dataset(KIND, {"train": rows, "validation": rows}, **how)
+
+
+def csv(path: Path, cells: list[str], **how: Any) -> Task:
+    lines = "".join(f'text,"{cell.replace(chr(34), chr(34) * 2)}"\n' for cell in cells)
+    file = put(path / "some.csv", f"sentence,label\n{lines}")
+    return Task.from_files(KIND, train=file, validation=file, **how)
+
+
+def chosen(task: Task) -> list[list[str]]:
+    """The names of the classes of each row of several."""
+    return [[name for name, flag in zip(task.labels, row, strict=True) if flag] for row in task.split("train").labels]
+
+
+@pytest.mark.parametrize(
+    ("cell", "name"),
+    [
+        (" pos\u00a0", "pos"),
+        ("\ufeffpos\u200b", "pos"),
+        ("Zoe\u0308", "Zo\u00eb"),
+        (2.0, "2"),
+        (np.int8(2), "2"),
+        (torch.tensor(2), "2"),
+        (np.bool_(True), "True"),
+        (np.str_("x"), "x"),
+        ("[unknown]", "[unknown]"),
+    ],
+)
+def test_names(cell: object, name: str):
+    assert class_name(cell) == name
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ({"name": "ham"}, r"an object with keys; .* Name the field that has the class, as in label='label.name'"),
+        (b"ham", "of type bytes; .* Decode it"),
+        (Decimal("1.50"), "of type Decimal; .* problem_type='regression'"),
+        (1.5, "of type float; .* problem_type='regression'"),
+        (["ham"], "a list; .* problem_type='multi_label'"),
+        ("['a', 'b']", "a list; .* problem_type='multi_label'"),
+        (datetime.date(2020, 1, 1), "of type date; .* Convert it to a text"),
+    ],
+)
+def test_what_is_no_name_is_an_error_with_its_row(cell: object, message: str):
+    with pytest.raises(LabelCellError, match=message):
+        class_name(cell)
+    with pytest.raises(DataError, match=rf"task/train row 2 has .*{message}") as info:
+        read(["x", cell, "y"], problem_type="classification")
+    assert (info.value.row, info.value.column) == (2, "label")
+
+
+def test_two_forms_of_one_name_are_one_class():
+    assert read(["Zoe\u0308", "Zo\u00eb", "Ana"], labels=["Zoe\u0308", "Ana"]).split("train").labels == (0, 0, 1)
+    assert read(["Zoe\u0308", "Zo\u00eb", "Ana"]).labels == ("Ana", "Zo\u00eb")
+    with pytest.raises(ConfigError, match="every class needs its own name"):
+        read(["Ana"], labels=["Zoe\u0308", "Zo\u00eb"])
+
+
+def test_one_number_has_one_spelling(tmp_path: Path):
+    with pytest.raises(DataError, match=r"row 3 has label '1\.0' in column 'label', and another row has '1'"):
+        csv(tmp_path, ["1", "1.0", "2"], problem_type="classification")
+
+
+# Several classes
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, torch.tensor, lambda row: [float(x) for x in row]])
+@pytest.mark.parametrize("labels", [NAMES, None])
+def test_lists_of_zeros_and_ones_are_flags_of_classes(form: Any, labels: list[str] | None):
+    task = read([form(row) for row in HOT], labels=labels)
+    assert (task.problem_type, task.labels) == ("multi_label", tuple(labels or ("0", "1", "2")))
+    assert task.split("train").labels == tuple(map(tuple, HOT))
+
+
+def test_bools_are_flags_and_ids_stay_ids():
+    assert read([[bool(x) for x in row] for row in HOT], labels=NAMES).split("train").labels == tuple(map(tuple, HOT))
+    assert chosen(read([[0, 1], [1], [2], []], labels=NAMES)) == [["toxic", "insult"], ["insult"], ["threat"], []]
+    assert read([[0], [1]]).labels == ("0", "1")
+
+
+def test_flags_of_another_length_are_an_error():
+    with pytest.raises(DataError, match=r"task/train row 1 has a list of 3 .*one entry for each of 2 classes"):
+        read(HOT, labels=NAMES[:2])
+    with pytest.raises(DataError, match="task/train row 3 has a list of 0 in column 'label'"):
+        read([[1, 0, 0], [0, 1, 0], []])
+    with pytest.raises(DataError, match=r"row 2 has 0\.5, which is of type float"):
+        read([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], labels=NAMES)
+
+
+@pytest.mark.parametrize(
+    ("cells", "how"),
+    [
+        (["['sport', 'news']", "['art']", "[]"], {}),
+        (['["sport", "news"]', '["art"]', "[]"], {}),
+        (["('sport', 'news')", "{'art'}", "[]"], {}),
+        (["sport;news", "art", ""], {"problem_type": "multi_label"}),
+        (["sport|news", "art", ""], {"problem_type": "multi_label"}),
+        (["sport, news", "art", ""], {"problem_type": "multi_label"}),
+        (["sport#news", "art", ""], {"problem_type": "multi_label", "separator": "#"}),
+    ],
+)
+def test_texts_that_list_names(tmp_path: Path, cells: list[str], how: dict[str, Any]):
+    task = csv(tmp_path, cells, **how)
+    assert (task.problem_type, task.labels) == ("multi_label", ("art", "news", "sport"))
+    assert chosen(task) == [["news", "sport"], ["art"], []]
+
+
+def test_texts_that_list_flags(tmp_path: Path):
+    task = csv(tmp_path, ["[1, 0, 0]", "[0, 1, 1]"], labels=NAMES)
+    assert chosen(task) == [["toxic"], ["insult", "threat"]]
+    assert chosen(csv(tmp_path, ["1,0,0", "0,1,1"], labels=NAMES, problem_type="multi_label")) == chosen(task)
+
+
+@pytest.mark.parametrize("text", ["['art' 'sport']", "[1 0 0]", "[art, sport]"])
+def test_a_text_in_brackets_that_is_no_list_is_an_error(tmp_path: Path, text: str):
+    with pytest.raises(DataError, match=r"row 2 has .* in brackets but no list .*labels="):
+        csv(tmp_path, [text, "x"], problem_type="multi_label")
+    assert spelled_list("(other)") is None
+
+
+def test_signs_that_may_or_may_not_divide_names_are_an_error(tmp_path: Path):
+    with pytest.raises(DataError, match=r"row 3 has one of the signs ';' and ','.*Give separator=';'"):
+        csv(tmp_path, ["a;b", "c, d"], problem_type="multi_label")
+    task = csv(tmp_path, ["a;c, d", "c, d"], problem_type="multi_label", labels=["a", "c, d"])
+    assert chosen(task) == [["a", "c, d"], ["c, d"]]
+    for sign in ",;|":
+        with pytest.raises(
+            DataError, match=rf"row 2 has 'a\{sign}b' .*problem_type='multi_label' and separator='\{sign}'"
+        ):
+            csv(tmp_path, [f"a{sign}b", "a", "b"])
+        assert csv(tmp_path, [f"a{sign}b", "a", "b"], problem_type="classification").labels == ("a", f"a{sign}b", "b")
+    assert csv(tmp_path, ["Washington, D.C.", "Paris, Texas"]).labels == ("Paris, Texas", "Washington, D.C.")
+
+
+def test_a_column_without_a_second_label_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    csv(tmp_path, ["a#b", "a"], problem_type="multi_label")
+    assert "no row has more than one label in column 'label'" in caplog.text
+
+
+# Numbers
+
+
+def test_decimal_commas_are_an_error(tmp_path: Path):
+    with pytest.raises(DataError, match=r"row 3 has '1,5' .*may be a number with a decimal comma"):
+        csv(tmp_path, ["2", "1,5"])
+    with pytest.raises(DataError, match=r"row 3 has '1,5' .* needs a number\. Write it with a decimal point"):
+        csv(tmp_path, ["2.5", "1,5"], problem_type="regression")
+
+
+def test_decimals_are_numbers():
+    task = read([Decimal("1.5"), Decimal("2.0")])
+    assert (task.problem_type, task.split("train").labels) == ("regression", (1.5, 2.0))
+
+
+# Names that the data declare
+
+
+def test_class_names_of_streams_files_and_nested_features_are_kept(tmp_path: Path):
+    names = datasets.ClassLabel(names=["neg", "pos"])
+    value = datasets.Value("string")
+    single = datasets.Dataset.from_dict(
+        {"sentence": ["a", "b"], "label": [1, 0]}, features=datasets.Features({"sentence": value, "label": names})
+    )
+    several = datasets.Dataset.from_dict(
+        {"sentence": ["a", "b"], "label": [[1, 0], []]},
+        features=datasets.Features({"sentence": value, "label": datasets.List(names)}),
+    )
+    for rows, expected in ((single, (1, 0)), (several, ((1, 1), (0, 0)))):
+        rows.to_parquet(tmp_path / "some.parquet")
+        for task in (
+            Task.from_dataset(KIND, {"test": rows}),
+            Task.from_dataset(KIND, {"test": rows.to_iterable_dataset()}),
+            Task.from_files(KIND, test=tmp_path / "some.parquet"),
+        ):
+            assert (task.labels, task.split("test").labels) == (("neg", "pos"), expected)
+        with pytest.raises(ConfigError, match=r"labels are pos, neg, but column 'label' of .*some\.parquet has"):
+            Task.from_files(KIND, test=tmp_path / "some.parquet", labels=["pos", "neg"])
+
+
+def test_categories_of_a_parquet_file_are_kept(tmp_path: Path):
+    path = tmp_path / "some.parquet"
+    for ordered, labels in ((True, ("low", "mid", "high")), (False, ("high", "low", "mid"))):
+        cells = pd.Categorical(["high", "low"], categories=["low", "mid", "high"], ordered=ordered)
+        pd.DataFrame({"sentence": ["a", "b"], "label": cells}).to_parquet(path)
+        task = Task.from_files(KIND, test=path)
+        assert (task.labels, [task.labels[row] for row in task.split("test").labels]) == (labels, ["high", "low"])
+
+
+def test_numbers_of_classes_can_be_named():
+    features = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(num_classes=2)})
+    rows = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [1, 0]}, features=features)
+    assert Task.from_dataset(KIND, {"test": rows}, labels=["no", "yes"]).split("test").labels == (1, 0)
