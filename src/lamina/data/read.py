@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 
 from lamina.data.arrow import CHUNK, Column, dataset_of
 from lamina.data.class_names import decoder, dictionary_names, names_of, parquet_features
+from lamina.data.conll import sentences
 from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES, check_range, is_dir, is_file, parse_json
 
@@ -39,7 +40,6 @@ Lines: TypeAlias = Iterator[tuple[int, str | DataError]]
 CellRows: TypeAlias = Iterator[tuple[int, list[str] | DataError]]
 Records: TypeAlias = Iterator[tuple[int, Record | DataError]]
 
-_BLANKS = re.compile(r"[ \t]+")
 _MAX_CELL = 2**31 - 1  # by default the csv module refuses more than 131072 characters; Windows cannot count further
 _EXAMPLE = 'every line is one object, as {"text": "...", "label": "..."}'
 
@@ -56,13 +56,13 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
     Raises:
         DataError: If the file cannot be opened, its header cannot be read, or two columns have the same name.
     """
+    if file_format == "conll":
+        return sentences(str(path), lambda: _per_line(read_lines(path), lambda _, text: text))
     lines = read_lines(path)
     if file_format == "tsv":
         return _to_records(path, _per_line(lines, lambda _, text: text.split("\t") if text else []), header)
     if file_format == "csv":
         return _to_records(path, _csv(path, lines), header)
-    if file_format == "conll":
-        return _conll(path, lines)
     if file_format == "jsonl":
         return _per_line(lines, lambda number, text: _object(path, number, text) if text.strip() else None)
     return _per_line(lines, lambda _, text: {"text": text} if text.strip() or file_format == "all_lines" else None)
@@ -213,35 +213,6 @@ def _object(path: Path, number: int, text: str) -> Record | DataError:
     except ValueError as error:
         return _bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
     return record if isinstance(record, dict) else _bad_row(path, number, f"is not an object; {_EXAMPLE}")
-
-
-def _conll(path: Path, lines: Lines) -> Records:
-    """Yield the sentences of a CoNLL file with the number of their first line.
-
-    Each line is a word with its columns, separated by tabs or blanks; a blank line or "-DOCSTART-" ends a sentence.
-
-    Yields:
-        A record: number of the column as text -> its cells, word by word. A DataError if a line of the sentence cannot
-        be read, or has another number of columns than the first line of the file.
-    """
-    words: list[list[str]] = []  # cells of each word of the current sentence
-    first = width = 0  # the sentence's first line; number of columns in the file; 0: not known yet
-    problem: DataError | None = None  # what is wrong with the current sentence
-    for number, text in chain(_per_line(lines, lambda _, text: text), ((0, ""),)):
-        if isinstance(text, DataError):
-            first, problem = first or number, problem or text
-            continue
-        cells = text.split("\t") if "\t" in text else _BLANKS.split(text.strip(" "))
-        if text.strip() and cells[0] != "-DOCSTART-":
-            width = width or len(cells)
-            if len(cells) != width:
-                problem = problem or _bad_row(path, number, f"has {len(cells)} columns; the file has {width}")
-            words.append(cells)
-            first = first or number
-            continue
-        if first:
-            yield first, problem or {str(i): list(column) for i, column in enumerate(zip(*words, strict=True))}
-        words, first, problem = [], 0, None
 
 
 def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Records:

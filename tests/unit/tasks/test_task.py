@@ -267,7 +267,7 @@ def test_lists_in_cells():
         }
     )
     rows = datasets.Dataset.from_dict({"tokens": [["EU", "said"], []], "tags": [[1, 0], []]}, features=features)
-    columns = {"text": "tokens", "label": "tags"}
+    columns: dict[str, Any] = {"text": "tokens", "label": "tags"}
     task = Task.from_dataset(TOKEN, {"test": rows}, **columns)
     assert (task.labels, task.metric) == (("O", "B-X", "I-X"), "span_f1")
     assert task.split("test").labels == ((1, 0), ())
@@ -392,7 +392,7 @@ def test_an_array_of_zeros_and_ones_is_a_row_of_several_labels():
 
 def test_pairs_whose_second_text_is_learnt_stay_pairs():
     rows = [{"about": "who", "reply": "anna sat", "spans": ["anna"]}] * 4
-    how = {"text": "about", "text_pair": "reply", "label": "spans"}
+    how: dict[str, Any] = {"text": "about", "text_pair": "reply", "label": "spans"}
     with pytest.raises(ConfigError, match="is about the second text of a pair; leave its pairs"):
         Task.from_dataset("token_classification", {"train": rows}, **how).join_pairs(" ")
 

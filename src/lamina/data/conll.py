@@ -1,0 +1,100 @@
+"""Read CoNLL files: a line per word with its columns, and a blank line after every sentence.
+
+Comments (lines that begin with `#` before the first word of a sentence), "-DOCSTART-" lines, a header, and the lines of
+CoNLL-U that repeat words (`1-2`, `8.1`) are no words.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TypeAlias
+
+from lamina.errors import DataError
+
+# Lines without line ends, and sentences (number of the column as text -> its cells): each with the number of its first
+# line in the file, or with the error that describes it.
+Lines: TypeAlias = Iterator[tuple[int, str | DataError]]
+Sentences: TypeAlias = Iterator[tuple[int, dict[str, list[str]] | DataError]]
+
+_BLANKS = re.compile(r"[ \t]+")
+_REPEATED = re.compile(r"\d+[-.]\d+")  # number of a multi-word token or an empty node in CoNLL-U
+_CONLLU_COLUMNS = 10
+_HEADER = re.compile(
+    r"#|id|sentence( #|_id)?|tokens?|words?|form|text|lemma|[ux]?pos|(pos_|ner_)?tags?|chunk|labels?|ner|iob|bio",
+    re.IGNORECASE,
+)
+logger = logging.getLogger(__name__)
+
+
+def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
+    """Yield the sentences of a CoNLL file with the number of their first line.
+
+    Each line is a word with its columns, separated by tabs or blanks; a blank line or "-DOCSTART-" ends a sentence. A
+    DataError stands for a sentence with a line that cannot be read, or that has another number of columns than the
+    first line of the file.
+
+    Args:
+        path: Name of the file for messages.
+        read: Opens the file at its beginning. It is called again if a line may be a comment or a word.
+    """
+    words: list[list[str]] = []  # cells of each word of the current sentence
+    first = width = 0  # the sentence's first line; number of columns in the file; 0: not known yet
+    problem: DataError | None = None  # what is wrong with the current sentence
+    facts: tuple[int, frozenset[str]] | None = None  # of `_columns_and_tags`, once it was needed
+    for number, text in chain(read(), ((0, ""),)):
+        if isinstance(text, DataError):
+            first, problem = first or number, problem or text
+            continue
+        cells = _cells(text)
+        if text.strip() and "-DOCSTART-" not in cells:
+            if text.startswith("#") and not words:
+                facts = facts or _columns_and_tags(read())
+                if _is_comment(cells, *facts):
+                    continue
+            if len(cells) == _CONLLU_COLUMNS and _REPEATED.fullmatch(cells[0]):
+                continue
+            if not width and _is_header(cells):
+                logger.warning("read: %s row %d (%s) is a header, not a word, and is left out", path, number, text)
+                continue
+            width = width or len(cells)
+            if len(cells) != width:
+                reason = f"row {number} has {len(cells)} columns; the file has {width}"
+                problem = problem or DataError(f"read: {path} {reason}.", path=path, row=number)
+            words.append(cells)
+            first = first or number
+            continue
+        if first:
+            yield first, problem or {str(i): list(column) for i, column in enumerate(zip(*words, strict=True))}
+        words, first, problem = [], 0, None
+
+
+def _cells(text: str) -> list[str]:
+    """Return the cells of a line: divided at tabs if there are some, otherwise at blanks."""
+    return text.split("\t") if "\t" in text else _BLANKS.split(text.strip(" "))
+
+
+def _is_header(cells: list[str]) -> bool:
+    """Return whether the first line of a file names columns: several words that files use for that, and no others."""
+    return len(cells) > 1 and all(_HEADER.fullmatch(cell.strip()) for cell in cells)
+
+
+def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
+    """Return the number of columns of the first line that does not begin with `#`, and the last cells of such lines."""
+    rows = (_cells(text) for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
+    rows = (cells for cells in rows if "-DOCSTART-" not in cells)
+    first = next(rows, [])
+    return len(first), frozenset(cells[-1] for cells in chain([first], rows) if cells)
+
+
+def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
+    """Return whether a line that begins with `#` is a comment: with other columns than words have, or another tag.
+
+    Args:
+        cells: The cells of the line, which stands before the first word of a sentence.
+        columns: Number of columns of the file.
+        tags: The last cells of all lines that do not begin with `#`.
+    """
+    return len(cells) != columns or cells[-1] not in tags
