@@ -22,6 +22,7 @@ Sentences: TypeAlias = Iterator[tuple[int, dict[str, list[str]] | DataError]]
 _BLANKS = re.compile(r"[ \t]+")
 _REPEATED = re.compile(r"\d+[-.]\d+")  # number of a multi-word token or an empty node in CoNLL-U
 _CONLLU_COLUMNS = 10
+_SPAN_TAG = re.compile(r"O|[BIESLUMW][-_].+")
 _HEADER = re.compile(
     r"#|id|sentence( #|_id)?|tokens?|words?|form|text|lemma|[ux]?pos|(pos_|ner_)?tags?|chunk|labels?|ner|iob|bio",
     re.IGNORECASE,
@@ -90,11 +91,11 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 
 
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
-    """Return whether a line that begins with `#` is a comment: with other columns than words have, or another tag.
+    """Return whether a line that begins with `#` is a comment: it has other columns than words have, or no tag.
 
     Args:
         cells: The cells of the line, which stands before the first word of a sentence.
         columns: Number of columns of the file.
         tags: The last cells of all lines that do not begin with `#`.
     """
-    return len(cells) != columns or cells[-1] not in tags
+    return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))
