@@ -1,6 +1,6 @@
 """AdaLayers: a small normalised projection of each layer, summed with learned importances.
 
-SingleLayer, its baseline on one layer, shares the projections, so their config and module are base classes here.
+`SingleLayer`, the baseline on one layer, uses the same projections, so the base classes of both are in this file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """Settings that AdaLayers and SingleLayer have in common; fusions with equal settings are computed together.
+    """Settings that AdaLayers and SingleLayer share; fusions with equal settings are computed together.
 
     Attributes:
         dim: Size of the features.
@@ -42,13 +42,13 @@ class ProjectedConfig(FusionConfig):
     output_activation: bool
 
     def check(self, op: str) -> None:
-        """Raise ConfigError if `dim` or `dropout` is out of range; `op` begins the message."""
+        """Raise ConfigError if `dim` or `dropout` is out of range."""
         check_range(op, "dim", self.dim, 1, 1 << 20)
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
 class _ProjectedStream(Stream):
-    """The stream of AdaLayers and SingleLayer: one matrix product per layer and one sum for all members together."""
+    """The stream of AdaLayers and SingleLayer: all members are computed together, with one matrix product per layer."""
 
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
@@ -63,7 +63,7 @@ class _ProjectedStream(Stream):
         self._total: Tensor | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add the weighted features of one layer to the sums; members that give it the weight 0 are skipped."""
+        """Add the weighted features of one layer to the members' sums, except members that give it weight 0."""
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
@@ -91,16 +91,16 @@ class _ProjectedStream(Stream):
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def _zeros(self) -> list[list[bool]]:
-        """Return, for each member and layer, whether the weight is 0, so that the layer can be skipped.
+        """Return, for each member and layer, whether the layer's weight is 0.
 
-        During an export tensors have no values; `active_layers` says it then.
+        During an export tensors have no values; `active_layers` answers the question then.
         """
         if not torch.compiler.is_exporting():
             return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # False on the meta device
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
-        """Return the projections of state `index` of the members numbered `rows`."""
+        """Return the projections of the layer numbered `index`, for the members numbered `rows`."""
         place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has only one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
@@ -109,7 +109,7 @@ class _ProjectedStream(Stream):
         return torch.stack([self._members[row].projection[place] for row in rows])
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the sum of each member, after the output activation and with positions if the config asks for them."""
+        """Return each member's sum over layers, with output activation and positions as the config says."""
         total = require_fed(self._total)
         if self._config.output_activation:
             total = F.gelu(total)
@@ -139,12 +139,12 @@ class ProjectedFusion(Fusion):
         """Return the weight of each layer in the sum."""
 
     def group(self) -> Hashable:
-        """Return the key of fusions that are computed together: same parameter shapes, settings, device and mode."""
+        """Return a key; fusions with equal keys (parameter shapes, settings, device and mode) are computed together."""
         config = self.config
         return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
     def is_token_wise(self) -> bool:
-        """Return whether a token's features depend on its own states only: not with `positions`."""
+        """Return whether a token's features depend on its own states only, which they do not with `positions`."""
         return not self.config.positions
 
     def active_layers(self) -> tuple[int, ...]:
@@ -155,7 +155,7 @@ class ProjectedFusion(Fusion):
 def _weighted(
     weights: Tensor, state: Tensor, kernel: Tensor, p: float, bits: Tensor | None
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return the features of one layer, multiplied by the weight that each member gives it."""
+    """Return the features of one layer for each member, multiplied by the member's weight of this layer."""
     return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
 
 
@@ -165,14 +165,14 @@ def _features(
     p: float,
     bits: Tensor | None,
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return `dropout(LayerNorm(kernel[i] state))` for every member i; `bits` decide dropout, None leaves it out."""
+    """Return `dropout(LayerNorm(kernel[i] state))` for every member i. Random `bits` decide dropout; None: without."""
     projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
     features = F.layer_norm(projected, kernel.shape[1:2])
     return features if bits is None else drop(features, p, bits)
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
-    """Return fixed sinusoidal position embeddings; positions count real tokens only, so padding shifts nothing.
+    """Return fixed sinusoidal position embeddings, `[batch, tokens, dim]`. Padding is not counted as a position.
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
@@ -186,14 +186,16 @@ def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "ba
 @final
 @dataclass(frozen=True)
 class AdaLayers(ProjectedConfig):
-    """A fusion that projects every layer to `dim` features and sums them with learned softmax weights.
+    """A fusion that projects every layer to `dim` features and sums them with learned softmax weights, the importances.
 
-    `F = gelu(sum_i p_i dropout(LayerNorm(W_i gelu(z_i))))` with `p = softmax(alpha * scores)`.
+    `F = gelu(sum_i p_i dropout(LayerNorm(W_i gelu(z_i))))` with the importances `p = softmax(alpha * scores)`.
 
     Args:
         dim: Size of the features, k in the paper; at least 1.
-        alpha: Factor of the scores in the softmax, positive. Importances change faster in training if it is larger.
-        cutoff: Importances up to this value are set to 0, and the others are renormalised. Must be below 1 / layers.
+        alpha: Factor of the scores in the softmax, positive. The larger it is, the faster importances change in
+            training.
+        cutoff: Importances up to this value become 0, and the others are divided by their sum. Must be below 1 /
+            layers.
         entropy: Weight (lambda in the paper) of the mean of `-p log p` over layers, which is added to the loss.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
         dropout: Probability of dropout on each layer's features.
@@ -236,7 +238,10 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         self.scores = nn.Parameter(torch.ones(layers))
 
     def weights(self) -> Float[Tensor, " layers"]:
-        """Return the importance of each layer: the softmax of `alpha * scores`, after the cutoff; sums to 1."""
+        """Return the importance of each layer, which sum to 1: the softmax of `alpha * scores`.
+
+        Importances up to the setting `cutoff` are 0, and the others are divided by their sum.
+        """
         weights = (self.config.alpha * self.scores).softmax(0)
         if self.config.cutoff == 0:
             return weights
@@ -244,11 +249,11 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         return weights / weights.sum()
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return the importance of each layer, without gradient; sums to 1."""
+        """Return the weights of the layers (see `weights`) without gradient; they sum to 1."""
         return self.weights().detach()
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """Return `entropy * mean_i(-p_i log p_i)` of the importances after the cutoff; None if `entropy` is 0."""
+        """Return `entropy * mean_i(-p_i log p_i)` with the layers' `weights` p_i; None if the setting is 0."""
         if self.config.entropy == 0:
             return None
         weights = self.weights()

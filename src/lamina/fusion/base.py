@@ -1,4 +1,4 @@
-"""The contract of a fusion: a frozen config that builds a module, and a stream that reads the states layer by layer."""
+"""Base classes of fusions: a frozen config builds a module, and a stream reads hidden states layer by layer."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ T = TypeVar("T")
 
 
 class FusionConfig:
-    """The settings of a fusion. Subclasses are frozen dataclasses, most of them with a field `layers`, a selector.
+    """The settings of a fusion. Subclasses are frozen dataclasses, mostly with a field `layers`, a layer selector.
 
     A fusion's module names its config, as in `class MeanFusion(Fusion, config=Mean)`. This sets `module` and `streams`.
 
     Attributes:
         module: The class of the module that `build` makes.
-        streams: Whether the fusion reads one state at a time. False: it implements `fuse`, which needs all states at
-            once, so a bank keeps them during the pass.
-        needs_block_inputs: Whether the fusion also needs how the model calls its blocks, so that recorded states are
-            not enough.
-        site: Where in its blocks the stack is read; see `layers.at_site`.
-        reads_pairs: Whether the fusion needs to know which tokens belong to the first and the second of two texts.
+        streams: Whether the fusion processes one layer's state at a time. False: it implements `fuse`, which needs the
+            states of all layers at once, so that a bank keeps them during the pass.
+        needs_block_inputs: Whether the fusion also needs the arguments with which the model calls its blocks, so that
+            stored states are not enough.
+        site: Where in each block the states are read; see `lamina.layers.sites.at_site`.
+        reads_pairs: Whether the fusion needs to know which tokens belong to the first and to the second of two texts.
     """
 
     module: ClassVar[type[Fusion]]
@@ -57,22 +57,22 @@ class FusionConfig:
         return self.layers  # pyright: ignore[reportAttributeAccessIssue]  a field of most subclasses
 
     def build(self, layers: int, width: int) -> Fusion:
-        """Return a new module for `layers` hidden states of size `width`; torch's global generator initialises it."""
+        """Return a new module for `layers` states of size `width`, initialised with torch's global generator."""
         return self.module(self, layers=layers, width=width)
 
     def build_on(self, model: PreTrainedModel, stack: LayerStack, layers: int) -> Fusion:
-        """Return a new module for `layers` states of a stack of `model`; unless overridden, only the width is used."""
+        """Return a new module for `layers` states of a stack of `model`. By default only the stack's width is used."""
         return self.build(layers, stack.width)
 
 
 class LayerView:
-    """The hidden state of one layer, with derived values that several fusions share and that are computed once.
+    """The hidden state of one layer, with derived values that several fusions share; each is computed at most once.
 
     Args:
         state: The hidden state.
-        mask: True at real tokens, False at padding.
-        segments: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every real token
-            belongs to the first text.
+        mask: True at tokens, False at padding.
+        segments: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: all tokens belong
+            to the first text.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class LayerView:
 
     @cached_property
     def matches(self) -> Float[Tensor, "batch 8"]:
-        """Return 8 numbers around 0 that say how the first and the second text match; `PairedLayers` lists them."""
+        """Return 8 numbers around 0 per pair of texts: how well the texts match. `PairedLayers` lists them."""
         first, second = (self.segments == 1) & self.mask, (self.segments == 2) & self.mask
         directions = F.normalize(self.normed.float(), dim=-1)
         cosines = directions @ directions.mT
@@ -112,7 +112,7 @@ def _best_matches(
     side: Bool[Tensor, "batch tokens"],
     other: Bool[Tensor, "batch tokens"],
 ) -> list[Float[Tensor, " batch"]]:
-    """Return mean, minimum and standard deviation of the best match of each token of one text in the other text.
+    """Return mean, minimum and standard deviation, over one text's tokens, of each token's best match in the other.
 
     The best match of a token is its highest cosine similarity with a token of the other text. `cosines` are those of
     all pairs of tokens; `side` and `other` mark the tokens of the two texts.
@@ -126,30 +126,30 @@ def _best_matches(
 
 
 class Stream(ABC):
-    """One pass of one or several fusions (members) over the same layers; `Fusion.stream` makes it."""
+    """One forward pass of several fusions (members) over the same layers; `Fusion.stream` makes a new one per pass."""
 
     @abstractmethod
     def step(self, index: int, view: LayerView) -> None:
-        """Process one state. `index` counts the selected layers from 0, the lowest; calls come in ascending order."""
+        """Process one layer's state. `index` is its position among the selected layers, from 0; calls ascend."""
 
     @abstractmethod
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the features of each member; called once `step` was called for every active layer."""
+        """Return the features of each member, after `step` was called for every active layer."""
 
 
 class Fusion(nn.Module, ABC):
-    """A module from hidden states to features. Calling it on stacked states runs the same stream that a bank runs.
+    """A module from hidden states to features. A bank feeds it layer by layer; calling it feeds it stacked states.
 
     Args:
-        config: The fusion's config, kept as `self.config`.
-        layers: Number of hidden states that it gets.
+        config: The fusion's config, stored as `self.config`.
+        layers: Number of layers whose states it gets.
         width: Size of each state.
         dim: Size of the features. None: `width`.
 
     Attributes:
         generator: Source of dropout's random numbers. None: torch's global generator.
         token_wise: What `is_token_wise` returns unless it is overridden.
-        stream_of: A class of streams that is called with the members of a `group` and computes them together.
+        stream_of: Class of the stream that computes the members of a `group` together. None: see `stream`.
     """
 
     generator: torch.Generator | None = None
@@ -167,34 +167,34 @@ class Fusion(nn.Module, ABC):
         self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
 
     def stream(self, members: Sequence[Any]) -> Stream:
-        """Return a new stream for `members`, which all have this class and the same `group`.
+        """Return a new stream for `members`: fusions of this class with the same `group`.
 
-        Without `stream_of` it keeps all states and passes them to `fuse` at the end.
+        Without `stream_of`, the stream stores all states and passes them to `fuse` at the end.
         """
         stream_class = type(self).stream_of
         return _BufferedStream(self.fuse) if stream_class is None else stream_class(members)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features of all active states; implemented by fusions that need them all at once.
+        """Return the features from the states of all active layers; implemented by fusions that need them all at once.
 
         Args:
-            states: Index of the selected layer -> its state `[batch, tokens, width]`, lowest first.
-            mask: True at real tokens.
+            states: Index among the selected layers -> state `[batch, tokens, width]`, lowest layer first.
+            mask: True at tokens that are not padding.
         """
         raise NotImplementedError
 
     def group(self) -> Hashable | None:
         """Return a key: fusions of one class on the same layers with equal keys are computed as one operation.
 
-        None: it is always computed alone. By default, with `stream_of`, the key says shapes, dtypes and devices of the
-        parameters.
+        None: this fusion is always computed alone. By default, with `stream_of`, the key consists of the parameters'
+        shapes, dtypes and devices.
         """
         if self.stream_of is None:
             return None
         return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the states that the features depend on at present; the others may be skipped."""
+        """Return the indices of the layers that the features currently depend on. Other layers may be skipped."""
         return tuple(range(self.layers))
 
     def is_token_wise(self) -> bool:
@@ -209,13 +209,13 @@ class Fusion(nn.Module, ABC):
         return None
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError if `head` cannot read these features; by default every head can."""
+        """Raise ConfigError if `head` cannot read this fusion's features. By default any head can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Called after each epoch of training; fusions that train in stages may begin the next one.
+        """Called after each epoch of training; fusions that train in stages may begin the next stage.
 
         Args:
-            done: Share of the epochs that are over, up to 1.
+            done: Finished share of the epochs, up to 1.
             head: The head that reads the features.
 
         Returns:
@@ -224,9 +224,9 @@ class Fusion(nn.Module, ABC):
         return False
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
-        """Return a context manager that records how the model calls the blocks of `stack` in the passes within it.
+        """Return a context manager that records with which arguments the model calls the blocks of `stack`.
 
-        Only configs with `needs_block_inputs` use it; by default it does nothing.
+        It is only used if the config has `needs_block_inputs`; by default it records nothing.
         """
         return nullcontext()
 
@@ -236,16 +236,17 @@ class Fusion(nn.Module, ABC):
         mask: Bool[Tensor, "batch tokens"] | Float[Tensor, "batch tokens"] | None = None,
         segments: Int[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features of stacked states, in the dtype of the parameters.
+        """Return the features of stacked states, `[batch, tokens, dim]`, in the dtype of the parameters.
 
         Args:
-            states: The selected layers' hidden states, lowest layer first; as many and as wide as at build time.
-            mask: True (or 1) at real tokens. None: all tokens are real.
+            states: Hidden states of the selected layers, lowest layer first. Their number and width must be those of
+                the build.
+            mask: True (or 1) at tokens, False at padding. None: there is no padding.
             segments: For fusions of two texts: 1 at tokens of the first text, 2 at tokens of the second, 0 at others.
                 None: all tokens belong to the first text.
 
         Raises:
-            ConfigError: If number or width of the states differ from those at build time.
+            ConfigError: If the number or the width of the states is another one than at build time.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
             problem = f"got {len(states)} states of width {states[0].shape[-1]}"
@@ -259,14 +260,14 @@ class Fusion(nn.Module, ABC):
 
 
 class _BufferedStream(Stream):
-    """The stream of fusions that need all states at once (`streams = False`): it keeps them until the pass ends."""
+    """The stream of fusions that need all states at once (`streams = False`): it stores them until the pass ends."""
 
     def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
         self._fuse = fuse
         self._states: dict[int, Tensor] = {}
 
     def step(self, index: int, view: LayerView) -> None:
-        """Keep the state."""
+        """Store the state."""
         self._states[index] = view.state
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
@@ -276,7 +277,7 @@ class _BufferedStream(Stream):
 
 
 def require_fed(total: T | None) -> T:
-    """Return `total`, the sum that a stream has accumulated; raise ConfigError if it is None: no state was fed."""
+    """Return a stream's accumulated result; raise ConfigError if it is None because no state was fed."""
     if total is None:
         raise ConfigError("fusion: no state was fed; every active layer must be before finish.")
     return total
@@ -317,8 +318,8 @@ class InputWeighted(Fusion):
     """Base class of fusions whose layer weights depend on the token; it sums up the weights for `importance`.
 
     Attributes:
-        amounts: `[layers]`, the sum of the absolute weights of each layer over real tokens since the mode last changed.
-            It is a buffer that is not saved: it depends on what was read, not on what was learned.
+        amounts: `[layers]`, the sum of the absolute weights of each layer, over all tokens since the mode last changed.
+            It is a buffer that is not saved, because it depends on the texts that were read, not on what was learned.
     """
 
     amounts: Tensor
@@ -329,7 +330,7 @@ class InputWeighted(Fusion):
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Add the absolute weights of real tokens to `amounts`; does nothing while the module is exported."""
+        """Add the absolute weights at tokens (not padding) to `amounts`. Does nothing during an export."""
         if torch.compiler.is_exporting():
             return
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
@@ -337,15 +338,15 @@ class InputWeighted(Fusion):
             self.amounts = self.amounts.to(seen) + seen
 
     def train(self, mode: bool = True) -> Self:
-        """Set training or eval mode, as in torch; a change of mode sets `amounts` to 0."""
+        """Set training or eval mode, as in torch. If the mode changes, `amounts` is set to 0."""
         if mode != self.training:
             self.amounts = torch.zeros_like(self.amounts)
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute weights in what was read since the mode last changed.
+        """Return each layer's share of the absolute weights, over all tokens read since the mode last changed.
 
-        The shares sum to 1, and are equal before anything was read.
+        The shares sum to 1. Before anything was read, they are equal.
         """
         return normalized(self.amounts)
 

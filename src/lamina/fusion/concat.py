@@ -46,7 +46,7 @@ class Concat(FusionConfig):
 
 
 class _ConcatStream(Stream):
-    """The stream of Concat: one batched matrix product per layer for all members together."""
+    """The stream of Concat: all members are computed together, with one batched matrix product per layer."""
 
     def __init__(self, members: Sequence[ConcatFusion]) -> None:
         self._biases = [member.bias for member in members]

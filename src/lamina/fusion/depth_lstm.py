@@ -40,7 +40,7 @@ class DepthLSTM(FusionConfig):
 
 
 class _DepthLSTMStream(Stream):
-    """The stream of DepthLSTM: the cells of all members run as one, one layer at a time.
+    """The stream of DepthLSTM: the LSTM cells of all members are computed together, one layer at a time.
 
     This is no slower than `nn.LSTM` on all layers at once.
     """

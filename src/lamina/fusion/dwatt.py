@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 class DWAtt(FusionConfig):
     """A fusion by depth-wise attention: `z_L + softmax(q K^T) V` over the layers of one token.
 
-    `z_L` is the highest layer that is selected, `v_n = LN_n(f_n(z_n))`, `q = 1 + elu(z_L + f_q(z_L))` and
-    `k_n = W_K p_n` with fixed random `p_n`. The query and each layer have a network `f(x) = W LN(gelu(U x))` of their
-    own. The scores are not divided by the square root of their size. The features have the model's width. All states
-    are needed at once, because the query comes last.
+    `z_L` is the state of the highest selected layer, `v_n = LN_n(f_n(z_n))` the value of layer n, `q = 1 + elu(z_L +
+    f_q(z_L))` the query, and `k_n = W_K p_n` the key of layer n, with a fixed random vector `p_n`. The query (`f_q`)
+    and each layer (`f_n`) have their own network `f(x) = W LN(gelu(U x))`. The attention scores are not scaled by their
+    size. The features have the model's width. The states of all layers are needed at once, because the query comes from
+    the highest one.
 
     Args:
         bottleneck: Size of `U x`, at least 1. None: half the model's width.
-        position_dim: Size of `p_n`, at least 1; `p_n` is drawn once from U(0, 1) and saved.
+        position_dim: Size of `p_n`, at least 1. `p_n` is drawn once from U(0, 1) and saved.
         layers: Selector of the layers that are read. The default leaves out the embeddings.
 
     Source:
-        ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases
-        that give the number of parameters in the paper: U has one, W and W_K have none, and all norms have weight and
-        bias.
+        ElNokrashy et al. 2024, "Depth-Wise Attention (DWAtt)", arXiv:2209.15168, eq. 3 to 11, with the biases that give
+        the number of parameters in the paper: U has one, W and W_K have none, and all norms have weight and bias.
     """
 
     bottleneck: int | None = None
@@ -57,10 +57,10 @@ def _bottleneck(width: int, size: int) -> nn.Sequential:
 
 @final
 class DWAttFusion(InputWeighted, config=DWAtt):
-    """The module of `DWAtt`.
+    """The module of `DWAtt`; its parts have the symbols of that formula.
 
-    `query` and `values` are the networks f_q and f_n, `norms` LN_n, `keys` W_K, and the buffer `places`
-    `[layers, position_dim]` holds p_n.
+    `query` is f_q, `values` are the f_n, `norms` the LN_n, `keys` is W_K, and the buffer `places` `[layers,
+    position_dim]` holds the p_n.
     """
 
     token_wise: ClassVar = True
@@ -76,7 +76,7 @@ class DWAttFusion(InputWeighted, config=DWAtt):
         self.register_buffer("places", torch.rand(layers, config.position_dim))
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features; the values are added one by one, and each state is freed once it was used."""
+        """Return the features. Values are added one by one, and each state is freed once it was used."""
         dtype = self.keys.weight.dtype
         fused = states[self.layers - 1].to(dtype)
         query = 1 + F.elu(fused + self.query(fused))

@@ -38,14 +38,14 @@ class ExtraLayers(FusionConfig):
     """A fusion that runs `n` new, trainable blocks on the top layer's state: the baseline of a deeper model.
 
     When the reader is attached to a model, each new block is a copy of the model's last block with newly initialised
-    weights. It is called as the model calls its last block in the same pass: with the same mask and positions, without
-    a cache. If the model ends in a final norm, the new blocks read its output. The features have the model's width.
+    weights. In each pass it gets the same mask and positions as the model's last block, but no cache. If the model ends
+    with a final norm, the new blocks read its output. The features have the model's width.
 
     Args:
         n: Number of blocks, at least 1.
 
     Raises:
-        ConfigError: When the reader is attached, if the model's last block cannot be run by itself.
+        ConfigError: When the reader is attached, if the model's last block cannot be called by itself.
 
     Source:
         ElNokrashy et al. 2024, arXiv:2209.15168, the baseline "+n layers". `build`, which has no model, makes blocks as
@@ -71,14 +71,14 @@ class ExtraLayers(FusionConfig):
 
 @final
 class ExtraLayersFusion(Fusion, config=ExtraLayers):
-    """The module of `ExtraLayers`: its `blocks` run one after the other on the last state.
+    """The module of `ExtraLayers`: its `blocks` are applied one after the other to the last state.
 
     Args:
         config: The settings.
-        layers: Number of states that it gets.
+        layers: Number of layers whose states it gets.
         width: Size of each state.
         blocks: Copies of a model's last block. Empty: blocks as in BERT are made.
-        swap: Axes that these blocks exchange compared with `[batch, tokens, width]`.
+        swap: The two axes whose order in these blocks differs from `[batch, tokens, width]`. None: no difference.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
-        """Record, within the `with` block, the arguments with which each pass calls the stack's last block."""
+        """Record, inside the `with` block, with which arguments each forward pass calls the stack's last block."""
 
         def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _calls.set({**_calls.get({}), self: _Call.record(block, args, kwargs, stack.depth - 1)})
@@ -106,14 +106,14 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
             yield
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that keeps the last state and runs the blocks on it at the end."""
+        """Return a stream that stores the last state, and applies the blocks to it at the end."""
         return _TopStream(self)
 
     def block_call(self) -> _Call | None:
         """Return how the current pass called the model's last block; None for BERT-like blocks, which need only a mask.
 
         Raises:
-            ConfigError: If no such call was recorded, or it continued from a cache of earlier tokens.
+            ConfigError: If no call was recorded, or the call continued from a cache of earlier tokens.
         """
         if not self.copied:
             return None
@@ -128,7 +128,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
 
 class _TopStream(Stream):
-    """The stream of ExtraLayers: it keeps the last state, and how the model's last block was called for it."""
+    """The stream of ExtraLayers: it stores the last state, and the call of the model's last block that made it."""
 
     def __init__(self, fusion: ExtraLayersFusion) -> None:
         self._fusion = fusion
@@ -139,7 +139,7 @@ class _TopStream(Stream):
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:
-        """Run the new blocks on the last state and return the result."""
+        """Apply the new blocks to the last state, and return the result."""
         (state, call), self._last = require_fed(self._last), None
         fusion, dtype = self._fusion, next(self._fusion.parameters()).dtype
         state, call = state.to(dtype), (call or _plain_call(mask)).to(dtype)
@@ -163,7 +163,10 @@ class _Call:
 
     @classmethod
     def record(cls, block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], layer: int) -> _Call:
-        """Return a record of a call; caches in the arguments become None, and `past` what they hold for `layer`."""
+        """Return a record of a call of a block.
+
+        Key-value caches among the arguments become None; `past` is the number of tokens that they hold for `layer`.
+        """
         past = [int(value.get_seq_length(layer)) for value in (*args, *kwargs.values()) if _is_cache(value)]
         options = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
         if "use_cache" in options:
@@ -203,7 +206,7 @@ def _is_cache(value: object) -> TypeGuard[Cache]:
 
 
 def _plain_block(width: int) -> nn.Module:
-    """Return a new block as in BERT, initialised as there."""
+    """Return a new block as in BERT, with BERT's initialisation."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer, BertPreTrainedModel
 
@@ -215,7 +218,7 @@ def _plain_block(width: int) -> nn.Module:
 
 
 def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
-    """Return the call of a BERT-like block with a mask.
+    """Return the arguments for calling a BERT-like block with a mask.
 
     Padding gets the lowest finite score instead of -inf, so that fully padded sequences stay finite.
     """
@@ -224,10 +227,10 @@ def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
 
 
 def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, Swap]:
-    """Return a trainable float32 copy of the stack's last block, and the axes that it exchanges.
+    """Return a trainable float32 copy of the stack's last block, and the axes that this block swaps (None: none).
 
     Raises:
-        ConfigError: If there is no such block, or the copy does not compute what the block does.
+        ConfigError: If the stack has no module for its last block, or the copy computes other values than the block.
     """
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
@@ -261,9 +264,9 @@ def _copy_block(block: nn.Module) -> nn.Module:
 
 
 def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> Swap:
-    """Check that a copy of the last block computes what the block does; return the axes that the block exchanges.
+    """Check that a copy of the last block computes the same as the block, and return the axes that the block swaps.
 
-    The model runs once on a tiny input, then the copy with the arguments of the last block.
+    The model is called on a tiny input, then the copy with the arguments of the last block.
 
     Raises:
         ConfigError: If the results differ.
@@ -300,9 +303,9 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
 
 @torch.no_grad()
 def _reinitialize_(block: nn.Module, model: PreTrainedModel, original: nn.Module) -> None:
-    """Initialise a copy of a block in place: as the model initialises its blocks, and as torch does where it does not.
+    """Initialise a copy of a block in place, as its model would, or where the model does nothing, as torch would.
 
-    `original` is the block in the model that was copied. ConfigError if a parameter has no known initialisation.
+    `original` is the block in the model that was copied. Raises ConfigError if neither initialises some parameter.
     """
     around = [part for part in model.modules() if hasattr(part, "_init_weights") and original in set(part.modules())]
     owner = cast("PreTrainedModel", around[-1])  # the innermost model that contains the block

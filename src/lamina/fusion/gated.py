@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Gated(FusionConfig):
-    """A fusion by a weighted sum, `sum_i w_i z_i`, whose weights a small network computes from the states.
+    """A fusion by a weighted sum, `sum_i w_i z_i`, where a small network computes the weights from the states.
 
-    The weight of a token's state is `w_i = U gelu(V z_i + a) + b`, one number. The features have the model's width.
+    The weight of layer i at a token is the number `w_i = U gelu(V z_i + a) + b`. The features have the model's width.
 
     Args:
         hidden: Size of the network's hidden layer, at least 1.
@@ -44,7 +44,7 @@ class Gated(FusionConfig):
 
 
 class _GatedStream(WeightedSum):
-    """The stream of Gated: the networks of all members are stacked into one, with one matrix product per layer."""
+    """The stream of Gated: the networks of all members are stacked, which takes one matrix product per layer."""
 
     def __init__(self, members: Sequence[GatedFusion]) -> None:
         self._members = members

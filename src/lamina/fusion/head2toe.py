@@ -24,29 +24,29 @@ logger = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True)
 class Head2Toe(FusionConfig):
-    """A fusion that scores the features of all layers with a linear head, keeps the best and trains a new head on them.
+    """A fusion that scores all layers' features with a linear head, keeps the best, and trains a new head on them.
 
-    The features of a sequence are the mean of each layer over real tokens, scaled to length 1 and concatenated; every
-    token carries the same features. They must go into a single linear map, so use them with
+    For each layer, the mean state over a sequence's tokens is scaled to length 1; these vectors are concatenated, and
+    every token gets this same vector as its features. A single linear map must read them: use
     `SequenceClassification(labels, pooling="first")` ("mean" gives the same result and needs more memory), or with
-    `per_token` with `TokenClassification(labels, encoder_layers=0)`.
+    `per_token` `TokenClassification(labels, encoder_layers=0)`.
 
     Training has two stages. In the first, the head reads all features, and a group lasso penalty pulls the weights of
-    useless ones towards 0. Then, between two epochs, the features are selected by the size of their weights, the head
-    is initialised again, and the penalty ends. If no epoch is left for the second stage, the first head stays, with all
-    features, and a warning is logged.
+    useless features towards 0. Then, between two epochs, the features are selected by the size of their weights, the
+    head is initialised again, and the penalty ends. If no epoch is left for the second stage, the first head stays,
+    with all features, and a warning is logged.
 
     Args:
         fraction: Share of the features, over all layers together, that is kept; above 0, up to 1.
         group_lasso: Weight of the penalty: the sum of the lengths of the columns of the head's weight.
         score_share: Share of the epochs for the first stage, rounded up to whole epochs; between 0 and 1, exclusive.
         layers: Selector of the layers that are read.
-        per_token: Whether the features are those of each token by itself, for token tasks.
+        per_token: Whether each token has its own features instead of the mean, for token tasks.
         chunks: Number of equally long parts into which a sequence is cut, each with its own mean.
 
     Source:
         Dremov 2024, "Using Internal Representations of Frozen Transformer Models", section 3.3, after Evci et al. 2022,
-        arXiv:2201.03529. They select features after a full training; here both stages share the epochs of one run.
+        arXiv:2201.03529. They select features after a full training; here both stages share the epochs of one training.
     """
 
     fraction: float = 0.1
@@ -72,8 +72,8 @@ class Head2Toe(FusionConfig):
 class Head2ToeFusion(Fusion, config=Head2Toe):
     """The module of `Head2Toe`; it has no parameters.
 
-    Buffers: `kept` `[dim]`, which features are kept; `selected` `[]`, whether they have been selected; `shares`
-    `[layers]`, what `importance` returns.
+    Its buffers are `kept` `[dim]` (which features are kept), `selected` `[]` (whether features were selected already),
+    and `shares` `[layers]` (what `importance` returns).
     """
 
     kept: Tensor
@@ -87,11 +87,11 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         self.register_buffer("shares", torch.full((layers,), 1 / layers))
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers that have at least one feature that is kept."""
+        """Return the indices of the layers with at least one kept feature."""
         return tuple(self.kept.view(self.layers, -1).any(1).nonzero().flatten().tolist())
 
     def is_token_wise(self) -> bool:
-        """Return `config.per_token`: whether the features are those of each token by itself."""
+        """Return `config.per_token`: whether each token has its own features."""
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
@@ -99,7 +99,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the scaled features of all layers; those that are not kept, or whose layer was skipped, are 0."""
+        """Return the scaled features of all layers; features that are not kept are 0."""
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
         pool = None if self.config.per_token else _chunk_weights(mask, self.config.chunks).to(dtype)
         parts = [self.shares.new_zeros(batch, tokens if pool is None else 1, self.dim // self.layers)] * self.layers
@@ -109,7 +109,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return (torch.cat(parts, dim=-1) * self.kept).expand(-1, tokens, -1)
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError unless the head is a single linear map that reads sequences (with `per_token` tokens)."""
+        """Raise ConfigError unless the head is a single linear map for sequences (with `per_token`: for tokens)."""
         output = getattr(head, "output", None)
         linear = set(output.parameters()) if isinstance(output, nn.Linear) else set()
         if not linear or linear != set(head.parameters()):
@@ -127,9 +127,9 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.config.group_lasso * torch.linalg.vector_norm(_output_of(head).weight, dim=0).sum()
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Store the features' scores; once the first stage is over, select features and initialise the head again.
+        """Store the features' scores. If the first stage is over, select features and initialise the head again.
 
-        Returns whether that happened; see `Fusion.on_epoch_end`.
+        Returns whether features were selected; see `Fusion.on_epoch_end`.
         """
         if bool(self.selected):
             return False
@@ -157,14 +157,14 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
 
 
 def _output_of(head: nn.Module) -> nn.Linear:
-    """Return the linear map that a head ends in; `check_head` has made sure that it has one."""
+    """Return the linear map at the end of a head; `check_head` has made sure that it exists."""
     return cast("nn.Linear", head.output)
 
 
 def _chunk_weights(mask: Bool[Tensor, "batch tokens"], chunks: int) -> Float[Tensor, "batch chunks tokens"]:
-    """Return weights that average each of `chunks` equally long parts of a sequence's real tokens.
+    """Return weights that average each of `chunks` equally long parts of a sequence's tokens, padding excluded.
 
-    In a sequence of fewer tokens than chunks the parts overlap, so that none is empty.
+    If a sequence has fewer tokens than `chunks`, its parts overlap, so that none is empty.
     """
     place = (mask.cumsum(1) - 1).unsqueeze(1)
     count = mask.sum(1, keepdim=True)

@@ -20,7 +20,7 @@ class LastLayer(FusionConfig):
 
 @final
 class LastLayerFusion(Fusion, config=LastLayer):
-    """The module of `LastLayer`; if it gets several states it reads the last."""
+    """The module of `LastLayer`; if it gets the states of several layers, it reads the last."""
 
     token_wise: ClassVar = True
 
@@ -29,5 +29,5 @@ class LastLayerFusion(Fusion, config=LastLayer):
         return (self.layers - 1,)
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that passes the last state through."""
+        """Return a stream that returns the last state unchanged."""
         return WeightedSum(torch.eye(self.layers)[-1])

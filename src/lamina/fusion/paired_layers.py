@@ -1,4 +1,4 @@
-"""PairedLayers: pool the tokens of two texts at each layer, compare the results, then mix the layers."""
+"""PairedLayers: pool the tokens of two texts at each layer, compare the pooled vectors, then mix the layers."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ _MATCHES = 8  # size of `LayerView.matches`
 @final
 @dataclass(frozen=True)
 class PairedLayers(PoolingConfig):
-    """A fusion for pairs of texts: it pools the tokens of both at every layer, compares them and mixes the layers.
+    """A fusion for pairs of texts: pool the tokens of both texts at every layer, compare them, mix the layers.
 
-    `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i; |u_i - v_i|; u_i * v_i]))) + gelu(b + sum_i M_i m_i)`,
-    where `p_i`, `u_i` and `v_i` are the tokens of both texts, of the first and of the second, pooled as in
-    `PooledLayers` with the same queries. `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. The first three are mean,
-    minimum and standard deviation, over the tokens of the first text, of a token's highest cosine similarity with a
-    token of the second text. Three more are the same with the texts exchanged. The last two are the cosine similarity
-    of the texts' mean states, and the difference of their lengths divided by the sum.
+    `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i; |u_i - v_i|; u_i * v_i]))) + gelu(b + sum_i M_i m_i)`.
+    For layer i, `p_i`, `u_i` and `v_i` are pooled states, as in `PooledLayers` and with the same queries: `p_i` of the
+    tokens of both texts, `u_i` of the first text, `v_i` of the second.
+
+    `m_i` are 8 numbers, each rescaled to `4 (m - 1/2)`. Three are the mean, minimum and standard deviation, over the
+    tokens of the first text, of a token's highest cosine similarity with a token of the second text. Three more are the
+    same with the texts exchanged. The last two are the cosine similarity of the texts' mean states, and the difference
+    of their lengths divided by the sum.
 
     The model reads both texts in one pass, as for its own head, and nothing is projected per token. The separator that
-    the bank's tokenizer puts between two texts shows which token belongs to which. Every token carries the same
+    the bank's tokenizer puts between two texts shows which token belongs to which text. Every token gets the same
     features, so the head to use is `SequenceClassification(labels, pooling="first")`. For a single text, `u_i` pools
     its tokens and `v_i` is 0.
 
@@ -55,7 +57,7 @@ class PairedLayers(PoolingConfig):
 
 
 class _PairedStream(PoolingStream):
-    """The stream of PairedLayers: it pools three sets of tokens and also sums up the features of the matches."""
+    """The stream of PairedLayers: it pools three sets of tokens, and sums up the features of the 8 matching numbers."""
 
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)
@@ -63,7 +65,7 @@ class _PairedStream(PoolingStream):
         self._matched: Tensor = torch.stack([member.bias for member in members])
 
     def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
-        """Return three masks: the tokens of both texts, of the first and of the second."""
+        """Return three masks: the tokens of both texts, of the first text, and of the second."""
         return [view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask]
 
     def pooled(
@@ -72,18 +74,18 @@ class _PairedStream(PoolingStream):
         queries: Float[Tensor, "queries heads width"],
         parts: Sequence[PooledTokens],
     ) -> Float[Tensor, "queries batch three_widths"]:
-        """Return three vectors, concatenated: both texts pooled, and the difference and product of the texts."""
+        """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts."""
         both, first, second = pool_tokens(state, queries, parts)
         return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Pool the tokens of one layer, and add the features of its matches."""
+        """Pool the tokens of one layer, and add the features of its matching numbers."""
         super().step(index, view)
         matching = self._matching[index]
         self._matched = self._matched + torch.einsum("bj,mdj->bmd", view.matches.to(matching.dtype), matching)
 
     def total(self) -> Float[Tensor, "batch members dim"]:
-        """Return the sum over all layers, with the features of the matches."""
+        """Return the sum over all layers, with the features of the matching numbers."""
         return super().total() + F.gelu(self._matched)
 
 

@@ -1,6 +1,6 @@
 """PooledLayers: pool the tokens of each layer by learned attention, then mix the layers.
 
-PairedLayers, for two texts, shares the pooling, so the base classes of both are here.
+`PairedLayers`, for two texts, uses the same pooling, so the base classes of both are in this file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ _TOGETHER = 8  # number of layers that are projected in one operation
 
 @dataclass(frozen=True)
 class PoolingConfig(FusionConfig):
-    """Settings that PooledLayers and PairedLayers have in common; their docstrings say what each means.
-
-    `op` is the name of the fusion in error messages.
-    """
+    """Settings that PooledLayers and PairedLayers share and document; `op` is the fusion's name in error messages."""
 
     op: ClassVar[str]
 
@@ -52,14 +49,14 @@ class PoolingConfig(FusionConfig):
 
 
 class PooledTokens(NamedTuple):
-    """A set of tokens in each sequence that are pooled together."""
+    """A set of tokens of each sequence, whose states are pooled together."""
 
     excluded: Bool[Tensor, "batch 1 tokens"]  # True at tokens that are not in the set
     has_any: Bool[Tensor, "batch 1 1"]  # whether the set has a token
 
     @classmethod
     def from_mask(cls, mask: Bool[Tensor, "batch tokens"]) -> Self:
-        """Return the set of tokens at which `mask` is True."""
+        """Return the set of tokens where `mask` is True."""
         return cls(~mask.unsqueeze(1), mask.any(1)[:, None, None])
 
 
@@ -68,9 +65,9 @@ def token_shares(
     queries: Float[Tensor, "queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> Iterator[Float[Tensor, "batch queries heads tokens"]]:
-    """Yield, for each set of tokens in `parts`, the attention weights of the queries.
+    """Yield, for each set of tokens in `parts`, the attention weights of the queries over its tokens.
 
-    They sum to 1 over the tokens of the set, and are 0 if the set is empty.
+    The weights sum to 1 over the tokens of the set; they are 0 if the set is empty.
     """
     # not divided by the square root of the size: queries would hardly change at usual learning rates
     scores = queries.flatten(0, 1) @ states.mT
@@ -84,10 +81,9 @@ def pool_tokens(
     queries: Float[Tensor, "queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> list[Float[Tensor, "queries batch width"]]:
-    """Return, for each set of tokens in `parts`, the mean of the states weighted by `token_shares`.
+    """Return, for each set of tokens in `parts`, the mean of the states, weighted by `token_shares`.
 
-    A state is cut into as many slices as a query has heads; slice h is weighted by head h. The mean over an empty set
-    is 0.
+    A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
     """
     slices = states.unflatten(-1, (queries.shape[1], -1)).transpose(1, 2)
     return [
@@ -99,8 +95,8 @@ def pool_tokens(
 class PoolingStream(Stream):
     """Base class of the streams of PooledLayers and PairedLayers.
 
-    Each layer is pooled with the queries of all members in one product. Pooled layers are collected until there are
-    `_TOGETHER` of them, and then projected in one operation and added to a sum `[batch, members, dim]`.
+    Each layer is pooled with the queries of all members in one product. Once `_TOGETHER` pooled layers are collected,
+    they are projected in one operation and added to a sum `[batch, members, dim]`.
     """
 
     def __init__(self, members: Sequence[PoolingFusion]) -> None:
@@ -116,7 +112,7 @@ class PoolingStream(Stream):
 
     @abstractmethod
     def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
-        """Return one mask per set of tokens that is pooled; the result is used for all layers."""
+        """Return one mask per set of tokens to pool; the masks serve for all layers."""
 
     def pooled(
         self,
@@ -124,11 +120,11 @@ class PoolingStream(Stream):
         queries: Float[Tensor, "queries heads width"],
         parts: Sequence[PooledTokens],
     ) -> Float[Tensor, "queries batch parts"]:
-        """Return the pooled vectors of one layer, given its normalised state and the queries of all members."""
+        """Return the pooled vectors of one layer, from its normalised state and the queries of all members."""
         return pool_tokens(state, queries, parts)[0]
 
     def step(self, index: int, view: LayerView) -> None:
-        """Pool the tokens of one layer, and project the collected layers once there are enough."""
+        """Pool the tokens of one layer. If enough layers are collected, project them."""
         self._parts = self._parts or [PooledTokens.from_mask(mask) for mask in self.masks(view)]
         queries = self._queries[index]
         pooled = self.pooled(view.normed.to(queries.dtype), queries, self._parts)
@@ -195,7 +191,7 @@ class PoolingFusion(Fusion):
         return self.scores.detach().softmax(0)
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError unless the head reads whole sequences rather than tokens."""
+        """Raise ConfigError unless the head labels whole sequences, not tokens."""
         if not getattr(head, "pools", False):
             whole = "pair" if self.config.reads_pairs else "text"
             raise ConfigError(f"{self.config.op}: the head labels tokens; these features are of a whole {whole}.")
@@ -204,22 +200,23 @@ class PoolingFusion(Fusion):
 @final
 @dataclass(frozen=True)
 class PooledLayers(PoolingConfig):
-    """A fusion that pools the tokens of every layer by learned queries and mixes the layers; for sequence tasks.
+    """A fusion that pools the tokens of every layer by learned queries, and mixes the layers; for sequence tasks.
 
-    `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i1; ...; p_iq])))`, where slice h of `p_ij` is slice h of
-    the mean of the states `LayerNorm(z_i)` over the real tokens, weighted by `softmax_t(Q_ijh . LayerNorm(z_it))`.
-    Every token carries the same features, so the head to use is `SequenceClassification(labels, pooling="first")`.
-    Nothing is projected per token, which makes this the cheapest fusion that learns what to read from every layer.
+    `F = sum_i softmax(scores)_i dropout(gelu(LayerNorm(W_i [p_i1; ...; p_iq])))`. `p_ij` is what query j reads at layer
+    i: a mean over the tokens t of the normalised states `LayerNorm(z_it)`. It is computed slice by slice: head h weighs
+    slice h of the states by `softmax_t(Q_ijh . LayerNorm(z_it))`. Every token gets the same features, so the head to
+    use is `SequenceClassification(labels, pooling="first")`. Nothing is projected per token, which makes this the
+    cheapest fusion that learns what to read from every layer.
 
     Args:
         dim: Size of the features.
         heads: Number of parts of a query, each for its own slice of the state; must divide the model's width.
         layers: Selector of the layers that are read.
         dropout: Probability of dropout on each layer's features.
-        queries: Number of queries per layer; each computes a mean of its own.
-        over: Which tokens are pooled. "all": all real tokens. "second": those of the second of two texts, such as the
-            reply to a prompt, which the model still reads together with the first; all tokens if there is no second
-            text. The separator that the bank's tokenizer puts between two texts shows where the second begins.
+        queries: Number of queries per layer; each computes its own mean.
+        over: Which tokens are pooled. "all": all tokens. "second": those of the second of two texts, such as the reply
+            to a prompt, which the model still reads together with the first; all tokens if there is no second text. The
+            separator that the bank's tokenizer puts between two texts shows where the second begins.
 
     Source:
         The two stages, pooling of tokens within each layer and then mixing of layers, are those of Meyoyan and Del
@@ -235,7 +232,7 @@ class PooledLayers(PoolingConfig):
 
     @property
     def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
-        """Return whether the fusion needs to know which tokens belong to the second of two texts."""
+        """Whether the fusion needs to know which tokens belong to the second of two texts."""
         return self.over == "second"
 
 
@@ -243,7 +240,7 @@ class _PooledStream(PoolingStream):
     """The stream of PooledLayers: it pools one set of tokens."""
 
     def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
-        """Return one mask: all real tokens, or those of the second text, as the config says."""
+        """Return one mask: the tokens of both texts, or those of the second text, as the config says."""
         if self._config.over == "all":
             return [view.mask]
         second = (view.segments == 2) & view.mask
@@ -265,5 +262,5 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
         self.scores = nn.Parameter(torch.zeros(layers))
 
     def group(self) -> Hashable:
-        """Return the key of fusions that are computed together; they also pool the same tokens."""
+        """Return a key; fusions with equal keys are computed together and pool the same tokens."""
         return (super().group(), self.config.over)

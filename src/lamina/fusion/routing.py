@@ -24,9 +24,9 @@ _TOKENS = 128  # tokens per chunk if each is routed by itself and no gradients a
 class Routing(FusionConfig):
     """A fusion that routes the states of all tokens and layers to `dim` numbers per sequence, in three stages.
 
-    The states are normalised, scaled and shifted per layer, which gives tokens x layers vectors. They are routed to
-    `vectors` vectors, those to as many again, and those to `dim` outputs of size 1. Every token carries the same
-    features. In the author's code the outputs are the logits themselves; for that use `Routing(dim=len(labels))` with
+    The states are normalised, scaled and shifted per layer, which gives tokens x layers vectors. The first stage routes
+    them to `vectors` vectors, the second stage to as many again, and the third to `dim` numbers. Every token gets the
+    same features. In the author's code these numbers are the logits; for that use `Routing(dim=len(labels))` with
     `SequenceClassification(labels, pooling="first", linear=False)`. With any other `dim`, `pooling="first"` (or "mean")
     reads the features with one linear map.
 
@@ -36,11 +36,11 @@ class Routing(FusionConfig):
         size: Size of those vectors. None: the model's width, as in the paper.
         iterations: Number of iterations in each stage, at least 2 (the first one weighs all votes equally).
         layers: Selector of the layers that are read.
-        per_token: Whether to route over the layers of each token by itself, for token tasks.
+        per_token: Whether to route over the layers of each token separately, for token tasks.
 
     Source:
-        Heinsen 2022, arXiv:2211.11754. The votes are never all in memory. As in the author's code, how much an input
-        of the first stage is used or ignored is a linear function of the input, because the number of inputs varies.
+        Heinsen 2022, arXiv:2211.11754. The votes are never all in memory. As in the author's code, how much an input of
+        the first stage is used or ignored is a linear function of the input, because the number of inputs varies.
         Padding has activation 0 and does not count as an input.
     """
 
@@ -70,7 +70,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         self.stages = nn.ModuleList(Route(*shape, iterations=config.iterations) for shape in shapes)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features; all states are needed at once, because every iteration reads every input."""
+        """Return the features. All states are needed at once, because every iteration reads every input."""
         features, credit = self._routed(states, mask)
         amounts = credit.abs().sum(-1)
         # normalised, so that each sequence (or token) counts the same
@@ -79,14 +79,14 @@ class RoutingFusion(InputWeighted, config=Routing):
         return features
 
     def is_token_wise(self) -> bool:
-        """Return `config.per_token`: whether each token is routed by itself."""
+        """Return `config.per_token`: whether each token is routed separately."""
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute `credit` in what was read since the mode last changed.
+        """Return each layer's share of the absolute `credit`, over all texts read since the mode last changed.
 
-        Each sequence (with `per_token` each token) has the same weight. The shares sum to 1, and are equal before
-        anything was read.
+        Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. Before anything was read,
+        they are equal.
         """
         return super().importance()
 
@@ -98,13 +98,13 @@ class RoutingFusion(InputWeighted, config=Routing):
     ) -> Float[Tensor, "batch layers tokens dim"]:
         """Return how much each output (without a linear head: each class) is due to each layer of each token.
 
-        The credit is the product of `phi`, the weight of every input for every output, over the three stages. It is
-        positive if an input was used, negative if ignoring it would have been better, and 0 at padding. Summed over
+        The credit is the product, over the three stages, of the weight of every input for every output. It is positive
+        if an input was used, negative if ignoring the input would have been better, and 0 at padding. Summed over
         layers it is the credit of a token, which figure 4 of Dremov's thesis shows layer by layer.
 
         Args:
-            states: The selected layers' hidden states, lowest first.
-            mask: True (or 1) at real tokens. None: all tokens are real.
+            states: Hidden states of the selected layers, lowest first.
+            mask: True (or 1) at tokens, False at padding. None: there is no padding.
 
         Source:
             Heinsen 2022, appendix A. The author's code also divides each product by its standard deviation over the
@@ -135,7 +135,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return features, credit.view(batch, tokens, self.layers, self.dim).transpose(1, 2)
 
     def _run_stages(self, routed: Tensor, real: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs of the last stage and the credit of each input for each output.
+        """Return the output vectors of the last stage, and the credit of each input for each output.
 
         `real` is False at inputs that are padding.
         """
@@ -184,7 +184,7 @@ class Route(nn.Module):
     def route(
         self, vectors: Float[Tensor, "batch inputs size"], real: Bool[Tensor, "batch inputs"] | None = None
     ) -> tuple[Float[Tensor, "batch outputs more"], Float[Tensor, "batch inputs outputs"]]:
-        """Return the output vectors, and phi of the last iteration: the weight of each input for each output.
+        """Return the output vectors, and the weight of each input for each output in the last iteration.
 
         `real` is False at inputs that are padding. None: no input is padding.
         """
@@ -205,7 +205,7 @@ class Route(nn.Module):
         return self._normalised(outputs), phi
 
     def _outputs(self, vectors: Tensor, damping: Tensor, weight: Tensor) -> Tensor:
-        """Return the weighted sum of the votes `(x_i / sqrt(inputs) * vote_scale_j) vote_map + vote_bias_j`.
+        """Return the weighted sum, over inputs i, of the votes `(x_i / sqrt(inputs) * scale_j) map + bias_j`.
 
         The inputs are summed before they are mapped, so that the votes themselves are never in memory.
         """

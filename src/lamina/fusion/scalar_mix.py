@@ -53,7 +53,7 @@ class ScalarMixFusion(Fusion, config=ScalarMix):
         return self.scores.detach().softmax(0)
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that sums the weighted states; in training, layers are dropped at random for this pass."""
+        """Return a stream that sums the weighted states; in training, random layers are dropped for the whole pass."""
         scores = self.scores
         if self.training and self.config.layer_dropout > 0:
             drop = torch.empty_like(scores).bernoulli_(self.config.layer_dropout, generator=self.generator).bool()

@@ -28,7 +28,7 @@ def linear(
 
 
 def affine(weights: Sequence[Tensor], biases: Sequence[Tensor], features: Tensor) -> Tensor:
-    """Return `features[i] @ weights[i].T + biases[i]` for all i, in one operation."""
+    """Return `features[i] @ weights[i].T + biases[i]` for all i, computed in one operation."""
     if len(weights) == 1:
         return F.linear(features, weights[0], biases[0])
     rows = features.flatten(1, -2) if features.ndim > 2 else features.unsqueeze(1)

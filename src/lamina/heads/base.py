@@ -27,16 +27,16 @@ IGNORE = -100  # label of a position that has no label and is left out of the lo
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """The facts about a task that its kind needs; a `Task` has them, and so have its stand-ins in prediction."""
+    """The facts about a task that its kind and its heads need; `Task` has them, and so have stand-ins of it."""
 
     @property
     def kind(self) -> object:
-        """The task's kind, or its name; `str` of it is the name, which is also the `kind` of the heads for it."""
+        """The task's kind, or the kind's name. `str(kind)` is the name; heads for this kind have it as their `kind`."""
         ...
 
     @property
     def problem_type(self) -> Any:
-        """Which of the kind's problem types it is, such as "classification" or "regression"."""
+        """One of the kind's problem types, such as "classification" or "regression"."""
         ...
 
     @property
@@ -47,7 +47,7 @@ class TaskLike(Protocol):
 
 @runtime_checkable
 class ReadTask(TaskLike, Protocol):
-    """The facts about a task from which a default reader is chosen; a `Task` has them, and so has a recipe's task."""
+    """The facts about a task that choose its default reader; a `Task` has them, and so has the task of a recipe."""
 
     @property
     def pairs(self) -> bool:
@@ -61,8 +61,9 @@ class HeadConfig(ABC):
     Attributes:
         labels: Names of the classes.
         kind: Name of the kind of task that the head is for.
-        inputs: Arguments of the model that show which tower a reader with this head reads, if it names no stack.
-        problem_type: Whether the head classifies, predicts a number, or decides on several labels at once.
+        inputs: Names of the model's arguments that this head's tasks provide. In models with several towers, they
+            select the tower that a reader reads, if the reader names no stack.
+        problem_type: "classification", "regression" (a number), or "multi_label" (several labels at once).
     """
 
     labels: Sequence[str]
@@ -84,13 +85,13 @@ class HeadConfig(ABC):
         """Return the default fusion and head for a task.
 
         Raises:
-            ConfigError: If there is no default for tasks of this kind, as here, unless a subclass overrides it.
+            ConfigError: If this kind of task has no default; subclasses with a default override this method.
         """
         problem = f"no default reader was chosen for tasks of kind {task.kind}"
         raise ConfigError(f"reader: {problem}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
 
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
-        """Return a new module for features of size `dim` on `model`; unless overridden, the model is not used."""
+        """Return a new module for features of size `dim` on `model`. By default the model is not used."""
         return self.build(dim)
 
 
@@ -109,7 +110,7 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Return the logits. `mask` is True at real tokens; every row must have at least one."""
+        """Return the logits. `mask` is True at tokens and False at padding; every row must have a token."""
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -126,29 +127,29 @@ class Head(nn.Module, ABC):
         return False
 
     def is_token_wise(self) -> bool:
-        """Return whether the logits are those of single tokens, each from its own features, or a mean over them.
+        """Return whether each logit comes from a single token's features, or is a (weighted) mean of such logits.
 
-        The mean is a plain one or weighted by `log_weights`. So the score of a growing text can be kept as a running
-        mean: a token's own logits do not depend on the tokens around it.
+        The weights of the mean are those of `log_weights`. If so, the score of a growing text can be updated as a
+        running mean, because a token's own logits do not depend on other tokens.
         """
         return False
 
     def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
         """Return the logarithm, up to a constant, of each token's weight in the mean over a sequence.
 
-        None: all tokens have the same weight. That is so unless a head overrides it.
+        None, the default: all tokens have the same weight.
         """
         return None
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
-        """Raise ConfigError if this head cannot read what `fusion` computes from `stack` of `model`; most heads can."""
+        """Raise ConfigError if this head cannot read what `fusion` computes from `stack`. Most heads can."""
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the divisor of `loss`: the number of labels that are present, or the sum of their class weights."""
+        """Return the divisor of `loss`: the number of labels that are not IGNORE, or the sum of their class weights."""
         return count_labels(labels, None)
 
     def borrowed_tensors(self) -> Mapping[str, Tensor]:
-        """Return, by name, tensors of the base model that the head uses and that are not saved with it."""
+        """Return name -> tensor of the base model, for tensors that the head uses and that are not saved with it."""
         return {}
 
     def group(self) -> Hashable | None:
@@ -166,15 +167,15 @@ class Head(nn.Module, ABC):
 
 
 class PassThrough(nn.Module):
-    """Stands in for the linear map of a head whose features are the logits: weight identity, neither trained nor saved.
+    """Replaces the linear map of a head whose features are the logits. It has no parameters and is not saved.
 
     Args:
         op: The operation that error messages begin with.
         dim: Size of the features.
-        labels: Number of labels, which must be equal to `dim`.
+        labels: Number of labels, which must equal `dim`.
 
     Raises:
-        ConfigError: If the two differ.
+        ConfigError: If `dim` and `labels` differ.
     """
 
     weight: Tensor
@@ -191,16 +192,16 @@ class PassThrough(nn.Module):
 
 
 class LabelHead(Head):
-    """Base class of heads that end in a linear map with one logit per label.
+    """Base class of heads that end with a linear map to one logit per label.
 
     Args:
         config: The settings; they have `labels` and `class_weights`, and optionally `linear`. With `linear=False` the
             features themselves are the logits.
         dim: Size of the features.
-        **parts: Submodules that come before the linear map, by name.
+        **parts: Submodules before the linear map, by name.
 
     Attributes:
-        settings: Names of the settings that heads must have in common to be computed in one operation.
+        settings: Names of settings that must be equal for heads to be computed in one operation.
         class_weights: Weight of each label in the loss. None: all equal.
     """
 
@@ -230,7 +231,7 @@ class LabelHead(Head):
         return (*weight.shape, *settings, self.training, weight.dtype)
 
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Return the logits, of each sequence if the head pools, else of each token (meaningless for padding)."""
+        """Return the logits of each sequence if the head pools, else of each token (meaningless for padding)."""
         return self.forward_many([self], features.unsqueeze(0), mask)[0]
 
     def loss(self, logits: Float[Tensor, "*batch classes"], labels: Tensor) -> Float[Tensor, ""]:
@@ -253,7 +254,7 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """Return label names in Unicode's form NFC, from a sequence of names or from their number (then "0", "1", ...).
 
     Raises:
-        ConfigError: If there is no label, one comes twice, or `labels` is a single string or a mapping.
+        ConfigError: If there is no label, a label occurs twice, or `labels` is a single string or a mapping.
     """
     if isinstance(labels, str | Mapping):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
@@ -287,7 +288,7 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over the labels that are not IGNORE; 0 (unlike torch, not NaN) if there are none.
+    """Return the mean cross-entropy over the labels that are not IGNORE; 0 (in torch: NaN) if there are none.
 
     `weight` holds one weight per class, as in torch. None: all equal.
     """
@@ -297,6 +298,6 @@ def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tens
 
 
 def count_labels(labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return how many labels are not IGNORE, or, given `weight` per class, the sum of the weights of their classes."""
+    """Return the number of labels that are not IGNORE; with `weight` per class, the sum of their weights."""
     present = labels != IGNORE
     return present.sum() if weight is None else weight[labels[present]].sum()

@@ -26,12 +26,12 @@ class CausalLM(VocabularyConfig):
     """A head for causal language modelling: a linear map, then the base model's vocabulary projection and a new bias.
 
     The logits at a token predict the next token. If the features have the width of the projection, the linear map is
-    initialised to the identity, so `Reader(LastLayer(), CausalLM())` begins as the base model's own head (except that
-    some models modify their logits: Gemma 2 caps them, Granite scales them). The projection belongs to the base model:
-    it is neither copied nor saved, and only changes if the base model is trained.
+    initialised to the identity, so that `Reader(LastLayer(), CausalLM())` begins as the base model's own head (except
+    that some models modify their logits: Gemma 2 caps them, Granite scales them). The projection belongs to the base
+    model: it is neither copied nor saved, and only changes if the base model is trained.
 
-    The features of a token must not depend on later tokens, which would give away the answer. So the base must be a
-    causal language model and the fusion must be token-wise.
+    The features of a token must not depend on later tokens, which would reveal the token to predict. So the base must
+    be a causal language model, and the fusion must be token-wise.
 
     Source:
         Radford et al. 2018, "Improving Language Understanding by Generative Pre-Training", equations 1 and 2; the
@@ -57,7 +57,7 @@ class CausalLMHead(VocabularyHead):
     """The module of `CausalLM`; logits `[batch, tokens, classes]`."""
 
     def check_reads(self, model: PreTrainedModel, stack: LayerStack, fusion: Fusion) -> None:
-        """Raise ConfigError if a token's features may depend on later tokens, because of the model or the fusion."""
+        """Raise ConfigError if a token's features may depend on later tokens, because of the model or of the fusion."""
         problem = None
         if stack.name != "main":
             problem = f"the stack '{stack.name}' is one of two, which read different texts"

@@ -26,9 +26,9 @@ _CLOSE = 1e-3  # relative to the largest logit; a wrong activation or order is o
 @final
 @dataclass(frozen=True)
 class MaskedLM(VocabularyConfig):
-    """A head for masked language modelling: dense map, activation, LayerNorm, then the model's vocabulary projection.
+    """A head for masked language modelling: linear map, activation, LayerNorm, then the model's vocabulary projection.
 
-    The head has a bias of its own. On a model with a head for masked language modelling (`BertForMaskedLM`), dense map,
+    The head has its own bias. On a model with a head for masked language modelling (`BertForMaskedLM`), linear map,
     activation, norm and bias are initialised as copies of that head's; on any other model they are new. The projection
     belongs to the base model: it is neither copied nor saved, and only changes if the base model is trained.
 
@@ -56,9 +56,9 @@ class MaskedLMHead(VocabularyHead):
 
 
 def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
-    """Return a copy of dense map, activation, norm and bias of the model's own head for masked language modelling.
+    """Return a copy of the linear map, activation, norm and bias of the model's own masked language modelling head.
 
-    None if the model has no such head, or a head of another form: the copy must give the model's own logits.
+    None if the model has no such head, or a head of another form; the copy must compute the model's own logits.
     """
     classes, width = projection.weight.shape
     inside = set(model.base_model.modules())
@@ -80,7 +80,7 @@ def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform
 
 
 def _activations(config: PretrainedConfig) -> Iterator[Activation]:
-    """Yield the activation functions that a config names, then the usual ones."""
+    """Yield the activation functions that a config names, then the common ones."""
     from transformers.activations import ACT2FN
 
     named = [value for key, value in vars(config).items() if key.endswith(("_act", "activation"))]
@@ -91,7 +91,7 @@ def _activations(config: PretrainedConfig) -> Iterator[Activation]:
 
 @torch.no_grad()
 def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[Transform]) -> Transform | None:
-    """Return the first of `parts` that computes the model's own logits from its last state; None if none does."""
+    """Return the first of `parts` that computes the model's own logits from its last state; None if there is none."""
     try:
         inputs = probe_input(model, 8, seed=0).inputs
     except NoInputError:

@@ -39,10 +39,10 @@ class PooledClassification(HeadConfig):
         dropout: Probability of dropout inside the encoder layers and before pooling.
         attention_dropout: Probability of dropout on the weights of the self-attention. The paper's code uses its
             `dropout` there too.
-        pooling: How the tokens' features become one vector. "attention", as in the paper: self-attention without
-            residual, GELU, dropout, then the mean over real tokens. "query": the mean over real tokens with the weights
-            `softmax_t(query . h_t / sqrt(dim))`; the query is learned and initialised to 0. "mean": the mean over real
-            tokens. "first": the first real token.
+        pooling: How the tokens' features become one vector; padding is excluded. "attention", as in the paper:
+            self-attention without residual, GELU, dropout, then the mean over tokens. "query": the mean over tokens
+            with the weights `softmax_t(query . h_t / sqrt(dim))`; the query is learned and initialised to 0. "mean":
+            the plain mean. "first": the first token.
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid per label).
         class_weights: One positive weight per label for the loss. None: all equal.
         linear: Whether there is a linear map, with dropout before it. False: the pooled features are the logits, so
@@ -95,7 +95,7 @@ class PooledClassification(HeadConfig):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether tokens are weighted: by the query, if no encoder layer mixes tokens before it."""
+        """Whether the head weighs tokens: with pooling "query", and no encoder layers that mix tokens before it."""
         return self.pooling == "query" and not self.encoder_layers
 
     def build(self, dim: int) -> PooledClassificationHead:
@@ -129,7 +129,7 @@ class ImageClassification(PooledClassification):
 class AudioClassification(PooledClassification):
     """A head with one class for an audio clip; see `PooledClassification` for the settings.
 
-    The tokens are the audio frames. Frames of padding are left out if the model says which they are.
+    The tokens are the audio frames. Padding frames are left out if the model reports them.
     """
 
     kind: ClassVar[str] = "audio_classification"
@@ -170,12 +170,12 @@ class PooledClassificationHead(LabelHead):
     def is_token_wise(self) -> bool:
         """Return whether the logits are a mean of the tokens' own logits.
 
-        They are with pooling "mean" or "query", unless encoder layers mix the tokens before.
+        That is so with pooling "mean" or "query", unless encoder layers mix the tokens before.
         """
         return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
     def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
-        """Return the query's score of each token; None unless the pooling is "query" on unmixed tokens."""
+        """Return the query's score of each token; None unless pooling is "query" without encoder layers."""
         if self.query is None or not self.config.weighs_tokens:
             return None
         return _query_scores(self.query, features)
@@ -205,7 +205,7 @@ class PooledClassificationHead(LabelHead):
         return linear(outputs, (dropout(features, p, generators) * share).sum(2) / share.sum(1))
 
     def loss(self, logits: Float[Tensor, "batch classes"], labels: Tensor) -> Float[Tensor, ""]:
-        """Return the mean loss over the labels that are present: cross-entropy, squared or binary cross-entropy error.
+        """Return the mean loss over the labels that are present: cross-entropy, squared error or binary cross-entropy.
 
         Labels are `[batch]` class indices for classification (IGNORE: no label), `[batch]` floats for regression (NaN:
         no label), and `[batch, classes]` zeros and ones for multi-label tasks (a negative value: no label).
@@ -233,7 +233,7 @@ class PooledClassificationHead(LabelHead):
         return super().count(labels) if self.config.problem_type == "classification" else self._present(labels).sum()
 
     def _present(self, labels: Tensor) -> Tensor:
-        """Return True where there is a label: not NaN for regression, not negative otherwise."""
+        """Return a mask that is True at labels: values that are not NaN (regression), or not negative (multi-label)."""
         return ~labels.isnan() if self.config.problem_type == "regression" else labels >= 0
 
 

@@ -34,7 +34,7 @@ class VocabularyConfig(HeadConfig, ABC):
             raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")
 
     def build(self, dim: int) -> Head:
-        """Raise ConfigError: such a head can only be made with `build_on`, which gets the base model."""
+        """Raise ConfigError: this head can only be made with `build_on`, which gets the base model."""
         problem = f"only the size {dim} of the features was given"
         raise ConfigError(
             f"{self.kind}: {problem}; it projects onto a model's vocabulary. Attach the reader to a bank."
@@ -42,7 +42,7 @@ class VocabularyConfig(HeadConfig, ABC):
 
 
 class Transform(NamedTuple):
-    """The trainable parts of a vocabulary head, which come before and after the vocabulary projection."""
+    """The trainable parts of a vocabulary head, before and after the vocabulary projection."""
 
     dense: nn.Linear
     activation: Activation
@@ -59,10 +59,10 @@ class VocabularyHead(Head, ABC):
     """Base class of heads with logits `[batch, tokens, classes]`, one class per entry of the base model's vocabulary.
 
     Args:
-        projection: The base model's module whose `weight` `[classes, width]` maps onto the vocabulary. It is kept by
-            reference: it moves with the base model and is not part of this module's state dict.
+        projection: The base model's module whose `weight` `[classes, width]` maps onto the vocabulary. It stays a
+            module of the base model: it moves with it, and is not part of this head's state dict.
         transform: The trainable parts.
-        dim: Size of the features. If the transform reads another size, the linear map `enter` comes first.
+        dim: Size of the features. If the transform expects another size, a linear map `enter` comes first.
     """
 
     logits_to_keep: ClassVar[bool] = True
@@ -84,9 +84,9 @@ class VocabularyHead(Head, ABC):
 
         Args:
             features: The features.
-            mask: True at real tokens.
-            logits_to_keep: If given, only the positions at which it is True are computed, and returned as
-                `[kept, classes]` in row order. The vocabulary is large, and a loss needs only labelled positions.
+            mask: True at tokens, False at padding.
+            logits_to_keep: If given, logits are only computed where it is True, and returned as `[kept, classes]` in
+                row order. The vocabulary is large, and a loss needs only labelled positions.
         """
         if logits_to_keep is not None:
             features = features[logits_to_keep]
@@ -97,7 +97,7 @@ class VocabularyHead(Head, ABC):
         return transform.logits(hidden, self._projection[0].weight)
 
     def is_token_wise(self) -> bool:
-        """Return True: the logits of a token depend on its own features only."""
+        """Return True: the logits of a token depend only on its own features."""
         return True
 
     @property
@@ -121,8 +121,7 @@ class VocabularyHead(Head, ABC):
 def vocabulary_of(model: PreTrainedModel, op: str) -> Projection:
     """Return the module of a model whose `weight` `[classes, width]` maps onto its vocabulary.
 
-    These are its output embeddings, or else its input embeddings. If it has neither, a ConfigError is raised, whose
-    message begins with `op`.
+    It is the model's output embeddings, or else its input embeddings. Raises ConfigError if the model has neither.
     """
     for find in (model.get_output_embeddings, model.get_input_embeddings):
         try:

@@ -33,7 +33,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import `calibrate` on first use: it runs a bank over a task, so its code is in a later room."""
+    """Import `calibrate` on first use. It runs a bank over a task, so that its code is in `lamina.prediction`."""
     if name == "calibrate":
         return import_module("lamina.prediction.calibrate").calibrate
     raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")

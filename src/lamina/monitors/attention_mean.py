@@ -1,4 +1,4 @@
-"""Aggregation by the mean that weighs each token as the reader's head has learned to."""
+"""The mean in which the reader's head weighs each token."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class AttentionMean(ExponentialMean):
-    """Mean of the scores with the weights of the reader's own head: `S_t = sum_u softmax(a)_u s_u` over u <= t.
+    """Mean of the token scores with the weights of the reader's own head: `S_t = sum_u softmax(a)_u s_u` over u <= t.
 
-    The head is `SequenceClassification(pooling="query")`, whose learned query gives the log weights `a`. On the scale
-    "log_odds" and with two labels, the score equals the reader's log odds for the text so far.
+    The head is `SequenceClassification(pooling="query")`, whose learned query computes the log weights `a`. On the
+    scale "log_odds" and with two labels, the score equals the reader's log odds for the text so far.
 
     Source:
         Kramár et al. 2026, arXiv:2601.11516, section 3.1.2, attention probes; see `SequenceClassification`.
@@ -30,5 +30,5 @@ class AttentionMean(ExponentialMean):
     weighted: ClassVar[bool] = True
 
     def first(self, score: Tensor) -> State:
-        """Return (log weight, score, weight 1) of the first token, from its columns score and log weight."""
+        """Return the state (log weight, score, weight 1) after one token, from its columns score and log weight."""
         return score[:, 1], score[:, 0], torch.ones_like(score[:, 0])

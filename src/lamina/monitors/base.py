@@ -1,4 +1,4 @@
-"""The base class of aggregations, which turn the scores of tokens into a running score of the text."""
+"""The base class of aggregations, which turn the scores of a text's tokens into a running score of the text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far
 class Aggregation(ABC):
     """Turns the scores of a text's tokens into one running score of the text. Subclasses are frozen dataclasses.
 
-    The running score at a token depends on that token and on earlier ones only. Tokens that are not real are skipped.
+    The running score at a token depends only on that token and on earlier ones. Padding is skipped. An aggregation
+    keeps a state per text: a tuple of tensors that summarises the tokens so far.
     """
 
     per_label: ClassVar[bool] = False  # True: a token's score is `[batch, labels]`, one column per flagged label
@@ -39,7 +40,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def first(self, score: Tensor) -> State:
-        """Return what the aggregation remembers (its state) after the first token of each text.
+        """Return the state after the first token of each text.
 
         Args:
             score: Score of the token, `[batch]`; `[batch, columns]` if the class is `per_label` or `weighted`.
@@ -47,7 +48,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def next(self, state: State, score: Tensor) -> State:
-        """Return the aggregation's state after one more token.
+        """Return the state after one more token.
 
         Args:
             state: State after the token before.
@@ -66,18 +67,18 @@ class Aggregation(ABC):
         Args:
             scores: Scores of the tokens. One column; or one per flagged label (`per_label`); or the score and its log
                 weight (`weighted`).
-            mask: True at real tokens.
+            mask: True at tokens, False at padding.
 
         Returns:
-            Running scores in float64. At a token that is not real, the score of the token before is repeated. Before
-            the first real token it is NaN.
+            Running scores in float64. Padding repeats the score of the token before it; before the first token it is
+            NaN.
         """
         return RunningScore(self).add(scores, mask)
 
 
 @final
 class RunningScore:
-    """An aggregation in progress over a batch of texts whose tokens come in pieces.
+    """An unfinished aggregation over a batch of texts whose tokens arrive in pieces.
 
     The result does not depend on how the tokens are divided into pieces.
     """
@@ -91,19 +92,14 @@ class RunningScore:
     def add(
         self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "batch tokens"]:
-        """Add the next tokens and return the running score at each; see `Aggregation.running`."""
+        """Add the next tokens, and return the running score at each of them; see `Aggregation.running`."""
         has_columns = self._aggregation.per_label or self._aggregation.weighted
         scores = scores.double() if has_columns else scores.double().squeeze(-1)
         values = [self._add_token(score, real) for score, real in zip(scores.unbind(1), mask.unbind(1), strict=True)]
         return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
 
     def _add_token(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Add one token of each text and return the running scores.
-
-        Args:
-            score: Score of the token in each text.
-            real: True in the texts in which the token is real; the others keep their state.
-        """
+        """Add one token of each text, and return the running scores; texts with `real` False keep their state."""
         aggregation = self._aggregation
         if self._state is None:
             fresh, self._begun = aggregation.first(score), torch.zeros_like(real)
@@ -121,6 +117,6 @@ class RunningScore:
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Combine two states of an aggregation: for each text `then` where the condition is True, else `other`."""
+    """Return, text by text, the state `then` if the condition is True and else the state `other`."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

@@ -1,4 +1,4 @@
-"""Calibration: choose a monitor's threshold for a rate of false positives, and measure how certain the rates are."""
+"""Calibration: choose a monitor's threshold for a given false positive rate, and measure how certain the rates are."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Interval = tuple[float, float]
 @final
 @dataclass(frozen=True)
 class Calibration:
-    """A monitor's threshold and the rates that were measured with it. `lamina.monitors.calibrate` makes it.
+    """A monitor's threshold, and the rates that were measured with it. `lamina.monitors.calibrate` returns it.
 
     A text counts as flagged if its running score reaches the threshold at any token, so only the highest score of each
-    text matters. The intervals are exact (Clopper-Pearson). If the threshold was chosen on the same texts, the rate of
-    false positives on other texts is slightly higher on average.
+    text matters. The intervals are exact (Clopper-Pearson). If the threshold was chosen on the same texts, the false
+    positive rate on other texts is slightly higher on average.
 
     Attributes:
         threshold: A text is flagged from the first token on whose score is at least this.
-        target: Rate of false positives for which the threshold was chosen; None if the threshold was given.
+        target: False positive rate for which the threshold was chosen; None if the threshold was given.
         false_positive_rate: Fraction of the negative texts that are flagged.
-        false_positive_interval: Confidence interval of that rate.
+        false_positive_interval: Confidence interval of the false positive rate.
         recall: Fraction of the positive texts that are flagged.
         recall_interval: Confidence interval of the recall.
         negatives: Number of negative texts.
         positives: Number of positive texts.
         confidence: Confidence level of the intervals.
         task: Name of the task whose texts were scored.
-        split: Name of their split.
+        split: Name of the split whose texts were scored.
         asked: For a cascade, the fraction of tokens for which its second reader ran; else None.
     """
 
@@ -57,7 +57,7 @@ class Calibration:
             object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the fields in a form that JSON can hold; `Calibration(**fields)` builds the same object again."""
+        """Return the fields as JSON-ready values; `Calibration(**fields)` builds the same object again."""
         return {**asdict(self), **{key: list(value) for key, value in vars(self).items() if isinstance(value, tuple)}}
 
     @classmethod
@@ -71,13 +71,13 @@ class Calibration:
         confidence: float = 0.95,
         **facts: Any,
     ) -> Self:
-        """Choose the lowest threshold whose rate of false positives is at most the one asked for, and measure it.
+        """Choose the lowest threshold with a false positive rate of at most `false_positive_rate`; measure the rates.
 
         Args:
             highest: Highest score of each text; -inf for a text without a score.
             positive: For each text, whether it should be flagged.
             false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1.
-            threshold: Threshold to measure instead; None: it is chosen.
+            threshold: A threshold to measure instead of choosing one. None: it is chosen.
             confidence: Confidence level of the intervals, above 0 and below 1.
             **facts: The fields `task`, `split` and `asked` of the result.
 
@@ -123,12 +123,9 @@ def check_confidence(confidence: float) -> None:
 
 
 def _lowest_threshold(negatives: Sequence[float], highest: Sequence[float], false_positive_rate: float) -> float:
-    """Return the lowest threshold that flags at most a given fraction of the negative texts.
+    """Return the lowest threshold that flags at most the fraction `false_positive_rate` of the negative texts.
 
-    Args:
-        negatives: Highest scores of the negative texts, in descending order.
-        highest: Highest scores of all texts.
-        false_positive_rate: The fraction.
+    `negatives` are the highest scores of the negative texts, in descending order; `highest` those of all texts.
 
     Raises:
         ConfigError: If there are too few negatives, no text has a score, or no threshold keeps the rate.
@@ -160,7 +157,7 @@ def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
 
 
 def _just_above(score: float, scores: Sequence[float]) -> float:
-    """Return a threshold half-way between a score and the next higher one, so that rounding changes no flag."""
+    """Return a threshold half-way between a score and the next higher score, so that rounding changes no flag."""
     higher = (other for other in scores if score < other < math.inf)
     above = min(higher, default=math.nextafter(score, math.inf))
     middle = above - (above - score) / 2

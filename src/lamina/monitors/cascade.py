@@ -31,15 +31,15 @@ class Cascade:
 
     - below the first monitor's threshold, the text is not flagged;
     - from `sure` on, the text is flagged;
-    - in between, the second reader runs. Its monitor aggregates such tokens only, and its threshold decides. While it
-      has no threshold, it flags nothing.
+    - in between, the second monitor's reader is run. The second monitor aggregates only the tokens for which this
+      happens, and flags the text if its own threshold is reached. If it has no threshold, it flags nothing.
 
-    Both readers read the same pass of the model, so a cascade saves the computation of the second reader.
-    `Watch.asked` and `Calibration.asked` say for which fraction of the tokens that reader ran.
+    Both readers read the same pass of the model, so a cascade saves the computation of the second reader. `Watch.asked`
+    and `Calibration.asked` are the fraction of the tokens for which the second reader was run.
 
     Args:
-        first: The cheap monitor, for example with a `SingleLayer` fusion. Its threshold should let through everything
-            that may have to be flagged: calibrate it for a high rate of false positives.
+        first: The cheap monitor, for example with a `SingleLayer` fusion. Calibrate it for a high false positive rate:
+            a text below its threshold is never flagged.
         second: The larger monitor. `lamina.monitors.calibrate` on the cascade chooses its threshold.
         sure: Score of the first monitor from which on the second is not needed. None: it is always needed.
         name: Name of the cascade. None: that of the second monitor.
@@ -64,7 +64,7 @@ class Cascade:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the reader that runs on every token, and of the one that runs where it is needed."""
+        """Names of the two readers: the one for every token, and the one for unsure tokens."""
         return (self.first.reader, self.second.reader)
 
     @property
@@ -83,12 +83,12 @@ class Cascade:
         return self.second.calibration
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
-        """Check that both monitors fit the heads of their readers; the errors are those of `Monitor.check`."""
+        """Check that both monitors fit the heads of their readers. The errors are those of `Monitor.check`."""
         self.first.check(heads)
         self.second.check(heads)
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the fields in a form that JSON can hold; `from_dict` reads them."""
+        """Return the fields as JSON-ready values, which `from_dict` reads."""
         return {"first": self.first.to_dict(), "second": self.second.to_dict(), "sure": self.sure, "name": self.name}
 
     @classmethod
@@ -111,8 +111,8 @@ def start_monitors(
         heads: Reader name -> config of its head.
 
     Returns:
-        Pairs of names and the running scores of these monitors. Monitors with equal `group` are computed together;
-        each cascade stands alone.
+        Pairs: names of monitors, and the object that computes their running scores. Monitors with equal `group` are
+            computed together; each cascade is computed alone.
     """
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for name, monitor in monitors.items():
@@ -126,21 +126,21 @@ def start_monitors(
 
 
 class _RunningCascade(RunningMonitors):
-    """The scores in progress of a cascade: those of its second monitor at the tokens where it ran."""
+    """The unfinished scores of a cascade: those of its second monitor, at the tokens for which its reader was run."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade
         self._first, self._second = (MonitorGroup([monitor], heads) for monitor in (cascade.first, cascade.second))
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens: -inf where the first monitor stays below its threshold, inf where it is sure."""
+        """Score the tokens: -inf where the first monitor is below its threshold, inf where it is sure."""
         score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
         unsure = mask & ~certain & (score >= (self._cascade.first.threshold or 0.0))
         rows = unsure.any(1)
 
         def get_unsure_logits(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
-            """Return logits for the whole batch, of which only the rows with an unsure token are computed."""
+            """Return logits for the whole batch; only rows with an unsure token are computed, the others are 0."""
             logits = get_logits(name, rows)
             whole = logits.new_zeros(len(rows), *logits.shape[1:])
             whole[rows] = logits

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class LastScore(Aggregation):
-    """Score of the last token alone: `S_t = s_t`."""
+    """Score of the last token: `S_t = s_t`."""
 
     def first(self, score: Tensor) -> State:
         """Return the first token's score."""
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:
-        """Return the new score, and forget the one before."""
+        """Return the new score; the one before is dropped."""
         return (score,)
 
     def value(self, state: State) -> Float[Tensor, " batch"]:

@@ -1,4 +1,4 @@
-"""Monitors: which label of a reader is watched for, how tokens' scores are aggregated, and which score flags a text."""
+"""Monitors: which label of a reader is watched, how token scores are aggregated, and which score flags a text."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ GetLogits = Callable[[str, Tensor], Tensor]
 class Monitor:
     """A running score of a text, from one reader, and a threshold that flags the text.
 
-    At each token the reader's logits give the token's score for the labels in `flag`, and `aggregate` turns the scores
-    so far into the score of the text. `bank.watch` and `bank.stream` run monitors while a model generates.
-    `lamina.monitors.calibrate` chooses the threshold for a rate of false positives and stores the monitor in the bank.
+    At each token, the score of the labels in `flag` is computed from the reader's logits, and `aggregate` turns the
+    token scores so far into the score of the text. `bank.watch` and `bank.stream` run monitors while a model generates.
+    `lamina.monitors.calibrate` chooses the threshold for a false positive rate and stores the monitor in the bank.
 
     Example:
         ```python
@@ -48,16 +48,16 @@ class Monitor:
             or "query", which then labels each token as if it were a text.
         flag: Label, or labels, of the reader to watch for. The probabilities of several labels are added; if the labels
             are independent (multi-label), the highest counts.
-        aggregate: How the scores of the tokens make the score of the text.
+        aggregate: How the scores of the tokens are combined into the score of the text.
         threshold: The text is flagged from the first token on at which its score is at least this. None: never.
         scale: "probability", or "log_odds": the logarithm of the odds of the flagged labels against all others. A
-            regression has its value on either scale.
+            regression reader has its predicted value on either scale.
         name: Name of the monitor. None: that of the reader.
-        calibration: How the threshold was chosen, if `lamina.monitors.calibrate` chose it.
+        calibration: How `lamina.monitors.calibrate` chose the threshold. None: it did not.
 
     Raises:
-        ConfigError: If there is no label, a label comes twice, or the threshold is not a finite number.
-        UnknownNameError: If there is no such scale.
+        ConfigError: If there is no label, a label occurs twice, or the threshold is not a finite number.
+        UnknownNameError: If the scale does not exist.
     """
 
     reader: str
@@ -82,7 +82,7 @@ class Monitor:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the readers that run: one."""
+        """Names of the readers that the monitor needs: one."""
         return (self.reader,)
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
@@ -92,9 +92,9 @@ class Monitor:
             heads: Reader name -> config of its head.
 
         Raises:
-            UnknownNameError: If the reader has no such label.
+            UnknownNameError: If the reader does not have a flagged label.
             ConfigError: If all labels of the reader are flagged, the threshold is a probability above 1, or the
-                aggregation needs a head that weighs tokens and this one does not.
+                aggregation needs a head that weighs tokens and this head does not.
         """
         head = heads[self.reader]
         check_known(f"monitor '{self.name}'", self.flag, head.labels, "label")
@@ -119,8 +119,8 @@ class Monitor:
             head: Config of the reader's head.
 
         Returns:
-            In float64: one column; or one per flagged label if the aggregation is `per_label`; or the score and the log
-            weight if it is `weighted`.
+            Scores in float64: one column; or one per flagged label if the aggregation is `per_label`; or the score and
+            the log weight if it is `weighted`.
         """
         logits, weights = logits[..., : len(head.labels)], logits[..., len(head.labels) :]
         flagged = [list(head.labels).index(label) for label in self.flag]
@@ -138,12 +138,12 @@ class Monitor:
         return odds.sigmoid() if self.scale == "probability" else odds
 
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
-        """Return a key: monitors with equal keys are computed as one batch (`MonitorGroup`)."""
+        """Return a key: monitors with equal keys are computed together, as a `MonitorGroup`."""
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the fields in a form that JSON can hold; `from_dict` reads them."""
+        """Return the fields as JSON-ready values, which `from_dict` reads."""
         return {
             "reader": self.reader,
             "name": self.name,
@@ -163,31 +163,28 @@ class Monitor:
 
 
 class RunningMonitors(ABC):
-    """The scores in progress of one or several monitors, over a batch of texts whose tokens come in pieces."""
+    """The unfinished scores of one or several monitors, over a batch of texts whose tokens arrive in pieces."""
 
     @abstractmethod
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Add the next tokens, and return the score of each text up to each of them.
+        """Add the next tokens, and return the score of each text at each of them, in float64.
 
         Args:
             get_logits: Returns the logits of a reader for these tokens.
             mask: True at the tokens to score.
-
-        Returns:
-            Scores in float64.
         """
 
 
 @final
 class MonitorGroup(RunningMonitors):
-    """The scores in progress of monitors with equal `Monitor.group`, which differ in their readers only."""
+    """The unfinished scores of monitors with equal `Monitor.group`, which differ only in their readers."""
 
     def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
         self._monitors, self._head = monitors, heads[monitors[0].reader]
         self._running = RunningScore(monitors[0].aggregate)
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens for all monitors at once, as if each monitor were more texts of the batch."""
+        """Score the tokens for all monitors at once; each monitor is treated as further texts of the batch."""
         all_rows = torch.ones_like(mask[:, 0])
         logits = torch.stack([get_logits(monitor.reader, all_rows) for monitor in self._monitors])
         scores = self._monitors[0].token_scores(logits, self._head)

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class MultiMax(Aggregation):
     """Sum over the flagged labels of each label's highest score so far: `S_t = sum_h max_(u <= t) s_(u, h)`.
 
-    A single suspicious token counts fully however long the text is, and labels may peak at different tokens.
+    A single high-scoring token counts fully, however long the text is, and labels may have their maximum at different
+    tokens.
 
     Source:
         Kramár et al. 2026, arXiv:2601.11516, section 3.2.1: `f(S) = sum_h max_j v_h . MLP(x_j)`. Their heads h are
-        learned together; here h runs over the reader's labels that the monitor flags.
+        learned together; here h are the flagged labels of the reader.
     """
 
     per_label: ClassVar[bool] = True

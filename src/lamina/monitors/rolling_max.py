@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class RollingMax(Aggregation):
     """Highest mean of `window` consecutive tokens: `S_t = max_(u <= t) (s_(u-w+1) + ... + s_u) / w`.
 
-    Until `window` tokens have come, the score is the mean of the tokens so far. These means are not part of the maximum
-    later.
+    Before the first `window` tokens are complete, the score is the mean of the tokens so far; these means do not enter
+    the maximum later.
 
     Args:
         window: Number of tokens in a window, 1 to 65,536; 1 gives the highest score of any token.
@@ -40,7 +40,7 @@ class RollingMax(Aggregation):
         check_range("rolling_max", "window", self.window, 1, 1 << 16)
 
     def first(self, score: Tensor) -> State:
-        """Return (last scores `[batch, window]`, number of tokens, highest mean of a full window) after one token."""
+        """Return the state after one token: last scores `[batch, window]`, token count, highest full window's mean."""
         last = torch.nn.functional.pad(score.unsqueeze(1), (self.window - 1, 0))
         return last, torch.ones_like(score), score if self.window == 1 else torch.full_like(score, -torch.inf)
 

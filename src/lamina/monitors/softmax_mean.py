@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class ExponentialMean(Aggregation):
-    """Base class of means whose weights are a softmax over the tokens so far of one exponent per token.
+    """Base class of means whose weights are a softmax, over the tokens so far, of one exponent per token.
 
-    The state is (highest exponent so far, weighted sum of the scores, sum of the weights). The sums are relative to the
-    highest exponent, so that no exponential overflows.
+    The state is (highest exponent so far, weighted sum of the scores, sum of the weights). Both sums are relative to
+    the highest exponent, so that no exponential overflows.
     """
 
     @abstractmethod
@@ -45,15 +45,15 @@ class SoftmaxMean(ExponentialMean):
     """Mean with a softmax of the scores as weights: `S_t = sum_u softmax(s / temperature)_u s_u` over u <= t.
 
     Args:
-        temperature: In units of the score; positive and finite. Near 0 the mean is the highest score, for a large value
-            the plain mean.
+        temperature: Positive and finite, in units of the score. Near 0 the mean is the highest score; for a large value
+            it is the plain mean.
 
     Raises:
         ConfigError: If `temperature` is not positive and finite.
 
     Source:
         Cunningham et al. 2026, "Constitutional Classifiers++", arXiv:2601.04603. They weigh the training loss of the
-        tokens in this way; here it is the scores themselves.
+        tokens in this way; here the scores themselves are weighed.
     """
 
     temperature: float = 1.0

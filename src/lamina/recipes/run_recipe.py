@@ -105,7 +105,7 @@ def run_recipe(
 
     Returns:
         The results. A separate run that fails does not stop the others: it is listed in `failures`, and in
-            `failures.json` of the output folder.
+        `failures.json` of the output folder.
 
     Raises:
         ConfigError: If an option is not allowed, `ray` is given for readers that share passes of the model, every

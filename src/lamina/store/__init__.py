@@ -1,4 +1,4 @@
-"""Saving and loading: models, edited models, banks of readers, and the fingerprints that tell one base from another."""
+"""Saving and loading: models, edited models, banks of readers, and fingerprints that identify a base model."""
 
 from lamina.layers.fingerprints import fingerprint
 from lamina.store.bank_folder import load_bank, push_bank, save_bank

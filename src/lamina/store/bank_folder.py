@@ -150,15 +150,16 @@ def _version() -> str:
 def claimed_output(
     target: ReaderBank | PreTrainedModel | Mapping[str, object], folder: Path, files: Iterable[str] = ()
 ) -> AbstractContextManager[None]:
-    """Reserve a folder for the result of a run, so that a long run does not fail when it saves.
+    """Reserve a folder for what a training will save, so that a long training does not fail at its end.
 
     Args:
-        target: What will be saved: a bank, a model, or readers that a bank will have (a mapping by name).
+        target: What will be saved: a bank, a model, or a mapping with the names of a future bank's readers.
         folder: The folder; created if it does not exist.
         files: Names of more files that will be written.
 
     Returns:
-        A context in which no other run can write to the folder. It raises the errors that saving would raise.
+        A context in which no other process can write to the folder. Entering it raises the errors that saving would
+        raise.
     """
     if not isinstance(target, ReaderBank | torch.nn.Module):
         return claimed(folder, [*_names(target), *files])
@@ -169,7 +170,7 @@ def claimed_output(
 
 
 def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
-    """Return the approximate size in bytes of a saved bank or model: that of its weights, shared ones once."""
+    """Return the approximate size in bytes of a saved bank or model: that of its weights, shared ones counted once."""
     modules: list[nn.Module] = [target]
     if isinstance(target, ReaderBank) and target.saves_base:
         modules.append(target.model)
@@ -178,13 +179,13 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths of a bank's files without its base. The first one, the manifest, marks a folder as a bank."""
+    """Return the paths of a bank's files, without those of its base. The first, the manifest, marks a bank."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return the paths of all files that the manifest in a folder lists; empty if there is no readable manifest."""
+    """Return the paths of all files that the manifest in a folder lists; [] if there is no readable manifest."""
     try:
         manifest = Manifest.read(folder / MANIFEST)
     except LaminaError:
@@ -195,7 +196,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _base_facts(bank: ReaderBank) -> BaseFacts:
-    """Return what the manifest says of the bank's model: where it comes from, and fingerprints of the stacks in use."""
+    """Return the manifest's facts about the bank's model: where it is from, and fingerprints of the stacks in use."""
     model = bank.model
     used = {bank[name].stack for name in bank}
     return BaseFacts(
@@ -213,7 +214,7 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
 
 
 def _trait(stack: LayerStack, name: str) -> object:
-    """Return what a stack has for one field of `StackFacts`: its layers, its width or its fingerprint."""
+    """Return what a field of `StackFacts` ("layers", "width" or "fingerprint") holds for a stack."""
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
 
 
@@ -235,7 +236,7 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
 
 
 def _borrowed(reader: ReaderModule) -> str | None:
-    """Return a fingerprint of the model's tensors that the reader's head uses without saving them; None without any."""
+    """Return a fingerprint of the model's tensors that a reader's head uses but does not save; None without any."""
     tensors = reader.head.borrowed_tensors()
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
@@ -252,16 +253,16 @@ def load_bank(
     readers: Sequence[str] | None = None,
     writes: bool = False,
 ) -> ReaderBank:
-    """Load a saved bank, as `ReaderBank.from_pretrained` does; the other arguments and all errors are the same.
+    """Load a saved bank; `ReaderBank.from_pretrained` calls this function and documents the errors.
 
     Args:
         folder: A local folder, or the id of a repository on the hub.
-        model: The base model; None: the one that the manifest names.
-        processor: Its tokenizer or processor; None: its own.
+        model: The base model. None: the model that the manifest names.
+        processor: Tokenizer or processor of the base model. None: the one saved with the base model.
         revision: Branch, tag or commit on the hub.
-        readers: Names of the readers; None: all.
-        writes: Load the base that the manifest names with its language-model head, if it was saved with one. A bank
-            that has monitors always gets that head, since monitors score text that the model generates.
+        readers: Names of the readers to load. None: all.
+        writes: Load the base model with its language model head, if it was saved with one. A bank with monitors always
+            gets that head, because monitors score text that the model generates.
     """
     place = str(folder)
     with convert_errors(lambda reason: damaged(place, f"cannot be loaded ({reason})")):
@@ -297,7 +298,7 @@ def _load_bank(
 
 
 def _read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of a bank; StoreError if there is none, or it names a reader that cannot be one."""
+    """Read the manifest of a bank; raise StoreError if it is missing or names a reader with an impossible name."""
     path = folder / MANIFEST
     if not path.exists():
         hint = "give a folder that save_pretrained wrote"
@@ -312,12 +313,9 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Processor | None]:
-    """Load the model that a manifest names, from the bank's folder if it was saved with the bank.
+    """Load the model that a manifest names, or that is saved in the bank's folder.
 
-    Args:
-        base: What the manifest says of the model.
-        folder: Folder of the bank.
-        writes: Load the model with its language-model head, if it was saved with one.
+    With `writes`, the model is loaded with its language model head, if it was saved with one.
     """
     if base.trained:
         model, processor = load(folder / BASE, saved_class(folder / BASE), dtype=base.dtype)
@@ -336,9 +334,9 @@ def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrain
 
 
 def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
-    """Raise BaseMismatchError unless the model is the one that the manifest describes.
+    """Raise BaseMismatchError unless `model` is the model that the manifest describes.
 
-    The fingerprints are slow, so they are computed only if everything else agrees.
+    Fingerprints are slow, so they are compared only if everything else agrees.
     """
     differs: dict[str, tuple[object, object]] = {}
     model_type, by_name = str(model.config.model_type), stacks(model)
@@ -362,18 +360,14 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
 
 
 def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | None:
-    """Return the stack of a saved name, or None. An encoder is called "main" if it is loaded without its decoder."""
+    """Return the stack with a saved name, or None. Without a decoder, "main" and "encoder" name the same stack."""
     return by_name.get(name) or by_name.get({"main": "encoder", "encoder": "main"}.get(name, name))
 
 
 def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) -> None:
     """Add a saved reader to a bank, with its weights in the dtype in which they were saved.
 
-    Args:
-        bank: The bank.
-        name: Name of the reader.
-        folder: Folder of the reader.
-        saved: Its settings, as read from the folder.
+    `folder` is the reader's folder, and `saved` its settings, read from there.
 
     Raises:
         StoreError: If the files are damaged, or do not fit each other.
@@ -401,10 +395,10 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
 
 
 def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
-    """Raise StoreError if a reader's settings describe far more parameters than its file has.
+    """Raise StoreError if a reader's settings describe far more parameters than its file of weights can hold.
 
-    The reader is built on the meta device for this, so that a damaged file cannot exhaust the memory. A part that can
-    only be built on a real model raises ConfigError and is not counted: it is as large as a part of the model.
+    The reader is built on the meta device, so that a damaged settings file cannot exhaust the memory. A fusion or head
+    that can only be built on a real model is not counted, because its size is limited by the model's.
     """
     stack = pick_stack(bank.stacks, config.stack, op="bank")
     layers = select(config.fusion.selector(), stack.layers, op="reader")
@@ -420,7 +414,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry, saved: Mapping[str, JSON]) -> Any:
-    """Return the fusion or head config that saved settings describe; settings with old names get the new ones."""
+    """Return the fusion or head config for saved settings, in which settings with old names are renamed."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
             saved = {new if key == old else key: value for key, value in saved.items()}

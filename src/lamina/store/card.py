@@ -59,9 +59,7 @@ The readers work with this model only. Loading compares its weights with the sav
 def model_card(bank: ReaderBank, title: str) -> ModelCard:
     """Return the model card of a bank: Markdown, with the front matter that the hub reads.
 
-    Args:
-        bank: The bank.
-        title: Title of the card, which is also the name to load the bank by.
+    `title` is also the name by which the card says to load the bank.
     """
     base = str(getattr(bank.model, "name_or_path", "") or "")
     on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)
@@ -88,18 +86,18 @@ def model_card(bank: ReaderBank, title: str) -> ModelCard:
 
 
 def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
-    """Return metric name -> score on the validation split, from the reader's `info`; empty if it was not trained.
+    """Return metric -> score on the validation split, from the reader's `info`; {} if the reader was not trained.
 
-    `info` may hold anything that the user put there, so a value of another form counts as no scores.
+    Users may put anything into `info`, so a value of another form counts as no scores.
     """
     scores: object = reader.info.get("scores")
     return cast("Mapping[str, object]", scores) if isinstance(scores, dict) else {}
 
 
 def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
-    """Return the scores of a reader in the hub's form, the metric that chose the best epoch first.
+    """Return the scores of a reader in the form of the hub, beginning with the metric that chose the best epoch.
 
-    The hub merges results of equal task and data set, so the name of each metric contains the name of the reader.
+    The hub merges results with equal task and data set, so the name of each metric contains the name of the reader.
     """
     metric, task = reader.info.get("metric"), str(reader.info.get("task") or name)
     return [
@@ -169,5 +167,5 @@ def _row(name: str, reader: ReaderModule) -> str:
 
 
 def _table_row(cells: list[str]) -> str:
-    """Return a row of a Markdown table; bars and line breaks in the cells would end a cell, so they are replaced."""
+    """Return a row of a Markdown table. Bars and line breaks in cells, which would end a cell, are replaced."""
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"

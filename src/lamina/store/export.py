@@ -43,7 +43,7 @@ Export = Callable[[Any], Part]  # function that exports a fusion of one class
 
 
 class Point(TypedDict):
-    """Where a layer can be hooked in a model, as `reader.json` holds it."""
+    """Where a layer is read in a model, as `reader.json` describes it."""
 
     module: str  # name of the module
     side: str  # "input" or "output" of the module
@@ -51,11 +51,11 @@ class Point(TypedDict):
 
 
 def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> None:
-    """Write a reader as a plain PyTorch module: weights, settings, and a Python file that needs torch and safetensors.
+    """Write a reader as a plain PyTorch module: weights, settings, and a Python file that needs no Lamina.
 
-    In the folder, `lamina_reader.PlainReader.load(folder)` loads the reader. It computes logits from a mapping of layer
-    to states `[tokens, width]`; they equal the logits of the bank within 1e-5. The Python file also has hooks for vLLM
-    and SGLang, for readers that label each token. Layers that have no weight in the fusion are left out.
+    `lamina_reader.PlainReader.load(folder)`, from the written Python file, loads the reader. It computes logits from a
+    mapping of layer to states `[tokens, width]`; they equal the logits of the bank within 1e-5. For readers that label
+    each token, the Python file also has hooks for vLLM and SGLang. Layers with weight 0 in the fusion are left out.
 
     Args:
         bank: The bank.
@@ -64,9 +64,9 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
         folder: Folder to write; created if it does not exist. A reader that was exported there before is replaced.
 
     Raises:
-        UnknownNameError: If the bank has no such reader.
+        UnknownNameError: If the bank does not have the reader.
         ConfigError: If a reader with this fusion or head cannot be exported.
-        StoreError: If the folder cannot be written, or files of these names in it come from something else.
+        StoreError: If the folder cannot be written, or other software wrote files of these names there.
         NotFiniteError: If a weight of the reader holds NaN or infinity.
     """
     reader = bank[name]
@@ -95,9 +95,9 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 
 
 def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
-    """Return layer (as text) -> where to hook it in a model.
+    """Return layer (as a string) -> where to read it in a model.
 
-    The names of modules are those of a checkpoint with a head, which vLLM and SGLang use too.
+    Module names are those in a checkpoint with a head, which vLLM and SGLang use too.
     """
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")
@@ -113,7 +113,7 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
 
 
 def _fusion(name: str, reader: ReaderModule) -> Part:
-    """Return the settings and weights of a reader's fusion; ConfigError if it cannot be exported."""
+    """Return the settings and weights of a reader's fusion; raise ConfigError if it cannot be exported."""
     fusion = reader.fusion
     export = next((function for kind, function in _FUSIONS.items() if isinstance(fusion, kind)), None)
     if export is None or (not fusion.is_token_wise() and not isinstance(fusion, PooledLayersFusion)):
@@ -127,10 +127,8 @@ def _fusion(name: str, reader: ReaderModule) -> Part:
 
 
 def _sum_of(scales: Callable[[Any], Tensor]) -> Export:
-    """Return an export function for a sum of layers, each multiplied by a number or by a vector.
-
-    Args:
-        scales: Returns a fusion's factors, `[layers]` or `[layers, width]`.
+    """Return an export function for a sum of layers times factors, `scales(fusion)`: `[layers]` or `[layers,
+    width]`.
     """
 
     def part(fusion: Fusion) -> Part:
@@ -172,7 +170,7 @@ _FUSIONS: dict[type, Export] = {
 
 
 def _head(name: str, reader: ReaderModule) -> Part:
-    """Return the settings and weights of a reader's head; ConfigError if it cannot be exported."""
+    """Return the settings and weights of a reader's head; raise ConfigError if it cannot be exported."""
     head, config = reader.head, reader.config.head
     if not isinstance(head, PooledClassificationHead | TokenClassificationHead):
         problem = f"reader '{name}' has a head for {config.kind}"

@@ -1,15 +1,15 @@
 """Files of a saved folder: replace them all at once or not at all, and report damage in one clear sentence.
 
-How files are replaced: the new files are written to WORK/new. PLAN, a list of the old and the new files, then appears
-in one rename. The old files move to WORK/old, the new ones to their places, and PLAN is deleted, then WORK.
+How files are replaced: the new files are written to WORK/new. Then PLAN, a list of the old and the new files, appears
+in one rename. The old files move to WORK/old, the new files to their places, and PLAN is deleted, then WORK.
 
-The process may die at any point. The next one that reserves or reads the folder finds PLAN and moves everything back,
-so it sees the old files; without PLAN, the folder has either the old or the new files, and WORK is deleted.
+The process may die at any point. The next process that reserves or reads the folder finds PLAN and moves everything
+back, so that it sees the old files. Without PLAN, the folder has either the old or the new files, and WORK is deleted.
 
 This covers the death of a process. It also covers a power failure on a file system that keeps the order of renames, as
 journaling ones do, because the new files are synced to disk before PLAN appears. Folders are not synced, so the last
-save may be lost. Checkpoints are large and frequent and are not synced at all: the previous one remains, and a damaged
-one is refused.
+save may be lost. Checkpoints are large and frequent and are not synced at all: the previous checkpoint remains, and a
+damaged one is refused.
 """
 
 from __future__ import annotations
@@ -48,12 +48,7 @@ _READS = 3  # attempts to read a folder that another process replaces meanwhile
 
 
 def damaged(place: object, what: str) -> StoreError:
-    """Return the StoreError for a file or folder that does not hold what was saved.
-
-    Args:
-        place: The file or folder.
-        what: The problem, as a phrase that follows the name of `place`, such as "is not JSON".
-    """
+    """Return the StoreError for the file or folder `place`; `what` follows its name, such as "is not JSON"."""
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 
 
@@ -62,17 +57,15 @@ def damaged(place: object, what: str) -> StoreError:
 
 @contextmanager
 def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
-    """Hold a lock file for the duration of the `with` block, and delete it at the end.
-
-    The same thread may lock it again within the block.
+    """Hold a lock file during the `with` block, and delete it afterwards. The same thread may lock it again inside.
 
     Args:
         path: The lock file.
-        output: The file or folder that the lock protects. Error messages name it.
+        output: The file or folder that the lock protects, for error messages.
         op: The operation that error messages begin with.
 
     Raises:
-        StoreError: If another run holds the lock for more than a second.
+        StoreError: If another process or thread holds the lock for more than a second.
     """
     lock = FileLock(path.absolute(), is_singleton=True)
     try:
@@ -90,18 +83,19 @@ def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
 
 @contextmanager
 def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> Generator[None]:
-    """Reserve a folder for writing for the duration of the `with` block; it is created if it does not exist.
+    """Reserve a folder for writing during the `with` block; it is created if it does not exist.
 
-    The same thread may reserve it again. A folder that was created and is empty at the end is removed.
+    The same thread may reserve it again. A folder that was created here and is empty at the end is removed.
 
     Args:
         folder: The folder.
-        names: Names of the files that will be written. The first file is the mark: files of the other names are
-            overwritten only if the mark is there too, because otherwise Lamina did not write them.
+        names: Names of the files that will be written. The first is the mark: only if it exists may the other files be
+            overwritten, because otherwise other software wrote them.
         force: Whether to overwrite files even if the mark is missing.
 
     Raises:
-        StoreError: If another run has reserved the folder, it cannot be written, or it has such files but no mark.
+        StoreError: If another process or thread has reserved the folder, it cannot be written, or it has such files but
+            no mark.
     """
     with ExitStack() as stack:
         with _disk_errors(folder):
@@ -123,10 +117,10 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def settle(folder: Path) -> None:
-    """Undo a replacement that a dead process left unfinished. Call this before reading a saved folder.
+    """Undo a replacement of files that a dead process left unfinished. Call this before reading a saved folder.
 
     Raises:
-        StoreError: If another run holds the folder and its replacement does not end.
+        StoreError: If another process holds the folder and its replacement does not end.
     """
     if is_file(plan := folder / WORK / PLAN):
         try:
@@ -138,18 +132,15 @@ def settle(folder: Path) -> None:
 
 
 def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
-    """Read a folder, and read it again if another process replaced its files in the meantime.
+    """Call `read`, and call it again if another process replaced the folder's files in the meantime; return its result.
 
     Args:
         folder: The folder.
         mark: Name of a file that every replacement replaces.
         read: Function that reads the files.
 
-    Returns:
-        The result of `read`.
-
     Raises:
-        StoreError: If the files are replaced at every attempt.
+        StoreError: If the files are replaced during every attempt.
     """
     for _ in range(_READS):
         settle(folder)
@@ -166,7 +157,7 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
 
 
 def _version(folder: Path, mark: str) -> tuple[object, ...]:
-    """Return a value that differs before, during and after a replacement of the folder's files."""
+    """Return a value that changes when a replacement of the folder's files begins, and again when it ends."""
     try:
         facts = (folder / mark).stat()
     except OSError:
@@ -175,7 +166,7 @@ def _version(folder: Path, mark: str) -> tuple[object, ...]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise StoreError unless the disk of a folder has `needed_bytes` free."""
+    """Raise StoreError unless the disk of a folder has `needed_bytes` free bytes."""
     if needed_bytes > (free := shutil.disk_usage(folder).free):
         what = f"needs about {decimal(needed_bytes)} for what will be written, and {decimal(free)} are free"
         raise StoreError(f"save: {folder} {what}. Free disk space there, or give another folder.")
@@ -183,11 +174,11 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, force: bool = False) -> Generator[Path]:
-    """Replace files of a folder all at once: yield an empty folder, whose files replace the old ones at the end.
+    """Replace files of a folder all at once: yield an empty folder; what is written there replaces the old files.
 
-    If the block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all others
-    stay. The mark is the first file to be moved away and the last to be moved in. So after `settle`, a reader of the
-    folder finds the old files, the new files, or no mark.
+    If the `with` block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all
+    others stay. The mark is the first file to be moved away and the last to be moved in. So after `settle`, the folder
+    has all old files, all new files, or no mark.
 
     Args:
         folder: The folder. It is reserved, see `claimed`.
@@ -196,11 +187,11 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
         force: Whether to overwrite files even if the mark is missing.
 
     Yields:
-        The folder to write to.
+        The empty folder to write to.
 
     Raises:
-        StoreError: If another run has reserved the folder; if it has files of these names but no mark; if it cannot be
-            written, say because the disk is full; or if a link leads out of it.
+        StoreError: If another process or thread has reserved the folder; if it has files of these names but no mark; if
+            it cannot be written, for example because the disk is full; or if a link leads out of it.
     """
     with claimed(folder, names, force=force), _disk_errors(folder):
         (stage := folder / WORK / "new").mkdir(parents=True)
@@ -225,7 +216,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
 
 def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Raise StoreError if a folder has files of these names but not the first, which marks them as ours."""
+    """Raise StoreError if a folder has files of these names but not the first, which Lamina always writes."""
     present = [name for name in names if os.path.lexists(folder / name)]
     if present and names[0] not in present and not force:
         what = f"holds {', '.join(present)} but no {names[0]}; it was made by something else and is not overwritten"
@@ -233,15 +224,15 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
 
 
 def _disk_errors(folder: Path) -> AbstractContextManager[None]:
-    """Return a context that turns errors of the system, such as a full disk, into StoreError."""
+    """Return a context manager that turns errors of the system, such as a full disk, into StoreError."""
     what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
     return convert_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
 
 
 def _undo_plan(folder: Path) -> None:
-    """Undo a replacement of files that did not end, if PLAN is there, and delete the working folder.
+    """Undo an unfinished replacement of files, if PLAN exists, and delete the working folder.
 
-    Every step can be repeated: the process that undoes a plan may die too.
+    Every step can be repeated, because the process that undoes a plan may die too.
     """
     work, stage = folder / WORK, folder / WORK / "new"
     if (work / PLAN).exists():
@@ -260,12 +251,12 @@ def _undo_plan(folder: Path) -> None:
 
 
 def _is_inside(folder: Path, name: str | Path) -> bool:
-    """Return whether a file name leads to a place within a folder, which ".." and links can prevent."""
+    """Return whether a file name leads to a place inside the folder; ".." and links may lead out of it."""
     return (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move files from the folder `source` to `target`, in the given order; names without a file are skipped."""
+    """Move files from the folder `source` to `target`, in the given order. Names without a file are skipped."""
     for name in names:
         if (source / name).is_file():
             os.renames(source / name, target / name)  # also makes the target's folders, and removes empty ones behind
@@ -275,9 +266,9 @@ def _move(names: Iterable[str], source: Path, target: Path) -> None:
 
 
 def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
-    """Write an object as indented JSON; StoreError if a value has a type that JSON does not have.
+    """Write an object as indented JSON; raise StoreError if a value has a type that JSON does not have.
 
-    NaN and infinity are written in the form of Python's `json`, which reads them again.
+    NaN and infinity are written as Python's `json` writes and reads them.
     """
     holds = "`info` can hold text, numbers, lists and mappings"
     with convert_errors(lambda reason: StoreError(f"save: {path.name} cannot be written ({reason}); {holds}.")):
@@ -286,7 +277,7 @@ def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
 
 
 def read_json(path: Path) -> Fields:
-    """Read a file that holds one JSON object; StoreError if it is missing, damaged, or holds something else."""
+    """Read a file that holds one JSON object; raise StoreError if it is missing, damaged, or holds something else."""
     fields: object = _read(path, lambda content: parse_json(content.decode()), "JSON", MAX_BYTES)
     if not isinstance(fields, dict):
         raise damaged(path, "holds no JSON object")
@@ -294,13 +285,9 @@ def read_json(path: Path) -> Fields:
 
 
 def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None = None) -> T:
-    """Read and parse a file.
+    """Read a file of at most `most` bytes (None: no limit), and return what `parse` makes of its bytes.
 
-    Args:
-        path: The file.
-        parse: Makes the result from the bytes.
-        form: Name of the format, for error messages.
-        most: Maximum size in bytes; None: no limit.
+    `form` names the format in error messages.
 
     Raises:
         StoreError: If the file is missing, cannot be read, is too large, or cannot be parsed.
@@ -315,13 +302,13 @@ def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None =
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors in the safetensors format; tensors that share memory are written separately."""
+    """Write tensors in the safetensors format. Tensors that share memory are written separately."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     path.write_bytes(dump_safetensors(plain, metadata={"format": "pt"}))
 
 
 def check_finite(what: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise NotFiniteError if a tensor holds NaN or infinity; `what` names the owner of the (name, tensor) pairs."""
+    """Raise NotFiniteError if one of the (name, tensor) pairs holds NaN or infinity; `what` names their owner."""
     if name := first_non_finite(tensors):
         raise NotFiniteError(f"save: {what} holds NaN or infinity in '{name}'; such weights are not saved.", name=name)
 
@@ -331,7 +318,7 @@ def read_tensors(path: Path, expected: Mapping[str, Tensor]) -> dict[str, Tensor
 
     Args:
         path: The file.
-        expected: Name -> tensor of the shape that the file must have. Floats may have any float type.
+        expected: Name -> tensor whose shape the file must have. Floating-point tensors may have any float type.
 
     Raises:
         StoreError: If the file is damaged, a name or shape differs, or a tensor holds NaN or infinity.

@@ -1,4 +1,4 @@
-"""Banks on the Hugging Face hub: download one, push one, and explain why the hub refused."""
+"""Banks on the Hugging Face hub: download a bank, push a bank, and explain why the hub refused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 
 
 def local_folder(folder: str, revision: str | None, readers: Sequence[str] | None, *, base: bool) -> Path:
-    """Return the path of a bank's local folder; without such a folder, download the bank from the hub.
+    """Return the path of a bank's local folder; if there is no such folder, download the bank from the hub first.
 
     Args:
         folder: A local folder, or the id of a repository on the hub.
@@ -30,7 +30,7 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
         base: Whether to download the base model too, if it is saved with the bank.
 
     Raises:
-        StoreError: If there is neither such a folder nor such a repository, or the download fails.
+        StoreError: If neither the folder nor the repository exists, or the download fails.
     """
     path = Path(folder)
     if is_dir(path):
@@ -51,12 +51,9 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Return the patterns of the files of a bank to download, for `huggingface_hub.snapshot_download`.
+    """Return the file patterns to download for `readers` (None: all), and with `base` those of the base model.
 
-    Args:
-        readers: Names of the readers. None: all readers. A name that no reader can have (such as "*") would act as a
-            pattern, so it is left out; loading later says that the bank has no such reader.
-        base: Whether to download the base model too.
+    A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
     """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
     reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]
@@ -75,17 +72,17 @@ def push_folder(
 ) -> str:
     """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
 
-    Files of readers and of the base model that are in the repository, but were not saved now, are deleted in the same
+    Files of readers and of the base model that are in the repository, but not in this save, are deleted in the same
     commit.
 
     Args:
         save: Called with the folder to write to.
         repo: Id of the repository, which is created if it does not exist.
         message: Message of the commit.
-        branch: Branch, which is created if it does not exist; None: the main branch.
+        branch: Branch, which is created if it does not exist. None: the main branch.
         create_pr: Open a pull request instead of committing to the branch.
-        private: Whether a new repository is private; None: the account's default.
-        token: Access token; None: the stored one.
+        private: Whether a new repository is private. None: the account's default.
+        token: Access token. None: the stored one.
 
     Raises:
         StoreError: If the hub refuses, or cannot be reached.
@@ -113,12 +110,7 @@ def push_folder(
 
 
 def _reason(error: BaseException, revision: str | None) -> str:
-    """Return why a request to the hub failed, as a part of an error message.
-
-    Args:
-        error: The error that huggingface_hub raised.
-        revision: The branch, tag or commit of the request. None: the main branch.
-    """
+    """Return why a request to the hub for `revision` (None: the main branch) failed, as a part of an error message."""
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # it says that the file is not in the cache; its cause is why the hub did not give it
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -46,8 +46,8 @@ def load(
 ) -> tuple[PreTrainedModel, Any]:
     """Load a model in eval mode, and its processor.
 
-    A folder that `lamina.save` wrote is loaded with its edits: inserted layers are in place, and what was frozen is
-    frozen. Code that comes with a model is never run.
+    A folder that `lamina.save` wrote is loaded with its edits: inserted layers are in place, and frozen parameters are
+    frozen. Code that comes with a model is never executed.
 
     Example:
         ```python
@@ -58,22 +58,22 @@ def load(
     Args:
         name: A local folder, a hub id, or "minilm" (all-MiniLM-L6-v2, from its Python package if that is installed).
         head: None for the backbone alone; a kind of task, such as "sequence_classification"; or an auto class or model
-            class of transformers, or the name of one.
-        labels: Names of the head's classes. The saved weights of the head are used if it has as many classes; otherwise
-            the head starts at random. None: the classes that the config names.
+            class of transformers, or its name.
+        labels: Names of the head's classes. If the saved head has as many classes, its weights are used; otherwise the
+            head starts at random. None: the classes that the config names.
         revision: Branch, tag or commit on the hub. None: the main branch.
         dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
-        new_weights: Whether weights that the files lack may start at random, with a warning. If not, only a head and a
-            pooler may start at random, with at most half of all parameters.
+        new_weights: True: weights that the files lack start at random, with a warning. False: only a head and a pooler
+            may start at random, with at most half of all parameters.
 
     Returns:
         The model and its processor: a tokenizer, image processor, feature extractor or joint processor. The processor
         is None if the model has none.
 
     Raises:
-        ModelNotFoundError: If there is no such folder, and the hub has no such model or cannot be reached.
+        ModelNotFoundError: If the folder does not exist, and the hub does not have the model or cannot be reached.
         StoreError: If files are damaged, do not fit together, or lack weights that may not start at random.
-        UnknownNameError: If there is no such head.
+        UnknownNameError: If the head does not exist.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
         ConfigError: If `dtype` is not a float type, or `labels` is empty, a string, or has a name twice.
     """
@@ -137,13 +137,10 @@ def _load(
 
 
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
-    """Return the names of the weights that start at random, and log them (a warning, unless the head is new).
+    """Log and return the names of the weights that start at random; it is a warning, unless the head is new.
 
-    Args:
-        model: The loaded model.
-        name: Where it was loaded from.
-        report: The loading info of transformers.
-        new_head: Whether the head got new classes, so that its weights may have another shape than the saved ones.
+    With `new_head`, the head got new classes, so that its weights may have another shape than the saved ones. `report`
+    is the loading info of transformers.
 
     Raises:
         StoreError: If a saved weight has another shape than the config says.
@@ -159,16 +156,16 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
-    """Return a model with its edits on the meta device: it has modules and shapes, but no weights and needs no memory.
+    """Build a model with its edits on the meta device: it has modules and shapes, but no weights and needs no memory.
 
     Args:
         name: A local folder, a hub id, or "minilm". Only the config and the record of edits are read.
         head: None for the backbone alone; a kind of task; or the name of a class of transformers.
 
     Raises:
-        ModelNotFoundError: If there is no such model.
+        ModelNotFoundError: If the model does not exist.
         StoreError: If the edits do not fit the config.
-        UnknownNameError: If there is no such head.
+        UnknownNameError: If the head does not exist.
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
     """
     name = str(name)

@@ -19,9 +19,9 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 
 
 class SavedFacts(BaseModel):
-    """Base class of the contents of a JSON file, which must have all fields of the class and no others.
+    """Base class for the content of a JSON file, which must have all fields of the class and no others.
 
-    A class with a field `format` reads files of this version's `FORMAT` only.
+    A class with a field `format` only reads files with this version's `FORMAT`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -43,7 +43,7 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def _checked(cls, path: Path, fields: Fields) -> Self:
-        """Return the object with the fields of the file `path`; the first problem that pydantic finds is raised.
+        """Return the object with the fields of the file `path`; raise the first problem that pydantic finds.
 
         Raises:
             StoreError: If a field is missing or wrong.

@@ -77,7 +77,7 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
 
 
 def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
-    """Yield the settings of a config, and of the configs in it, for which transformers would download code."""
+    """Yield the settings of a config, and of configs inside it, for which transformers would download code."""
     has_hub_kernels = importlib.util.find_spec("kernels") is not None
     for what in ("attn", "experts"):
         way = getattr(config, f"_{what}_implementation_internal", None)
@@ -89,7 +89,12 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_config(path: Path, name: str) -> None:
-    """Raise an error if the config file of a model folder is missing, unreadable or asks for too much."""
+    """Check the config file of a model folder before transformers reads it; errors call the model `name`.
+
+    Raises:
+        ModelNotFoundError: If the file is missing or not valid JSON.
+        StoreError: If the config asks for absurdly many layers, heads or labels.
+    """
     if not path.is_file():
         raise ModelNotFoundError(op="load", got=name, reason="the folder has no config.json")
     try:
@@ -101,7 +106,7 @@ def _check_config(path: Path, name: str) -> None:
 
 
 def _check_counts(path: Path, fields: Mapping[str, object]) -> None:
-    """Raise StoreError if a config asks for more layers, heads, labels and the like than any model has."""
+    """Raise StoreError if a config asks for more layers, heads, labels and so on than any model has."""
     for key, value in fields.items():
         for number in cast("list[object]", value if isinstance(value, list) else [value]):
             if isinstance(number, dict):
@@ -128,7 +133,7 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
 
     Raises:
         UnsupportedModelError: If the class does not fit the config.
-        StoreError: If the config describes no model that can be built.
+        StoreError: If no model can be built from the config.
     """
     from transformers import AutoModel
 
@@ -148,12 +153,10 @@ def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
 def model_class(head: str | type[object] | None) -> Any:
     """Return the class of transformers that loads a model with a head.
 
-    Args:
-        head: None for the backbone; a kind of task; the name of an auto class or model class; or such a class, which is
-            returned.
+    `head` is None for the backbone, a kind of task, the name of an auto class or model class, or such a class itself.
 
     Raises:
-        UnknownNameError: If there is no such head.
+        UnknownNameError: If the head does not exist.
     """
     import transformers
 
@@ -176,13 +179,9 @@ def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
 
 
 def writing_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """Return the name of a saved model's class if that class generates text; otherwise None.
+    """Return the name of a saved model's class if that class can generate text; otherwise None.
 
     The result can be passed to `load` as `head`, where None stands for the backbone.
-
-    Args:
-        name: A local folder or a hub id.
-        revision: Branch, tag or commit on the hub. None: the main branch.
     """
     import transformers
 
@@ -195,7 +194,7 @@ def writing_class(name: str | Path, *, revision: str | None = None) -> str | Non
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:
-    """Raise StoreError if a model, built on the meta device, is many times as large as the weights in its folder."""
+    """Raise StoreError if a model (built on the meta device) is far larger than the files of weights in its folder."""
     files = [path for path in Path(name).glob("*") if path.suffix in (".safetensors", ".bin")]
     size_bytes = sum(path.stat().st_size for path in files)
     if files and model.num_parameters() > _SPARE_PARAMETERS + 8 * size_bytes:
@@ -204,14 +203,9 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 
 
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
-    """Check the weights of a local model without reading them: their headers, and packages that they need.
+    """Check the weights of a local model without reading them: their headers, and the packages that they need.
 
-    Raises the errors that `lamina.load` would raise. A model on the hub is not checked.
-
-    Args:
-        name: A local folder or a hub id.
-        config: Config of the model.
-        revision: Branch, tag or commit on the hub.
+    The errors are those of `lamina.load`. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 
@@ -235,7 +229,7 @@ def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str |
 
 
 def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | None = None) -> Any:
-    """Load the processor of a model: a tokenizer for a model of text, else a joint processor or one of its parts.
+    """Load the processor of a model: a tokenizer for a text model, otherwise a joint processor or one of its parts.
 
     Args:
         name: A local folder or a hub id.
@@ -243,10 +237,10 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
         revision: Branch, tag or commit on the hub.
 
     Returns:
-        The processor; None if there are no files of one.
+        The processor; None if the model has no processor files.
 
     Raises:
-        StoreError: If there are files of a processor, and they cannot be read.
+        StoreError: If processor files exist but cannot be read.
     """
     import transformers
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -281,10 +275,10 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
 
 
 def source_of(name: str, revision: str | None) -> str:
-    """Return where transformers should load a model from: the folder `name` if there is one, otherwise the hub id.
+    """Return where transformers should load a model from: the folder `name` if it exists, otherwise the hub id.
 
     "minilm" stands for the folder in its Python package, if that is installed and `revision` is None. If a process died
-    while it replaced the files of the folder, the replacement is undone first.
+    while it replaced the folder's files, that replacement is undone first.
     """
     full = SHORT_NAMES.get(name, name)
     if is_folder := is_dir(full):
@@ -294,7 +288,7 @@ def source_of(name: str, revision: str | None) -> str:
 
 
 def _minilm_folder() -> Path | None:
-    """Return the folder of MiniLM in its installed package, without importing the package; None if not installed."""
+    """Return MiniLM's folder in its installed package, without importing the package; None if it is not installed."""
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     for root in (spec.submodule_search_locations or ()) if spec else ():
         weights = Path(root) / "model" / "model.safetensors"
@@ -315,13 +309,7 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
-    """Return Lamina's error for what transformers raised when it loaded a model; errors of Lamina are returned as is.
-
-    Args:
-        name: Folder or hub id of the model.
-        model_type: Its family.
-        error: What transformers raised.
-    """
+    """Return Lamina's error for an error that transformers raised while loading a model; Lamina's own are unchanged."""
     if isinstance(error, LaminaError):
         return error
     reason, is_folder = first_line(error), is_dir(name)

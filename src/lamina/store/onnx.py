@@ -97,25 +97,25 @@ def export_onnx(
 ) -> OnnxFacts:
     """Write a bank, or a plain or edited model, as one ONNX graph, with its tokenizer and `onnx.json`.
 
-    The graph takes any number of rows and tokens, and computes in float32. Before the files are put in place, the graph
-    runs in onnxruntime on batches of other sizes than it was traced with, and its outputs are compared to PyTorch's:
-    they may differ by 1e-4 at most (for logits above 1, by 1e-4 of the largest). If readers read only the encoder of an
-    encoder-decoder model, only the encoder is written. If they read the decoder, the graph also has the inputs
-    `decoder_input_ids` and `decoder_attention_mask`.
+    The graph accepts any number of rows and tokens, and computes in float32. Before the files are put in place,
+    onnxruntime runs the graph on batches of other sizes than those of the trace, and its outputs are compared with
+    PyTorch's: they may differ by at most 1e-4 (for logits above 1, by 1e-4 of the largest). If readers read only the
+    encoder of an encoder-decoder model, only the encoder is written. If they read the decoder, the graph also has the
+    inputs `decoder_input_ids` and `decoder_attention_mask`.
 
     Args:
         bank_or_model: The bank, or a model that reads text. It is not changed.
         folder: Folder to write; created if it does not exist. An earlier export in it is replaced.
-        processor: Tokenizer to save with the graph; None: the bank's.
-        readers: Names of the readers to write; None: all.
-        main: Also write the model's own output: "logits", or "last_hidden_state" of a model without a head. A model
-            without readers always has it.
+        processor: Tokenizer to save with the graph. None: the bank's.
+        readers: Names of the readers to write. None: all.
+        main: Also write the model's own output: "logits", or "last_hidden_state" of a model without a head. The graph
+            of a plain model always has it.
 
     Returns:
         The contents of `onnx.json`.
 
     Raises:
-        UnknownNameError: If the bank has no such reader.
+        UnknownNameError: If the bank does not have a reader.
         ConfigError: If there is nothing to write, or a reader has the name of the model's own output.
         UnsupportedModelError: If the model does not read text alone, or torch cannot write one of its parts as ONNX.
         NotFiniteError: If a weight holds NaN or infinity.
@@ -149,7 +149,7 @@ def export_onnx(
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return the files that an earlier export wrote to a folder; empty if there is no readable `onnx.json`."""
+    """Return the files that an earlier export wrote to a folder; [] if there is no readable `onnx.json`."""
     try:
         return OnnxFacts.read(folder / MARK).files
     except LaminaError:
@@ -159,9 +159,7 @@ def _listed(folder: Path) -> list[str]:
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
     """Return a copy of a bank and its model, in float32, on the CPU and in eval mode; for a model, an empty bank on it.
 
-    Args:
-        bank_or_model: The bank or the model.
-        processor: Tokenizer of the copy; None: the bank's.
+    The copy has the tokenizer `processor`, or the bank's if that is None.
     """
     target = unwrapped(bank_or_model)
     model = target.model if isinstance(target, ReaderBank) else target
@@ -189,12 +187,12 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class _Plan:
-    """The computation to write: one pass of a bank's model, or of its encoder, with some of its readers.
+    """What to export: a forward pass of a bank's model, or of its encoder, with some of its readers.
 
     Args:
-        bank: A bank that belongs to the export, see `_copied`.
-        readers: Names of the readers; None: all.
-        main: Whether the model's own output is written too.
+        bank: A bank that the export may change, see `_copied`.
+        readers: Names of the readers. None: all.
+        main: Whether to export the model's own output too.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:
@@ -220,7 +218,7 @@ class _Plan:
         return str(self.model.config.model_type)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Run the pass; return the logits of every reader, then the model's own output if it is written."""
+        """Return the logits of every reader, then the model's own output if it is exported, from one forward pass."""
         passes = self._passes()
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
         with attach(passes, masks), internal_pass():  # a trace cannot look whether integers are a mask of 0 and 1
@@ -251,7 +249,7 @@ class _Plan:
 
     @torch.no_grad()
     def expected(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Run the batch in PyTorch; return output name -> (values, mask of real tokens).
+        """Run a batch in PyTorch, and return output name -> (values, mask that is True at tokens which are no padding).
 
         The mask is None for outputs with one row per text.
         """
@@ -280,16 +278,16 @@ class _Plan:
         return facts
 
     def _passes(self) -> list[StackPass]:
-        """Return a new pass for each stack that the readers read."""
+        """Return a new pass object for each stack that the readers read."""
         readers = {name: self.bank[name] for name in self.names}
         return stack_passes(self.model, self.bank.stacks, readers, grad=False, processor=self.bank.processor)
 
     def _options(self) -> dict[str, bool]:
-        """Return the arguments of the model that turn its key-value cache off."""
+        """Return the keyword arguments that turn the model's key-value cache off."""
         return {"use_cache": False} if "use_cache" in inspect.signature(self._runs.forward).parameters else {}
 
     def _main_name(self) -> str:
-        """Return the name of the model's own output, from a run of the model."""
+        """Return the name of the model's own output, "logits" or "last_hidden_state", found by calling the model."""
         with torch.no_grad():
             output = self.model(**self.inputs(*_TRACED))
         for name in ("logits", "last_hidden_state"):
@@ -301,8 +299,9 @@ class _Plan:
 class _Graph(nn.Module):
     """The module that is traced.
 
-    A trace replaces the submodules of this module by proxies, on which no hooks are registered. So the plan, which is
-    not a module, keeps the modules that the hooks know, and the submodules only make their parameters visible.
+    A trace replaces the submodules of this module by proxies, on which no hooks are registered. The plan, which is not
+    a module, keeps the original modules with the hooks; the submodules here only make their parameters visible to the
+    trace.
     """
 
     def __init__(self, plan: _Plan) -> None:
@@ -329,10 +328,10 @@ def _reader_facts(reader: ReaderModule) -> OutputFacts:
 
 @contextmanager
 def _as_traced(plan: _Plan) -> Generator[None]:
-    """Prepare the readers for a trace, and silence the libraries' warnings for the time of the context.
+    """Prepare the readers for a trace, and silence the libraries' warnings, inside the `with` block.
 
-    A fusion decides from its weights which layers are active. Tensors in a trace hold no numbers, so the decision is
-    made here, once. The fusions are copies that belong to the export, so it need not be undone.
+    A fusion decides from the values of its weights which layers are active. Tensors in a trace have no values, so the
+    decision is made here, once. The fusions belong to the export, so this need not be undone.
     """
     for module in plan.bank.modules():
         if isinstance(module, Fusion):
@@ -350,7 +349,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
 
 
 def _write(plan: _Plan, path: Path) -> None:
-    """Trace a plan and write it as an ONNX graph; UnsupportedModelError if torch cannot write a part of it."""
+    """Trace a plan, and write it as an ONNX graph; raise UnsupportedModelError if torch cannot write a part of it."""
     batch = plan.inputs(*_TRACED)
     dynamic = torch.export.Dim.DYNAMIC
     shapes = ({name: {0: dynamic, 1: dynamic} for name in batch},)
@@ -374,15 +373,9 @@ def _write(plan: _Plan, path: Path) -> None:
 
 
 def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
-    """Return the largest difference between the outputs of onnxruntime and PyTorch on one batch.
+    """Return the largest difference between onnxruntime and PyTorch on one batch of `rows` rows of `tokens` tokens.
 
-    For an output with values above 1, the difference is relative to the largest one.
-
-    Args:
-        plan: The computation.
-        path: The graph.
-        rows: Rows of the batch.
-        tokens: Tokens of each row.
+    For an output with values above 1, the difference is relative to the largest value.
 
     Raises:
         StoreError: If an output has another shape, or differs by more than `TOLERANCE`.
@@ -406,7 +399,7 @@ def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
 
 
 def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, NDArray[np.float32]]:
-    """Run the graph in the file `path` in onnxruntime on a batch; return output name -> values.
+    """Run the graph in the file `path` in onnxruntime on a batch, and return output name -> values.
 
     Raises:
         UnsupportedModelError: If onnxruntime cannot run the graph.

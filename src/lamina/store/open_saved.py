@@ -28,13 +28,13 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 
     Args:
         saved: Folder or hub id of the bank or model.
-        base: Folder or hub id of the bank's base model. None: the one that the bank names.
-        writes: Whether to load the base of a bank with its language-model head, if it was saved with one, so that it
+        base: Folder or hub id of the bank's base model. None: the model that the bank names.
+        writes: Whether to load a bank's base model with its language model head, if it was saved with one, so that it
             can generate text.
 
     Raises:
         ModelNotFoundError: If the base or the model cannot be found.
-        StoreError: If there is no such folder or repository, or its files are damaged.
+        StoreError: If the folder or repository does not exist, or its files are damaged.
         ConfigError: If `base` is given for a whole model.
     """
     # `lamina.save` records the class of every whole model. Banks have no such record.
@@ -50,14 +50,14 @@ def open_saved(saved: str, *, base: str | None = None, writes: bool = False) -> 
 def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
     """Load a saved bank or model, or return the object that an earlier call with the same argument loaded.
 
-    It is moved to the GPU if there is one. The last two objects stay in memory. If files in the folder have changed
-    since the earlier call, it is loaded again.
+    The object is moved to the GPU if there is one. The two last objects are cached. If files in the folder have changed
+    since the earlier call, they are loaded again.
 
     Args:
         saved: Folder or hub id of the bank or model.
 
     Raises:
-        LaminaError: As `open_saved` raises it.
+        LaminaError: Any error of `open_saved`.
     """
     folder = Path(saved)
     written = [(folder / name).stat().st_mtime_ns for name in (MANIFEST, RECORD) if is_file(folder / name)]
@@ -66,7 +66,7 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
-    """Load a saved bank or model; `_written`, the times of its files, only makes the cache's key."""
+    """Load a saved bank or model; `_written`, the modification times of its files, is only a part of the cache key."""
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return loaded.to(device)  # pyright: ignore[reportArgumentType, reportUnknownMemberType, reportUnknownVariableType]

@@ -1,6 +1,6 @@
-"""An exported reader: computes logits from hidden states, with torch and safetensors alone.
+"""An exported reader: computes logits from hidden states, with nothing but torch and safetensors.
 
-`lamina.store.export.export_reader` copies this file as `lamina_reader.py` to the folder with the weights that it loads.
+`lamina.store.export.export_reader` copies this file as `lamina_reader.py` into the folder with the reader's weights.
 The file imports nothing of Lamina, so its errors are Python's own.
 
 Example:
@@ -36,7 +36,7 @@ KEPT = 1024  # forward passes whose answers wait to be collected; older answers 
 
 
 class PlainReader(nn.Module):
-    """A fusion and a head for inference. `PlainReader.load(folder)` builds it from an exported folder.
+    """A fusion and a head for inference. `PlainReader.load(folder)` builds one from an exported folder.
 
     Args:
         settings: Contents of `reader.json`.
@@ -44,10 +44,10 @@ class PlainReader(nn.Module):
 
     Attributes:
         settings: The settings.
-        layers: Layers that it reads: 0 is the embeddings, i the output of block i. The last layer is after the final
-            norm if the model returns it so.
-        labels: Names of its classes, in the order of the logits.
-        per_token: Whether it computes logits of each token by itself, so that a text may come in pieces.
+        layers: Layers that the reader needs: 0 is the embeddings, i the output of block i. The last layer comes after
+            the final norm if the model's `hidden_states` include that norm.
+        labels: Names of the classes, in the order of the logits.
+        per_token: Whether the logits of each token depend on that token alone, so that a text may come in pieces.
 
     Raises:
         ValueError: If the settings have another format.
@@ -78,13 +78,13 @@ class PlainReader(nn.Module):
         Args:
             states: Layer -> states `[tokens, width]` of one text, or of several texts one after the other, without
                 padding.
-            lengths: Number of tokens of each text; None: there is one text.
+            lengths: Number of tokens of each text. None: there is one text.
 
         Returns:
             Logits `[texts, classes]`; for a reader that labels tokens `[tokens, classes]`.
 
         Raises:
-            ValueError: If a layer is missing, or the lengths do not add up to the tokens.
+            ValueError: If a layer is missing, or the sum of the lengths is not the number of tokens.
         """
         selected = self._select(states)
         counts = [len(selected[0])] if lengths is None else list(lengths)
@@ -96,9 +96,9 @@ class PlainReader(nn.Module):
 
     @torch.no_grad()
     def tokens(self, states: Mapping[int, Tensor]) -> Tensor:
-        """Compute the logits `[tokens, classes]` of tokens from any texts; only if `per_token`, else ValueError.
+        """Compute the logits `[tokens, classes]` of tokens, which may be from any texts; ValueError unless `per_token`.
 
-        For a reader that labels texts, the logits of a text are the mean of those of its tokens.
+        If the reader labels texts, the logits of a text are the mean of its tokens' logits.
         """
         self.check_per_token()
         return self._output(self._features(self._select(states)))
@@ -109,7 +109,7 @@ class PlainReader(nn.Module):
             raise ValueError("this reader reads whole texts, and a server's steps are parts of them. Call it on texts.")
 
     def _select(self, states: Mapping[int, Tensor]) -> list[Tensor]:
-        """Return the states of the layers that the reader reads, lowest first; ValueError if one is missing."""
+        """Return the states of the reader's layers, lowest first; raise ValueError if one is missing."""
         if missing := [layer for layer in self.layers if layer not in states]:
             raise ValueError(f"no states of layer {missing[0]}; this reader needs the layers {self.layers}.")
         return [states[layer] for layer in self.layers]
@@ -143,7 +143,7 @@ class PlainReader(nn.Module):
         return torch.stack([state.to(scale.dtype) * scale for state, scale in scales]).sum(0)
 
     def _concat(self, states: Sequence[Tensor]) -> Tensor:
-        """Fuse by projecting the concatenated layers, which is a sum of one projection per layer."""
+        """Fuse by projecting the concatenated layers, computed as a sum of one projection per layer."""
         maps = zip(states, self._rows("projection"), strict=True)
         parts = [F.linear(state.to(weight.dtype), weight) for state, weight in maps]
         total = torch.stack(parts).sum(0)
@@ -187,15 +187,15 @@ class PlainReader(nn.Module):
         return F.linear(features, self._weight(f"{name}_weight"), self._weight(f"{name}_bias"))
 
     def _output(self, features: Tensor) -> Tensor:
-        """Turn features into logits; without a linear map in the head they are the logits."""
+        """Turn features into logits; if the head has no linear map, the features are the logits."""
         return self._map(features, "output") if self.settings["linear"] else features
 
     def _rows(self, name: str) -> tuple[Tensor, ...]:
-        """Return the weight tensor of the given name, split along its first axis, which is the layers."""
+        """Return the weight tensor `name`, split along its first axis, the layers."""
         return self._weight(name).unbind(0)
 
     def _weight(self, name: str) -> Tensor:
-        """Return the weight tensor of the given name."""
+        """Return the weight tensor `name`."""
         return cast("Tensor", getattr(self, name))
 
 
@@ -210,15 +210,15 @@ class Answer(NamedTuple):
 
 
 class Listener:
-    """Collects the states of each forward pass of a server, and runs a reader on them.
+    """Collects the states of each forward pass of a server, and calls a reader on them.
 
     Args:
         folder: Folder of the exported reader, which must be `per_token`.
-        sink: Called with the `Answer` of each pass. None: the answers wait in `answers`.
+        sink: Called with the `Answer` of each forward pass. None: answers are stored in `answers`.
 
     Attributes:
         reader: The reader.
-        answers: Answers that nobody has collected yet, at most `KEPT`.
+        answers: Answers that were not collected yet, at most `KEPT`.
     """
 
     def __init__(self, folder: str | Path, sink: Callable[[Answer], object] | None = None) -> None:
@@ -230,17 +230,18 @@ class Listener:
         self._positions: Tensor | None = None
 
     def hook(self, layer: int, _module: nn.Module, inputs: tuple[object, ...], output: object = None) -> None:
-        """Store the state of one layer; the last layer of a pass runs the reader and passes its `Answer` on.
+        """Store the state of one layer. At the highest layer of a pass, call the reader and pass its `Answer` on.
 
         This is a hook of the module that `settings["points"]` names for the layer.
 
         Args:
             layer: The layer.
-            inputs: Arguments of the module.
-            output: What the module returned; None in a pre-hook, before it runs.
+            inputs: Positional arguments of the module.
+            output: What the module returned. None in a pre-hook.
 
         Raises:
-            ValueError: If the hook is a forward hook where a pre-hook is needed, or the width of the states is wrong.
+            ValueError: If this is a forward hook although the layer needs a pre-hook, or the width of the states is
+                wrong.
         """
         if layer == self.reader.layers[0]:
             self._states, self._positions = {}, None
@@ -268,9 +269,7 @@ class Listener:
 def state_of(output: object, *, add: bool) -> Tensor:
     """Return the hidden state in the output of a module.
 
-    Args:
-        output: What the module returned.
-        add: Whether it is a block of vLLM or SGLang, which may return two tensors whose sum is the state.
+    With `add`, the module is a block of vLLM or SGLang, which may return two tensors whose sum is the state.
     """
     values = (output,) if isinstance(output, Tensor) else cast("Sequence[object]", output)
     state, second = cast("Tensor", values[0]), values[1] if len(values) > 1 else None
@@ -283,11 +282,7 @@ _listeners: dict[str, Listener] = {}
 
 
 def hook_factory(config: Settings) -> Callable[..., None]:
-    """Return the forward hook of one layer, as SGLang's `--forward-hooks` needs it.
-
-    Args:
-        config: An entry's "config" as `forward_hooks` writes it: "folder", "layer", and perhaps "sink".
-    """
+    """Return the forward hook of one layer for SGLang; `config` is the "config" in an entry of `forward_hooks`."""
     if (listener := _listeners.get(config["folder"])) is None:
         name = config.get("sink")  # "module:function"
         sink = None if name is None else getattr(import_module(name.partition(":")[0]), name.partition(":")[2])
@@ -296,13 +291,13 @@ def hook_factory(config: Settings) -> Callable[..., None]:
 
 
 def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "") -> list[Settings]:
-    """Return the value of SGLang's `--forward-hooks` for a reader: one entry per layer, which JSON can hold.
+    """Return the value of SGLang's `--forward-hooks` for a reader: one JSON-ready entry per layer.
 
     Args:
-        folder: Folder of the exported reader. It must be on the server's PYTHONPATH, since the entries name the module
-            `lamina_reader`.
-        sink: "module:function" to call with every `Answer`; None: the answers wait for `collect`.
-        prefix: Prefix of the modules' names, such as "language_model." if the language model is a part of the model.
+        folder: Folder of the exported reader. It must be on the server's PYTHONPATH, because the entries name the
+            module `lamina_reader`.
+        sink: "module:function" to call with every `Answer`. None: the answers are stored for `collect`.
+        prefix: Prefix of the module names, such as "language_model." if the language model is a part of the model.
     """
     settings = PlainReader.load(folder).settings
     more = {} if sink is None else {"sink": sink}
@@ -319,19 +314,19 @@ def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "")
 
 
 def _hook_type(point: Settings) -> str:
-    """Return SGLang's name of the hook that sees a layer at a point: before or after the forward of its module."""
+    """Return SGLang's name of a hook before ("forward_pre") or after ("forward") the forward of a point's module."""
     return "forward_pre" if point["side"] == "input" else "forward"
 
 
 def attach(model: nn.Module, folder: str | Path, prefix: str = "") -> list[str]:
-    """Hook a reader into a model, and return the names of the hooked modules.
+    """Register the hooks of a reader on a model, and return the names of the modules that got a hook.
 
     In vLLM: `llm.apply_model(functools.partial(attach, folder=folder))`.
 
     Args:
         model: The model.
         folder: Folder of the exported reader.
-        prefix: Prefix of the modules' names, as in `forward_hooks`.
+        prefix: Prefix of the module names, as in `forward_hooks`.
     """
     listener = Listener(folder)
     points: Settings = listener.reader.settings["points"]
@@ -343,12 +338,12 @@ def attach(model: nn.Module, folder: str | Path, prefix: str = "") -> list[str]:
 
 
 def collect(_model: nn.Module, folder: str | Path) -> list[Answer]:
-    """Return and forget the answers since the last call, one per forward pass.
+    """Return the answers of all forward passes since the last call, and remove them from the store.
 
     In vLLM: `llm.apply_model(functools.partial(collect, folder=folder))`.
 
     Args:
-        folder: Folder of the exported reader that `attach` has hooked in.
+        folder: Folder of the exported reader that `attach` was called with.
     """
     answers = _listeners[str(folder)].answers
     return [answers.popleft() for _ in range(len(answers))]

@@ -47,7 +47,7 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
         revision: Branch, tag or commit on the hub. None: the main branch.
 
     Returns:
-        The name of the saved model's class, and its edits in order. "" and no edits if there is no record.
+        The name of the saved model's class, and its edits in order. "" and [] if there is no record.
 
     Raises:
         StoreError: If the record is damaged.
@@ -62,10 +62,10 @@ def read_record(name: str, revision: str | None = None) -> tuple[str, list[Edit]
 
 
 def _download_record(repo: str, revision: str | None) -> Path | None:
-    """Return the local path of a repository's record, downloaded or from the cache; None if it has none.
+    """Return the local path of a repository's record, downloaded or cached; None if the repository has none.
 
-    The hub is asked first whether the file exists, because the download retries for 23 seconds if the hub cannot be
-    reached and the file is not in the cache.
+    The hub is asked first whether the file exists, because a download retries for 23 seconds if the hub cannot be
+    reached and the file is not cached.
     """
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError
@@ -89,9 +89,9 @@ def _download_record(repo: str, revision: str | None) -> Path | None:
 
 
 def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
-    """Return a subclass of a model class whose constructor inserts the layers that a record names.
+    """Return a subclass of a model class whose constructor inserts the recorded layers.
 
-    The layers must be in place before transformers maps the names in a checkpoint to parameters and loads them.
+    The layers must exist before transformers maps the names in a checkpoint to parameters and loads them.
 
     Args:
         plain: The model class.
@@ -113,7 +113,7 @@ def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
 
 
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
-    """Insert the layers that a record of edits names into a model, except layers that were merged or cut off later."""
+    """Insert the layers of a record of edits into a model, except layers that were merged or removed by later edits."""
     merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
     for number, edit in enumerate(record):
         if edit.kind == "insert" and number > merged:
@@ -122,12 +122,10 @@ def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
 
 
 def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """Yield an insertion for each stack, limited to the layers that the truncated model still has.
+    """Yield a recorded insertion per stack, limited to layers that the truncated model still has.
 
-    Args:
-        model: The model at its present depth.
-        edit: The insertion, in the layer numbers of the depth at that time.
-        later: The edits that followed.
+    `edit` has layer numbers from before the `later` edits, some of which may have removed blocks. `model` has its final
+    depth.
     """
     # stack -> its depth before the first cut that followed
     depths = {cut.stack: max(cut.layers) for cut in reversed(later) if cut.kind == "truncate" and cut.layers}
@@ -152,8 +150,8 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
         model: The loaded model.
         name: Folder or hub id that it was loaded from, for error messages.
         report: The loading info of transformers.
-        exact: Whether the model has the class of the saved model. If not, only the parts that contain layers must fit.
-            If so, everything must fit, except the pooler of a backbone: it may have been saved without a pooler.
+        exact: Whether the loaded model has the class of the saved one. True: all weights must fit, except a backbone's
+            pooler, which may not have been saved. False: only the parts that contain layers must fit.
     """
     prefix, layered = f"{model.base_model_prefix}.", set[str]() if exact else _layered(model)
     is_backbone = model.base_model is model
@@ -169,14 +167,10 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 
 
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
-    """Raise StoreError if the weights of a checkpoint come from another class of model.
+    """Raise StoreError if the weights of a checkpoint belong to another class of model.
 
-    They do if a part of the model that contains layers, or more than half of its parameters, would start at random.
-
-    Args:
-        model: The loaded model.
-        name: Where it was loaded from, for error messages.
-        new: Names of the weights that start at random.
+    That is so if a part of the model that contains layers, or more than half of the parameters, would start at random.
+    `new` are the names of the weights that start at random, and `name` is the checkpoint, for errors.
     """
     prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
@@ -202,16 +196,16 @@ def _layered(model: PreTrainedModel) -> set[str]:
 
 
 def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Return those of the parameter names that belong to parts of the model with layers, see `_layered`.
+    """Return those parameter names that belong to parts of the model with layers, see `_layered`.
 
-    The other parts, such as a pooler, are missing in some classes of the same family.
+    Other parts, such as a pooler, are missing in some classes of the same family.
     """
     layered = _layered(model) if names else ()
     return [name for name in names if name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] in layered]
 
 
 def _mismatch(name: str, what: str) -> StoreError:
-    """Return the error for weights at `name` that do not belong to the saved model; `what` says why."""
+    """Return the error that the weights at `name` do not belong to the saved model; `what` says why."""
     return damaged(f"the weights in {name}", f"are not those of the model that was saved: {what}")
 
 
@@ -219,7 +213,7 @@ def _mismatch(name: str, what: str) -> StoreError:
 
 
 def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> None:
-    """Freeze parameters as a record of edits says, check that it fits the model, and attach it to the model.
+    """Freeze parameters as the record of edits says, check that the record fits the model, and attach it to the model.
 
     Args:
         model: The loaded model: the saved one, its backbone, or its backbone with another head.
@@ -227,7 +221,7 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         record: The edits of the saved model.
 
     Raises:
-        StoreError: If the model has a parameter that was cut off, or lacks a parameter that an edit names.
+        StoreError: If the model has a parameter that was removed, or lacks a parameter that an edit names.
     """
     parameters = dict(model.named_parameters())
     present = [_present_names(model, edit, parameters) for edit in record]
@@ -252,7 +246,7 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
 def _present_names(model: PreTrainedModel, edit: Edit, parameters: Collection[str]) -> dict[str, str]:
     """Return saved name -> name in this model for the parameters of an edit.
 
-    The two differ by the prefix of the backbone, if only one of the models has a head. A parameter that the model does
+    The two names differ by the backbone's prefix if only one of the models has a head. A parameter that the model does
     not have keeps its saved name.
     """
     prefix = f"{model.base_model_prefix}."
@@ -264,7 +258,7 @@ def _present_names(model: PreTrainedModel, edit: Edit, parameters: Collection[st
 
 
 def _replay_freeze(model: PreTrainedModel, edit: Edit, frozen: set[str]) -> None:
-    """Unfreeze the parameters that a freeze edit left trainable, and freeze those named in `frozen`."""
+    """Make trainable what a freeze edit left trainable, and freeze the parameters named in `frozen`."""
     train, prefix = edit.settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
         if is_trained(key, train) or is_trained(f"{prefix}{key}", train):

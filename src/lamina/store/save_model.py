@@ -36,19 +36,20 @@ def save(
 ) -> None:
     """Save a model with its `save_pretrained`, and a record of its edits. Either all files are written or none.
 
-    Plain transformers can load the folder, unless it has inserted layers that are not merged; then `lamina.load` loads
-    it. A bank on this model that is saved afterwards names this folder as its base.
+    Plain transformers can load the folder, unless the model has inserted layers that are not merged; `lamina.load` can
+    always load it. A bank on this model that is saved afterwards names this folder as its base.
 
     Args:
-        model: A transformers model, edited or not. From a compiled or DataParallel model, the plain model is saved.
-        folder: Folder to write; created if it does not exist. Files that `save` wrote to it before are replaced, other
+        model: A transformers model, edited or not. If it is compiled or in DataParallel, the plain model inside is
+            saved.
+        folder: Folder to write; created if it does not exist. Files that `save` wrote there before are replaced, other
             files stay.
         processor: Tokenizer or image processor to save with the model.
-        force: Whether to replace a model that something other than `lamina.save` wrote.
+        force: Whether to replace a model that other software wrote.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
-        StoreError: If the folder cannot be written, or holds a model that something else saved and `force` is False.
+        StoreError: If the folder cannot be written, or holds a model of other software and `force` is False.
         NotFiniteError: If a weight holds NaN or infinity.
         ConfigError: If `model` is not a transformers model, or has adapters (PEFT).
     """
@@ -79,12 +80,12 @@ def save(
 
 
 def move(source: Path, target: Path) -> None:
-    """Move a model that `save` wrote from the folder `source` to the folder `target`, and delete it in `source`.
+    """Move a model that `save` wrote from the folder `source` to the folder `target`.
 
-    A model that `save` wrote to `target` before is replaced, as a whole or not at all.
+    A model that `save` wrote to `target` before is replaced completely or, after an error, not at all.
 
     Raises:
-        StoreError: If the target cannot be written, or has a model that something else saved.
+        StoreError: If the target cannot be written, or has a model of other software.
     """
     with staged(target, saved_names(target), listed_names(target)) as stage:
         for name in dict.fromkeys([*saved_names(source), *listed_names(source)]):
@@ -98,10 +99,10 @@ def move(source: Path, target: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a model that `save` wrote, and the folder if it is empty then.
+    """Delete a model that `save` wrote; an empty folder is deleted too.
 
     Raises:
-        StoreError: If something else saved the model.
+        StoreError: If other software wrote the model.
     """
     if is_dir(folder):
         with staged(folder, saved_names(folder), listed_names(folder)):
@@ -113,17 +114,14 @@ def discard(folder: Path) -> None:
 def saved_names(folder: Path) -> list[str]:
     """Return the names of the files that `save` replaces in a folder: record, configs and weights.
 
-    The first name is that of the record of edits. A folder without this file holds no model that `save` wrote.
+    The first is the record of edits; a folder without this file has no model that `save` wrote.
     """
     paths = folder.glob("model*") if is_dir(folder) else ()
     return [*_FIXED, *sorted(path.name for path in paths if _WEIGHTS.fullmatch(path.name))]
 
 
 def listed_names(folder: Path) -> list[str]:
-    """Return the names of all files that the record in a folder lists, also those of a processor.
-
-    The list is empty if the folder has no readable record.
-    """
+    """Return the names of all files that the record in a folder lists, a processor's too; [] without a record."""
     try:
         return EditsRecord.read(folder / RECORD).files
     except LaminaError:

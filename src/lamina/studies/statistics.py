@@ -108,7 +108,7 @@ def paired_bootstrap(
 
     Source:
         Efron and Tibshirani 1993, chapter 13. Seeds and rows are resampled as in Sellam et al. 2022, arXiv:2106.16163,
-            section 3, "paired seeds".
+        section 3, "paired seeds".
     """
     op = "paired_bootstrap"
     check_range(op, "repeats", repeats, 100)

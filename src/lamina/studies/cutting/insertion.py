@@ -97,7 +97,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
 
     Source:
         The insertion paper, figures 3, 4 and 6: layers in the top k and bottom k blocks; "xavier" is its "without the
-            proposed method". Here the identity start is exact; the paper's is gelu(1) = 0.84 times the identity.
+        proposed method". Here the identity start is exact; the paper's is gelu(1) = 0.84 times the identity.
     """
     check_known(_OP, ends, ("top", "bottom"), "end")
     check_known(_OP, starts, _STARTS, "start")

@@ -145,8 +145,8 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
     Source:
         Block influence: Men et al. 2024, "ShortGPT", arXiv:2403.03853. Ranges of blocks: Gromov et al. 2024,
-            arXiv:2403.17887. nu: Xie et al. 2022, arXiv:2210.10041. The first two papers cut by the proxy; here its
-            prediction is compared with the measured drop.
+        arXiv:2403.17887. nu: Xie et al. 2022, arXiv:2210.10041. The first two papers cut by the proxy; here its
+        prediction is compared with the measured drop.
     """
     named, listed = named_tasks(tasks), list(texts or ())
     check_range(_OP, "new_tokens", new_tokens, 0)

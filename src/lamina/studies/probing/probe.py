@@ -126,7 +126,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
     Source:
         Hewitt and Liang 2019, arXiv:1909.03368 (controls); Voita and Titov 2020, arXiv:2003.12298 (codes). They train
-            until the loss stops falling; here probes train for `epochs`, so that the code lengths are upper bounds.
+        until the loss stops falling; here probes train for `epochs`, so that the code lengths are upper bounds.
     """
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     named = dict(tasks) if isinstance(tasks, Mapping) else {tasks.name: tasks}

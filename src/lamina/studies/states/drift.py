@@ -100,7 +100,7 @@ def drift(
 
     Source:
         Tamkin et al. 2020, arXiv:2004.14975: L2 distance per block, of the output sub-layer, which is "ffn_out" here;
-            the other roles and measures are ours.
+        the other roles and measures are ours.
     """
     start = _BlockWeights(_loaded(base), layers, stack, [roles] if isinstance(roles, str) and roles != "all" else roles)
     rows: list[_DriftRow] = []
