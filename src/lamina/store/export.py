@@ -127,9 +127,7 @@ def _fusion(name: str, reader: ReaderModule) -> Part:
 
 
 def _sum_of(scales: Callable[[Any], Tensor]) -> Export:
-    """Return an export function for a sum of layers times factors, `scales(fusion)`: `[layers]` or `[layers,
-    width]`.
-    """
+    """Return a function that exports a sum of layers times `scales(fusion)`, `[layers]` or `[layers, width]`."""
 
     def part(fusion: Fusion) -> Part:
         rows = scales(fusion).reshape(fusion.layers, -1)[list(fusion.active_layers())]
