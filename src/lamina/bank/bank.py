@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 class ReaderBank(ReaderCollection):
     """Readers that share one model: one forward pass of the model computes the outputs of all of them.
 
-    By default the model is not changed: it is frozen, runs in eval mode, and its own results are bit-identical with and
-    without readers. The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` contain the readers
-    only. A copy of a bank (`copy.deepcopy`, pickle) contains a copy of the model.
+    By default the model is not changed: it is frozen, stays in eval mode, and its own results are bit-identical with
+    and without readers. The model is not a submodule, so `bank.parameters()` and `bank.state_dict()` contain only the
+    readers. A copy of a bank (`copy.deepcopy`, pickle) contains a copy of the model.
 
     A bank behaves like a mapping: `bank[name]` is the `ReaderModule` of a reader, and iterating yields the names.
 
@@ -54,11 +54,11 @@ class ReaderBank(ReaderCollection):
         ```
 
     Args:
-        model: Any `transformers.PreTrainedModel`, with or without a head. It is frozen and put in eval mode. From a
-            compiled or DataParallel model, the plain model inside is used.
+        model: Any `transformers.PreTrainedModel`, with or without a head. It is frozen and put in eval mode. If it is
+            compiled or in DataParallel, the plain model inside is used.
         processor: The model's tokenizer or processor. Training on texts and predicting from them need it.
-        train_base: Fine-tune the model together with the readers. It is then not frozen and follows the bank's mode,
-            and its own outputs change. Parameters that were frozen before stay frozen.
+        train_base: Fine-tune the model together with the readers. The model is then not frozen, follows the bank's
+            mode, and its own outputs change. Parameters that were frozen before stay frozen.
         saves_base: Save the model's weights with the bank. None: only if `train_base` is set.
         info: JSON-ready facts about the bank, which are saved with it and stay in `bank.info`.
 
@@ -78,14 +78,15 @@ class ReaderBank(ReaderCollection):
         main: bool = False,
         **batch: Any,
     ) -> BankOutput:
-        """Run the model once on a batch, and every reader on its hidden states.
+        """Run the model once on a batch, and return the output of every reader.
 
-        The forward of the model ends after the last layer that a reader needs, unless `main` is set. Gradients are kept
-        in training mode only, and through the model only with `train_base`.
+        The forward of the model ends after the last layer that a reader needs, unless `main` is set. Gradients are
+        recorded in training mode only, and through the model only with `train_base`.
 
         Args:
-            labels: Reader name -> labels, shaped as the head's `loss` needs them. Readers without labels get no loss.
-            readers: Names of the readers to run; None: all.
+            labels: Reader name -> labels, in the shape that the head's `loss` requires. Readers without labels get no
+                loss.
+            readers: Names of the readers to run. None: all.
             main: Run the model to its end and return its own output as `output.main`.
             **batch: Arguments of the model, such as `input_ids` and `attention_mask`, each `[batch, tokens]`.
 
@@ -95,7 +96,7 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a name is not in the bank.
             ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
-                tokens are real, or the model's layers were edited after the bank found them.
+                tokens are padding, or the model's layers were edited after the bank found them.
         """
         labels = {} if labels is None else labels
         passes, stop = self._start(readers, labels), StopForward()
@@ -119,7 +120,7 @@ class ReaderBank(ReaderCollection):
             batch: Arguments of the model.
 
         Returns:
-            Stack name -> layer -> state `[batch, tokens, width]`; `read_states` takes them.
+            Stack name -> layer -> state `[batch, tokens, width]`, the first argument of `read_states`.
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
@@ -139,8 +140,8 @@ class ReaderBank(ReaderCollection):
 
         Args:
             states: Stack name -> layer -> state, as `record_states` returned them for this batch.
-            batch: Arguments of the model, which have the mask of the states.
-            readers: Names of the readers to run; None: all.
+            batch: Arguments of the model, with the mask of the states.
+            readers: Names of the readers to run. None: all.
             labels: Reader name -> labels, as in `forward`.
 
         Returns:
@@ -169,22 +170,18 @@ class ReaderBank(ReaderCollection):
 
     @property
     def _grad(self) -> bool:
-        """Whether the readers keep gradients in a pass: in training mode, unless torch has them off."""
+        """Whether readers record gradients: in training mode, unless gradients are disabled in torch."""
         return torch.is_grad_enabled() and self.training
 
     def _uncompiled(self) -> AbstractContextManager[None]:
-        """Return a context in which compiled parts of the model run uncompiled: compiled code may skip hooks."""
+        """Return a context in which compiled parts of the model are uncompiled: compiled code may skip hooks."""
         compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
         return uncompiled() if compiled else nullcontext()
 
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check the arguments of a call, and return a new `StackPass` for each stack that its readers read.
+        """Check the arguments of a call, and return a new `StackPass` for each stack that its readers need.
 
-        Readers in training mode get new seeds for dropout.
-
-        Args:
-            readers: Names of the readers to run; None: all.
-            labels: Reader name -> labels; their readers must be among those that run.
+        Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run.
         """
         names = self._checked_names("bank", readers)
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -201,21 +198,14 @@ class ReaderBank(ReaderCollection):
         return self._passes(names, grad=self._grad)
 
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
-        """Return a new `StackPass` for each stack that the named readers read; `grad`: whether it keeps gradients."""
+        """Return a new `StackPass` for each stack that the named readers need; with `grad` they record gradients."""
         readers = {name: self[name] for name in names}
         return stack_passes(self.model, self.stacks, readers, grad=grad, processor=self.processor)
 
     def _finish(
         self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None
     ) -> BankOutput:
-        """Run the heads and compute the losses, after the passes have got all their states.
-
-        Args:
-            passes: One pass per stack.
-            labels: Reader name -> labels.
-            readers: Names of the readers, whose order the result has; None: all.
-            main: The model's own output, to put into the result.
-        """
+        """Run the heads and compute the losses, once the passes have all their states; return the readers' outputs."""
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
             outputs |= stack_pass.finish(labels)
@@ -231,9 +221,9 @@ class ReaderBank(ReaderCollection):
 
     @contextmanager
     def listen(self, readers: Sequence[str] | None = None, over: Over = "prompt") -> Iterator[BankOutput]:
-        """Let readers read the passes that the caller runs: `model(...)` and `model.generate(...)` in this context.
+        """Let readers read the forward passes of `model(...)` and `model.generate(...)` calls inside the `with` block.
 
-        The model computes nothing twice, and its results are bit-identical to a run without readers. The outputs equal
+        The model computes nothing twice, and its results are bit-identical to those without readers. The outputs equal
         those of `bank(...)` on the same text.
 
         Example:
@@ -243,31 +233,32 @@ class ReaderBank(ReaderCollection):
             outputs["sentiment"].logits  # [sequences, classes]
             ```
 
-        Each reader reads the first pass over its stack. With `over="output"` or "both", a reader of a decoder reads the
+        Each reader reads the first pass over its stack; with `over="output"` or "both", a reader of a decoder reads the
         first call of `generate`. Call `outputs.clear()` before the next pass or text. Passes that a bank runs itself
-        are ignored. Only the thread or task that opened the context is followed, and the tasks and `asyncio.to_thread`
-        calls that it starts. The readers are in eval mode for the time of the context.
+        are ignored. Only passes of the thread or task that entered the `with` block are read, and those of tasks and
+        `asyncio.to_thread` calls that it starts. The readers are in eval mode inside the `with` block.
 
-        A generated text has one row per returned sequence. The model does not read the last token of a sequence, so no
-        reader sees it either. After the end of a sequence the mask is False; a sequence that ended at once has NaN
-        logits for its output. Sampling, beam search, padded prompts, several return sequences, prompts in pieces
-        (`prefill_chunk_size`) and assisted decoding are supported. For a token-wise fusion, memory grows by one feature
-        vector per token; other fusions (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states themselves.
+        The output for a generated text has one row per returned sequence. The model does not read the last token of a
+        sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once
+        has NaN logits for its output. Sampling, beam search, padded prompts, several return sequences, prompts in
+        pieces (`prefill_chunk_size`) and assisted decoding are supported. For a token-wise fusion, memory grows by one
+        feature vector per token; other fusions (`Routing`, `Head2Toe`, `PooledLayers`, positions) store the states
+        themselves.
 
         Args:
-            readers: Names of the readers; None: all.
+            readers: Names of the readers. None: all.
             over: Which part of a generated text the readers of a decoder read: "prompt" (one row per beam or sample, as
                 the model reads it), "output" (the new tokens) or "both". Readers of an encoder always read its pass.
 
         Yields:
-            The outputs, filled while the model runs. `outputs[name].tokens` has the ids of a generated text.
+            The outputs, filled while the model is called. `outputs[name].tokens` has the ids of a generated text.
 
         Raises:
             UnknownNameError: If a reader is not in the bank.
-            ConfigError: If the model does not generate text but `over` needs it, a fusion runs along with the model's
-                blocks (`ExtraLayers`), or a reader listens in this context already. Also raised by `generate`, if it
-                decodes in a way whose states cannot be assigned to the text, and by `outputs[name]`, if that reader
-                read no pass: the message has the reason.
+            ConfigError: If `over` needs generated text and the model generates none, a fusion needs the inputs of the
+                model's blocks (`ExtraLayers`), or a reader is already used by an enclosing `listen`. Also raised by
+                `generate`, if it decodes in a way whose states cannot be assigned to the text, and by `outputs[name]`,
+                if that reader read no pass; the message has the reason.
         """
         names = self._checked_names("bank.listen", readers)
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -281,20 +272,20 @@ class ReaderBank(ReaderCollection):
 
     @property
     def monitors(self) -> dict[str, AnyMonitor]:
-        """Name -> monitor of the monitors that are stored with the bank's readers, and saved with them."""
+        """Monitor name -> monitor, for the monitors that are stored and saved with the bank's readers."""
         return monitoring.stored_monitors(self.modules_by_name())
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
-        """Store a monitor with its reader, in place of any monitor of the same name.
+        """Store a monitor with its reader. A stored monitor of the same name is replaced.
 
         Raises:
-            UnknownNameError: If the bank has no such reader, or the reader no such label.
-            ConfigError: If the monitor or its reader cannot score a text while it is written.
+            UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
+            ConfigError: If the monitor or its reader cannot score a text while it is generated.
         """
         monitoring.store_monitor(self.modules_by_name(), monitor)
 
     def drop_monitor(self, name: str) -> None:
-        """Remove a stored monitor; UnknownNameError if there is none of that name."""
+        """Remove a stored monitor; raise UnknownNameError if no monitor has this name."""
         monitoring.drop_monitor(self.modules_by_name(), name)
 
     @torch.no_grad()
@@ -304,15 +295,15 @@ class ReaderBank(ReaderCollection):
         Args:
             monitor: The monitor; its readers must be in the bank.
             batch: Arguments of the model.
-            mask: `[batch, tokens]`, True at the tokens to score; None: all real tokens.
+            mask: `[batch, tokens]`, True at the tokens to score. None: all tokens except padding.
 
         Returns:
-            `[batch, tokens]` in float64, on the CPU; NaN before the first token that is scored. A cascade has -inf
-            where its first monitor stays below its threshold, and inf where it is sure without the second.
+            `[batch, tokens]` in float64, on the CPU; NaN before the first scored token. A cascade has -inf where its
+            first monitor is below its threshold, and inf where the first monitor is sure.
 
         Raises:
             UnknownNameError: If a reader or label does not exist.
-            ConfigError: If the monitor cannot run on a text while it is written (see `watch`), or the mask has another
+            ConfigError: If the monitor cannot score a text while it is generated (see `watch`), or the mask has another
                 shape than the texts.
         """
         return monitoring.monitor_scores(self, monitor, batch, mask)
@@ -326,7 +317,7 @@ class ReaderBank(ReaderCollection):
         on_token: Callable[[Step], None] | None = None,
         every: int = 1,
     ) -> AbstractContextManager[Watch]:
-        """Return a context in which monitors score what `model.generate` writes, token by token.
+        """Return a context in which monitors score the text that `model.generate` writes, token by token.
 
         The text is bit-identical to one without monitors, and the scores equal those of one plain pass over it. Each
         call of `generate` is a new text. Greedy search and sampling are supported, with several return sequences,
@@ -340,15 +331,15 @@ class ReaderBank(ReaderCollection):
             ```
 
         Args:
-            monitors: Monitors, or names of stored ones; None: all stored ones.
-            over: "output": the new tokens are scored. "both": the prompt is scored too, and can be flagged.
-            stop: Names of the monitors that let `watch.stopping` end a sequence; None: all.
+            monitors: Monitors, or names of stored ones. None: all stored ones.
+            over: "output": score the new tokens. "both": score the prompt too, which can then be flagged.
+            stop: Names of the monitors that let `watch.stopping` end a sequence. None: all.
             on_token: Called with the `Step` of each new token. An exception that it raises ends the generation.
-            every: Number of tokens that are read together. A larger number costs less, but steps, flags and stops come
-                later by up to that many tokens.
+            every: Number of tokens that are scored together. A larger number costs less, but steps, flags and stops are
+                delayed by up to that many tokens.
 
         Returns:
-            A context manager that yields the `Watch`, filled while the model writes.
+            A context manager that yields the `Watch`, filled while the model generates.
 
         Raises:
             UnknownNameError: If a monitor, reader or label does not exist.
@@ -369,12 +360,13 @@ class ReaderBank(ReaderCollection):
         every: int = 1,
         **options: Any,
     ) -> Iterator[Step]:
-        """Generate a text, and yield each new token with the monitors' scores as soon as it is there.
+        """Generate a text, and yield each new token with the monitors' scores as soon as it is available.
 
-        `generate` runs in another thread, at most two tokens ahead of the caller. Leaving the loop early ends it.
+        `generate` is called in another thread, at most two tokens ahead of the caller. If the caller leaves the loop
+        early, the generation ends.
 
         Args:
-            model: The bank's model, or the part of it whose `generate` runs.
+            model: The bank's model, or the part of it whose `generate` is called.
             inputs: One prompt or several, as text (tokenized by the bank's processor), as token ids `[batch, tokens]`,
                 or as the mapping that a tokenizer returns.
             monitors: As in `watch`.
@@ -388,7 +380,8 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader or label does not exist.
-            ConfigError: If `model` is not the bank's, texts come and the bank has no processor, or `watch` would raise.
+            ConfigError: If `model` is not the bank's, prompts are text and the bank has no processor, or for any reason
+                that `watch` names.
         """
         names = None if isinstance(stop, bool) else stop
         new_watch = partial(self.watch, monitors, over, stop=names, every=every)
@@ -399,11 +392,12 @@ class ReaderBank(ReaderCollection):
     def save_pretrained(self, folder: str | PathLike[str]) -> None:
         """Save the readers, their monitors, a manifest that names the model, and a model card to a folder.
 
-        The model's weights are not saved, unless the bank trained them (`train_base`). The manifest names the place
-        from which the model was loaded, or to which `lamina.save` wrote it. If the model was changed since then, the
-        manifest names none and a warning is logged: the model must then be passed to `from_pretrained`.
+        The model's weights are not saved, unless the bank trained them (`train_base`). The manifest names the folder or
+        hub id from which the model was loaded, or to which `lamina.save` wrote it. If the model was changed since then,
+        the manifest does not name it and a warning is logged: the model must then be passed to `from_pretrained`.
 
-        A bank that is already in the folder is replaced as a whole or not at all; files of other names stay.
+        A bank that is already in the folder is replaced completely or, after an error, not at all; files of other names
+        stay.
 
         Args:
             folder: Folder to write; created if it does not exist.
@@ -434,17 +428,17 @@ class ReaderBank(ReaderCollection):
         Args:
             folder: A local folder, or the id of a repository on the hub.
             model: The model on which the readers were trained. None: the model that the manifest names is loaded, with
-                its language-model head if the bank has monitors.
-            processor: Tokenizer or processor of the model. None: the model's own.
+                its language model head if the bank has monitors.
+            processor: Tokenizer or processor of the model. None: the one saved with the model.
             revision: Branch, tag or commit of the repository on the hub.
-            readers: Names of the readers to load; None: all. Other readers are not downloaded. `bank.update` adds
+            readers: Names of the readers to load. None: all. Other readers are not downloaded. `bank.update` adds
                 loaded readers to an existing bank.
 
         Raises:
-            StoreError: If there is no such folder or repository, the hub cannot be reached or refuses access, or files
-                are missing or damaged.
-            UnknownNameError: If the saved bank has no such reader.
-            BaseMismatchError: If the readers were not trained on `model`: its weights or its shape are others.
+            StoreError: If the folder or repository does not exist, the hub cannot be reached or refuses access, or
+                files are missing or damaged.
+            UnknownNameError: If the saved bank does not have a reader.
+            BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ.
             ModelNotFoundError: If the model that the manifest names cannot be found.
         """
         return storage().load_bank(folder, model, processor, revision=revision, readers=readers)

@@ -1,4 +1,4 @@
-"""Calls of `generate`: intercept them without changing the model, and map hidden states to the returned sequences."""
+"""Calls of `generate`: intercept them without changing the model, and map hidden states to returned sequences."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class GenerateCall:
     """The arguments of one call of `generate`, and the mapping from its forward passes to the returned sequences.
 
     Each decoding step reads the token that the step before chose. The states of a sequence are therefore those of its
-    prompt and of all its new tokens but the last, which no step reads. Row i of a pass belongs to row i of the result,
-    except in beam search: there `beam_indices` says for each step in which row the winning sequence was at that time,
-    and is -1 once the sequence had ended.
+    prompt and of all its new tokens except the last, which no step reads. Row i of a pass belongs to row i of the
+    result, except in beam search: there `beam_indices` says for each step in which row the winning sequence was at that
+    time, and is -1 once the sequence had ended.
 
     Args:
         model: The model whose `generate` is called.
@@ -57,8 +57,8 @@ class GenerateCall:
     Attributes:
         model: The model.
         kwargs: All arguments of the call by name.
-        beams: Whether it decodes by beam search.
-        assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
+        beams: Whether the call decodes by beam search.
+        assisted: Whether the call uses speculative decoding: some passes then read draft tokens that may be rejected.
         prompt_in_pieces: Whether the first pass may read less, or more, than the prompt.
     """
 
@@ -76,9 +76,9 @@ class GenerateCall:
         self.prompt_in_pieces = self.assisted or self.option("prefill_chunk_size") is not None
 
     def option(self, name: str) -> Any:
-        """Return a generation option: from the call, else from the config passed to it, else from the model's config.
+        """Return the value of a generation option; None if it is not set.
 
-        None if none of the three sets it.
+        It is looked up in the call, then in the generation config of the call, then in the model's generation config.
         """
         configs = (self.kwargs.get("generation_config"), getattr(self.model, "generation_config", None))
         values = (self.kwargs.get(name), *(getattr(config, name, None) for config in configs))
@@ -98,7 +98,7 @@ class GenerateCall:
     def run(self, function: Generate) -> Generated:
         """Call the original `generate`, and return its result in the form that the caller asked for.
 
-        Beam search runs with `return_dict_in_generate=True`, since only that result has the beam indices.
+        Beam search is called with `return_dict_in_generate=True`, because only that result has the beam indices.
         """
         kwargs, wants_dict = self.kwargs, bool(self.option("return_dict_in_generate"))
         if self.beams and not wants_dict:
@@ -115,7 +115,7 @@ class GenerateCall:
         return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
     def prompt_ids(self) -> Tensor | None:
-        """Return the ids `[batch, tokens]` that the decoder starts from; None if it starts from a start token alone."""
+        """Return the ids `[batch, tokens]` that the decoder starts from; None if it starts from just a start token."""
         input_ids, inputs = self.kwargs.get("input_ids"), self.kwargs.get("inputs")
         if self.model.config.is_encoder_decoder:
             ids = self.kwargs.get("decoder_input_ids")
@@ -123,13 +123,11 @@ class GenerateCall:
         return input_ids if input_ids is not None else inputs
 
     def prompt_width(self, sequences: Tensor | None = None) -> tuple[int, int]:
-        """Return the length of the prompt in tokens: as the decoder reads it, and as the sequences contain it.
+        """Return two lengths of the prompt in tokens: as the decoder reads it, and as the sequences contain it.
 
-        The two differ for prompts of embeddings, which the sequences do not contain.
-
-        Args:
-            sequences: The returned sequences. Without them the lengths are lower bounds: an encoder-decoder may put a
-                start token before the ids that it was called with.
+        They differ for prompts of embeddings, which the sequences do not contain. Without the returned `sequences` the
+        lengths are lower bounds, because an encoder-decoder may put a start token before the ids that it was called
+        with.
         """
         ids, embedded = self.prompt_ids(), self.kwargs.get("inputs_embeds")
         width = 1 if ids is None else ids.shape[1]
@@ -140,11 +138,10 @@ class GenerateCall:
         return embedded.shape[1], 0 if ids is None else width
 
     def tokens_read(self, new: Tensor, beam_indices: Tensor | None) -> Tensor:
-        """Return `[sequences]`: how many new tokens of each sequence the model read, which is all but its last.
+        """Return `[sequences]`: how many new tokens of each sequence the model read, which is all except its last.
 
-        Args:
-            new: New tokens `[sequences, tokens]`, padded after the end of each sequence.
-            beam_indices: As in `Generated`; None without beam search.
+        `new` are the new tokens `[sequences, tokens]`, padded after the end of each sequence; `beam_indices` is as in
+        `Generated`.
         """
         if beam_indices is not None:
             return (beam_indices >= 0).sum(1) - 1
@@ -161,11 +158,9 @@ class GenerateCall:
         return torch.where(ended.any(1), ended.int().argmax(1) + 1, length) - 1
 
     def mask(self, stack: str, rows: int) -> Tensor | None:
-        """Return the mask `[rows, tokens]` of the decoder's prompt, if the call has one; else None.
+        """Return the mask `[rows, tokens]` of the decoder's prompt; None if the call has none.
 
-        Args:
-            stack: Name of the stack, which decides the argument to look at.
-            rows: Rows of a pass; each prompt is repeated for its beams or samples.
+        `stack` is the name of the stack. Each prompt is repeated for its beams or samples, up to `rows` rows.
         """
         mask = self.kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
         return mask.repeat_interleave(rows // len(mask), 0) if isinstance(mask, Tensor) and mask.ndim == 2 else None
@@ -176,7 +171,7 @@ OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated
 
 
 class _Interception(NamedTuple):
-    """One open `intercept_generate` context."""
+    """An open `intercept_generate` context."""
 
     model: nn.Module
     on_generate: OnGenerate
@@ -184,11 +179,11 @@ class _Interception(NamedTuple):
 
 @contextmanager
 def intercept_generate(model: nn.Module, on_generate: OnGenerate) -> Iterator[None]:
-    """Pass the calls of `generate` on a model, or on a part of it, through `on_generate`.
+    """Pass the calls of `generate` on a model, or on a part of it, through `on_generate`, inside the `with` block.
 
-    Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
-    While any of these contexts is open, `GenerationMixin.generate` is replaced by a function that forwards every call.
-    The models themselves are not changed.
+    Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks are not
+    affected. While any of these contexts is open, `GenerationMixin.generate` is replaced by a function that forwards
+    every call. The models themselves are not changed.
     """
     from transformers import GenerationMixin
 
@@ -219,9 +214,9 @@ _lock = Lock()  # threads open and close contexts: the first must replace `gener
 
 
 def _intercepted(function: Generate) -> Generate:
-    """Return a function to put in place of the original `generate`.
+    """Return a function that replaces the original `generate`.
 
-    It runs the original within the `on_generate` contexts that are open for the model in the caller's context, or
+    It calls the original inside the `on_generate` contexts that are open for the model in the caller's context, or
     directly if there are none.
     """
 

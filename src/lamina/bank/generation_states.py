@@ -35,7 +35,7 @@ class TokenBlock(NamedTuple):
 
 
 class GenerationObserver(ABC):
-    """Gets the tokens and states of a text while `generate` writes it."""
+    """Receives the tokens and states of a text while `generate` writes it."""
 
     every: int  # number of tokens that are handed over at a time
 
@@ -45,7 +45,7 @@ class GenerationObserver(ABC):
 
     @abstractmethod
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
-        """Finish; called when `generate` has returned, with all new tokens of its sequences."""
+        """Finish; called after `generate` has returned, with all new tokens of its sequences."""
 
 
 @final
@@ -53,15 +53,16 @@ class GenerationStates:
     """Collects the states of one call of `generate` over one decoder stack, and computes the readers' outputs.
 
     A text has positions 0, 1, ... Each forward pass reads one or more of them: the whole prompt, a piece of it, the
-    next token, or the draft tokens of an assistant. Rejected drafts are read again, so the last reading of a position
-    counts. Readers with a token-wise fusion need only their features, one vector per token and row; for other readers
-    the states themselves are stored. `finish` assigns rows to sequences, since beam search decides this at the end.
+    next token, or the draft tokens of an assistant. Rejected drafts are read again, so the last pass that reads a
+    position counts. Readers with a token-wise fusion need only their features, one vector per token and row; for other
+    readers the states themselves are stored. `finish` assigns rows to sequences, because beam search decides this at
+    the end.
 
     Args:
-        template: A pass over the stack with the readers; every evaluation restarts it.
+        template: A pass over the stack with the readers, from which new passes are started.
         call: The call of `generate`.
         over: Which part of the text the readers read: "prompt", "output" or "both".
-        observer: Gets the tokens as they come. Nothing is stored then, and `finish` returns no outputs.
+        observer: Receives the tokens as they are read. Nothing is stored then, and `finish` returns no outputs.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class GenerationStates:
         self._prompt = 0  # length of the prompt, as far as it is known
 
     def on_start(self, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Begin a pass: note its arguments and, before the first block adds to it, the length of the cache.
+        """Begin a pass: store its arguments and, before the first block adds to it, the length of the cache.
 
         Args:
             batch: Arguments of the modules around the stack.
@@ -100,7 +101,7 @@ class GenerationStates:
             self._past = past_tokens(inputs_of(self._template, batch, args, kwargs))
 
     def on_state(self, layer: int, state: Tensor) -> None:
-        """Store the state `[rows, tokens, width]` of a layer in this pass; ConfigError if a layer was skipped."""
+        """Store the state `[rows, tokens, width]` of a layer in this pass; raise ConfigError if a layer was skipped."""
         if not self._layers_seen:
             self._place(state)
         self._layers_seen.append(layer)
@@ -113,15 +114,11 @@ class GenerationStates:
             self._read_waiting()
 
     def on_end(self) -> None:
-        """End a pass; ConfigError if a layer did not run."""
+        """End a pass; raise ConfigError if a layer was not computed."""
         check_layer_order("bank", self._template.stack, self._template.layers, self._layers_seen)
 
     def _place(self, state: Tensor) -> None:
-        """Find out which positions of the text the present pass reads, and store their token ids and mask.
-
-        Args:
-            state: The first state of the pass, which gives its number of rows and tokens.
-        """
+        """Find out which positions of the text the current pass reads, and store their token ids and mask."""
         batch = inputs_of(self._template, *self._arguments)
         rows, count = state.shape[:2]
         if "past_key_values" not in batch and self._read < count:
@@ -148,12 +145,9 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
-        """Return the mask of real tokens `[rows, fresh]` for new positions; generated tokens all count as real.
+        """Return a mask `[rows, fresh]` of the `fresh` new positions from `begin` on: False at padding of the prompt.
 
-        Args:
-            state: A state of the pass, for its number of rows and its device.
-            begin: The first new position.
-            fresh: Number of new positions.
+        Generated tokens are always True. `state` is a state of the pass.
         """
         batch, args, kwargs = self._arguments
         stack, all_real = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
@@ -167,7 +161,7 @@ class GenerationStates:
         return F.pad(part, (0, fresh - part.shape[1]), value=True)
 
     def _read_waiting(self) -> None:
-        """Hand the states that were collected to the fusions of the readers, or to the observer, and forget them."""
+        """Pass the collected states to the readers' fusions, or to the observer, and drop them."""
         columns = {layer: torch.cat(parts, dim=1) for layer, parts in self._waiting.items() if parts}
         self._waiting.clear()
         if not columns:
@@ -185,7 +179,7 @@ class GenerationStates:
             self._states[layer].append(columns[layer])
 
     def _hand_over(self, observer: GenerationObserver, states: Mapping[int, Tensor]) -> None:
-        """Call the observer with the columns since its last call, and forget their ids and masks."""
+        """Call the observer with the tokens since its last call, and drop their ids and masks."""
         tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
         self._ids.clear()
         self._masks.clear()
@@ -193,7 +187,7 @@ class GenerationStates:
         observer.on_tokens(TokenBlock(first, self._prompt, tokens, real, states))
 
     def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
-        """Return reader name -> its output for the returned sequences, or a reason why there can be none.
+        """Return reader name -> its output for the returned sequences, or a text that says why there is no output.
 
         The ids that the stack read are compared to the returned ones, so that states are never assigned to a text that
         the model did not read.
@@ -226,9 +220,9 @@ class GenerationStates:
     def _gather(
         self, sequences: int, beam_indices: Tensor | None, prompt: int, positions: range
     ) -> Callable[[list[Tensor]], Tensor]:
-        """Return a function that picks the entries of each sequence from tensors `[rows, columns, ...]`.
+        """Return a function that joins tensors `[rows, columns, ...]`, one per pass, and picks each sequence's entries.
 
-        The function joins such tensors, one per pass, and returns `[sequences, positions, ...]`.
+        The function returns `[sequences, positions, ...]`.
         """
         # position `prompt` was read in step 1, after step 0 chose it: its beam index has that number
         steps = [max(0, position - prompt + 1) for position in positions]
@@ -247,7 +241,7 @@ class GenerationStates:
     def _outputs(
         self, gather: Callable[[list[Tensor]], Tensor], real: Bool[Tensor, "sequences tokens"], tokens: Tensor
     ) -> dict[str, ReaderOutput]:
-        """Run the remaining fusions and all heads; logits of a sequence without real tokens are NaN."""
+        """Run the remaining fusions and all heads; return the outputs, with NaN logits for sequences without tokens."""
         has_tokens = real.any(1)
         mask = real.clone()
         mask[:, 0] |= ~has_tokens  # heads need a real token in every row
@@ -269,6 +263,6 @@ class GenerationStates:
 def inputs_of(
     stack_pass: StackPass, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Return all arguments of a pass by name; those of the modules around the stack win over the stack's own."""
+    """Return all arguments of a pass by name; those of modules around the stack override the stack's own."""
     named = arguments(stack_pass.stack.scope, args, kwargs)
     return ChainMap(dict(batch), {name: value for name, value in named.items() if value is not None})

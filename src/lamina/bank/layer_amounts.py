@@ -1,4 +1,4 @@
-"""How much each layer adds to a reader's features at each token of a text."""
+"""Measure how much each layer contributes to a reader's features at each token of a text."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, Any]) -> dict[str, Tensor | None]:
-    """Return how much each layer adds to the features of each token of one text, for some readers of a bank.
+    """Return the contribution of each layer to the features at each token of one text, for some readers of a bank.
 
-    The amounts are not shares: divide them by their sum over the layers to get those. `lamina.studies.contributions`
-    says what is measured for which fusion. The bank runs in eval mode, without gradients, and is left as it was.
+    `lamina.studies.contributions` says how it is measured for each fusion. The contributions of a token need not sum to
+    1; divide them by their sum over the layers to get shares. The bank is in eval mode meanwhile, without gradients.
 
     Args:
         bank: The readers and their model.
@@ -31,7 +31,7 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, An
         batch: One text as inputs of the model, on the bank's device.
 
     Returns:
-        Reader name -> amounts `[layers, tokens]`, or None for a reader whose fusion has no such amounts.
+        Reader name -> contributions `[layers, tokens]`; None for a reader whose fusion does not allow this measurement.
     """
     wanted: dict[str, set[int]] = {}
     for name in names:
@@ -42,7 +42,7 @@ def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, An
 
 
 def _amounts(reader: ReaderModule, states: Mapping[int, Tensor]) -> Tensor | None:
-    """Return the amounts `[layers, tokens]` of one reader from its layers' states, or None if its fusion has none."""
+    """Return the contributions `[layers, tokens]` of one reader's layers, from their states; None if not measurable."""
     fusion, own = reader.fusion, [states[layer] for layer in reader.layers]
     if isinstance(fusion, InputWeighted):
         return _weights(fusion, own)
@@ -57,7 +57,7 @@ def _amounts(reader: ReaderModule, states: Mapping[int, Tensor]) -> Tensor | Non
 
 
 def _run(fusion: Fusion, states: Mapping[int, Tensor]) -> Tensor:
-    """Return the features that a fusion computes from some of its layers alone (index of the layer -> states)."""
+    """Return the features that a fusion computes from only some of its layers (index of the layer -> states)."""
     stream = fusion.stream([fusion])
     for index, state in states.items():
         stream.step(index, LayerView(state, _every(state)))
@@ -65,12 +65,12 @@ def _run(fusion: Fusion, states: Mapping[int, Tensor]) -> Tensor:
 
 
 def _every(state: Tensor) -> Tensor:
-    """Return the padding mask of states `[1, tokens, width]` without padding: all true."""
+    """Return an all-True mask for states `[1, tokens, width]` without padding."""
     return torch.ones(state.shape[:2], dtype=torch.bool, device=state.device)
 
 
 def _weights(fusion: InputWeighted, states: Sequence[Tensor]) -> Tensor:
-    """Return the size of the weight `[layers, tokens]` that the fusion gives each layer at each token.
+    """Return the absolute weight `[layers, tokens]` that the fusion gives each layer at each token.
 
     A copy of the fusion computes them, so that the running sums of the original do not change.
     """
@@ -87,7 +87,7 @@ def _weights(fusion: InputWeighted, states: Sequence[Tensor]) -> Tensor:
 
 
 def _pooled(fusion: PooledLayersFusion, index: int, state: Tensor) -> Tensor:
-    """Return the layer's share `[tokens]`, divided among the tokens as the layer's queries attend to them."""
+    """Return the layer's importance times the attention of the layer's queries to each token, `[tokens]`."""
     queries, mask = fusion.queries[index].unsqueeze(0), _every(state)
     normed = LayerView(state, mask).normed.to(queries.dtype)
     (shares,) = token_shares(normed, queries, [PooledTokens.from_mask(mask)])

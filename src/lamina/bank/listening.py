@@ -1,4 +1,4 @@
-"""`bank.listen`: readers read the model's own forward passes and calls of `generate`, whoever runs them."""
+"""`bank.listen`: readers read forward passes and calls of `generate` that the bank did not start itself."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ NewObserver = Callable[[GenerateCall], GenerationObserver]
 def listening(
     model: PreTrainedModel, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None = None
 ) -> Iterator[BankOutput]:
-    """Let the readers of `passes` read what the model runs within the context.
+    """Let the readers of `passes` read the model's forward passes inside the `with` block.
 
     Args:
         model: The model.
-        passes: One pass per stack, used as a template for each pass that the model runs.
+        passes: One pass per stack, from which a new pass is started each time the model is called.
         over: Which part of a generated text the readers of a decoder read.
-        new_observer: Called with each call of `generate`; the observer that it returns gets the tokens and states. No
-            reader has an output then.
+        new_observer: Called with each call of `generate`; returns an observer that receives the tokens and states.
+            Readers then have no output.
 
     Yields:
-        The readers' outputs, filled while the model runs.
+        The readers' outputs, filled while the model is called.
 
     Raises:
-        ConfigError: If one of the readers listens in this context already.
+        ConfigError: If an enclosing `with` block already uses one of the readers.
     """
     listener = _Listener(model, passes, over, new_observer)
     with uncompiled(), _registered(listener), intercept_generate(model, listener.on_generate), ContextHooks() as hooks:
@@ -62,7 +62,7 @@ def listening(
 
 @contextmanager
 def _registered(listener: _Listener) -> Iterator[None]:
-    """Register a listener in this context; ConfigError if one of its readers listens here already."""
+    """Register a listener in this context; ConfigError if another listener here already uses one of its readers."""
     for other in _listeners.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
         if twice and other.is_open:
@@ -78,10 +78,16 @@ def _registered(listener: _Listener) -> Iterator[None]:
 
 @final
 class _Listener:
-    """The hooks of one `listening` context and their state.
+    """The hooks of one `listening` context, and their state.
 
-    The state is kept per thread, since threads and tasks that share the context may run the model at the same time.
+    The state is kept per thread, because threads and tasks that share the context may call the model at the same time.
     No lock is needed: each thread reads and writes only its own keys.
+
+    Args:
+        model: The model.
+        passes: One pass per stack, from which new passes are started.
+        over: Which part of a generated text the readers of a decoder read.
+        new_observer: Makes the observer of each call of `generate`. None: readers have outputs instead.
     """
 
     def __init__(
@@ -106,20 +112,20 @@ class _Listener:
         self.outputs.missing.update(dict.fromkeys(template.readers, reason))
 
     def _has_output(self, template: StackPass) -> bool:
-        """Return whether a reader of the template has an output: all of them read the same pass."""
+        """Return whether the readers of the template have an output already; all of them read the same pass."""
         return not self.outputs.readers.keys().isdisjoint(template.readers)
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Note the arguments of a module around a stack (a forward pre-hook)."""
+        """Store the arguments of a module around a stack (a forward pre-hook)."""
         named = arguments(module, args, kwargs)
         self._calls[get_ident()][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
-        """Forget the arguments of a module around a stack (a forward hook, which also runs after an error)."""
+        """Drop the arguments of a module around a stack (a forward hook, which is also called after an error)."""
         self._calls[get_ident()].pop(module, None)
 
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Begin to read a pass over a stack, if its readers have no output yet."""
+        """Begin to read a pass over a stack, unless its readers have an output already."""
         if _is_internal.get():
             own = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
             self._explain(template, own)
@@ -146,7 +152,7 @@ class _Listener:
         stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
-        """Hand the hidden state of a layer to whatever reads it in this thread: a generated text, or a single pass.
+        """Pass the state of a layer to its user in this thread: the states of a generated text, or a single pass.
 
         The last state of a single pass completes the outputs of its readers.
         """
@@ -160,7 +166,7 @@ class _Listener:
             self.outputs.readers.update(self._running.pop(key).finish() | self.outputs.readers)
 
     def on_end(self, template: StackPass, *_: object) -> None:
-        """End a pass over a stack; ConfigError if a layer that a reader needs did not run."""
+        """End a pass over a stack; raise ConfigError if a layer that a reader needs was not computed."""
         key = get_ident(), template
         if _is_internal.get():
             return
@@ -171,7 +177,7 @@ class _Listener:
 
     @contextmanager
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
-        """Follow a call of `generate` on the decoder stacks whose readers have no output yet."""
+        """Read a call of `generate`, on the decoder stacks whose readers have no output yet."""
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
         if self.over == "prompt" and not call.prompt_in_pieces:
@@ -207,7 +213,7 @@ _is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
 
 @contextmanager
 def internal_pass() -> Iterator[None]:
-    """Mark the passes within as a bank's own, which no listening reader reads: they are no part of the main job."""
+    """Mark the forward passes inside the `with` block as a bank's own, which listening readers ignore."""
     token = _is_internal.set(True)
     try:
         yield
@@ -216,7 +222,7 @@ def internal_pass() -> Iterator[None]:
 
 
 def reads_generated_text(stack_pass: StackPass, model: PreTrainedModel) -> bool:
-    """Return whether a stack reads the tokens that the model generates: a decoder, or the only stack of an LM."""
+    """Return whether a stack reads generated tokens: a decoder, or the only stack of a model that generates text."""
     return stack_pass.stack.name == "decoder" or (stack_pass.stack.name == "main" and can_generate(model))
 
 
@@ -234,8 +240,8 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
         over: The part: "prompt", "output" or "both".
 
     Raises:
-        UnknownNameError: If there is no such part.
-        ConfigError: If the model does not generate text, or a fusion cannot run token by token.
+        UnknownNameError: If `over` has another value.
+        ConfigError: If the model does not generate text, or a fusion cannot be computed token by token.
     """
     check_known("bank.listen", [over], get_args(Over), "over")
     if over == "prompt":

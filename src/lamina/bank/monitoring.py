@@ -35,7 +35,7 @@ def monitor_names(info: Info) -> list[str]:
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return the monitors that are stored with the readers, by name; ConfigError if one cannot be read."""
+    """Return name -> monitor for the monitors stored with the readers; raise ConfigError if one cannot be read."""
     monitors: dict[str, AnyMonitor] = {}
     for reader, module in readers.items():
         what = f"the monitors that are saved with reader '{reader}' cannot be read"
@@ -46,7 +46,7 @@ def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
 
 
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
-    """Store a monitor with its reader, in place of any of the same name; an error if it does not fit the readers."""
+    """Store a monitor with its reader, replacing one of the same name; an error if it does not fit the readers."""
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
     if name in stored_monitors(readers):
         drop_monitor(readers, name)
@@ -55,7 +55,7 @@ def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
 
 
 def drop_monitor(readers: Readers, name: str) -> None:
-    """Remove a stored monitor; UnknownNameError if there is none of that name."""
+    """Remove a stored monitor; raise UnknownNameError if no monitor has this name."""
     check_known("bank.drop_monitor", [name], stored_monitors(readers), "monitor")
     for reader in readers.values():
         rest = {other: fields for other, fields in reader.info.pop(KEY, {}).items() if other != name}
@@ -77,18 +77,18 @@ def rename_in_monitors(readers: Readers, name: str, to: str) -> None:
 def check_monitors(
     op: str, chosen: Sequence[AnyMonitor | str] | None, stored: Mapping[str, AnyMonitor], readers: Readers
 ) -> dict[str, AnyMonitor]:
-    """Return name -> monitor for the chosen monitors, after checking that each can run on a text while it is written.
+    """Check that each chosen monitor can score a text while it is generated, and return name -> monitor.
 
     Args:
-        op: Operation that error messages name.
-        chosen: Monitors, or names of stored ones; None: all stored ones.
+        op: Operation that error messages begin with.
+        chosen: Monitors, or names of stored ones. None: all stored ones.
         stored: Name -> stored monitor.
         readers: Reader name -> module.
 
     Raises:
         UnknownNameError: If a monitor, a reader or a label does not exist.
         ConfigError: If there is no monitor, two have one name, one does not fit the head of its reader, or its reader
-            reads later tokens.
+            needs later tokens.
     """
     chosen = list(stored) if chosen is None else chosen
     check_known(op, [name for name in chosen if isinstance(name, str)], stored, "monitor")
@@ -125,7 +125,7 @@ def causal_pass(bank: ReaderBank, op: str, names: Sequence[str]) -> StackPass:
     """Return a new `StackPass` with some readers of a bank, over the stack that reads the generated text.
 
     Raises:
-        ConfigError: If a reader reads another stack, or one whose states depend on later tokens.
+        ConfigError: If a reader reads another stack, or a stack whose states depend on later tokens.
     """
     passes = bank._passes(names, grad=False)
     for stack_pass in passes:
@@ -166,12 +166,12 @@ def monitor_scores(bank: ReaderBank, monitor: AnyMonitor, batch: Inputs, mask: T
 
 @torch.no_grad()
 def read_tokens(template: StackPass, names: Sequence[str], states: Mapping[int, Tensor]) -> dict[str, Tensor]:
-    """Run token-wise readers on recorded states and return reader name -> logits, see `token_logits`.
+    """Run token-wise readers on recorded states, and return reader name -> logits, see `token_logits`.
 
     Args:
         template: A pass over the stack that has these readers.
         names: The readers to run.
-        states: Layer -> its states `[rows, tokens, width]`.
+        states: Layer -> states `[rows, tokens, width]`.
     """
     stack_pass = template.restart({name: template.readers[name] for name in names})
     for layer in stack_pass.layers:
@@ -180,10 +180,10 @@ def read_tokens(template: StackPass, names: Sequence[str], states: Mapping[int, 
 
 
 def token_logits(stack_pass: StackPass) -> dict[str, Tensor]:
-    """Return reader name -> logits `[rows, tokens, classes]` of each token by itself, on the CPU.
+    """Return reader name -> logits `[rows, tokens, classes]` of each single token, on the CPU.
 
-    If the head weighs tokens, the last column is the logarithm of the token's weight. The pass must have all its
-    states, and its readers must be token-wise.
+    If the head weighs tokens, the last column is the logarithm of the token's weight. The pass must have received all
+    its states, and its readers must be token-wise.
     """
     features = stack_pass.features()
     rows, count = next(iter(features.values())).shape[:2]

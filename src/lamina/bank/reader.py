@@ -91,11 +91,11 @@ class ReaderModule(nn.Module):
 
     Attributes:
         config: The `Reader` from which the module was built.
-        stack: Name of the stack whose states it reads.
-        layers: Indices of the layers that it reads, ascending; 0 is the embeddings.
-        info: JSON-ready facts about the reader, such as its scores after training. They are saved with it.
-        step: Number of training passes so far. Together with the seed it fixes the random numbers of dropout, so that
-            a resumed run continues with the same ones.
+        stack: Name of the stack that the reader reads.
+        layers: Numbers of the layers that the reader needs, ascending; 0 is the embeddings.
+        info: JSON-ready facts about the reader, such as its scores after training. They are saved with the reader.
+        step: Number of training passes so far. Together with the seed it determines the random numbers of dropout, so
+            that a resumed training continues with the same ones.
     """
 
     def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
@@ -113,14 +113,14 @@ class ReaderModule(nn.Module):
         self.head.check_reads(model, stack, self.fusion)
 
     def extra_repr(self) -> str:
-        """Return the layers, the stack and the fusion, which `print(bank)` shows."""
+        """Return the layers, the stack and the fusion, as `print(bank)` shows them."""
         return f"layers {ranges(self.layers)} of {self.stack}, {self.config.fusion}"
 
     def seed_dropout(self, device: torch.device) -> None:
         """Seed the reader's own dropout generators for the next training pass, and count the pass.
 
         The seed depends on the reader's seed, the number of the pass and the rank of this process. It does not depend
-        on the other readers of the bank, so a reader trains alike alone and beside others.
+        on other readers of the bank, so a reader trains equally alone and beside others.
         """
         process = (rank(),) if rank() else ()
         for part, module in (("fusion", self.fusion), ("head", self.head)):
@@ -132,15 +132,15 @@ class ReaderModule(nn.Module):
     def logits(
         self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"], labels: Tensor | None
     ) -> Tensor:
-        """Run this reader's head on its features and return the logits.
+        """Run this reader's head on its features, and return the logits.
 
-        While training, torch's global generator is seeded for the call and restored afterwards.
+        In training, torch's global generator is seeded for the call and restored afterwards.
 
         Args:
             features: Output of the fusion.
-            mask: True at real tokens.
-            labels: Labels of the batch, or None. A head that can (such as one over a vocabulary) then computes the
-                logits of the labelled positions only.
+            mask: True at tokens, False at padding.
+            labels: Labels of the batch, or None. With labels, a head over a vocabulary computes only the logits of
+                labelled positions.
         """
         options: dict[str, Tensor] = {}
         if self.head.logits_to_keep and labels is not None:
@@ -159,8 +159,8 @@ class ReaderModule(nn.Module):
     def on_epoch_end(self, done: float) -> bool:
         """Let the fusion start its next training stage, with the reader's own random numbers.
 
-        `done` is the fraction of the epochs that have ended. Returns True if parameters were reset, as
-        `Fusion.on_epoch_end` does.
+        `done` is the finished fraction of the epochs. Returns whether parameters were reset, as `Fusion.on_epoch_end`
+        does.
         """
         devices = {parameter.device for parameter in self.parameters() if parameter.is_cuda}
         with torch.random.fork_rng(devices=devices):
@@ -168,14 +168,14 @@ class ReaderModule(nn.Module):
             return self.fusion.on_epoch_end(done, self.head)
 
     def importance(self) -> dict[int, float]:
-        """Return layer -> its share in the fusion, summing to 1; empty for a fusion that does not weigh layers."""
+        """Return layer -> its share in the fusion; shares sum to 1. {} if the fusion does not weigh layers."""
         measure = getattr(self.fusion, "importance", None)
         return {} if measure is None else dict(zip(self.layers, measure().tolist(), strict=True))
 
     def restart_importance(self) -> None:
-        """Reset the running count of a fusion that measures importance on its inputs (`InputWeighted`).
+        """Reset the running sums of a fusion whose importance depends on its inputs (`InputWeighted`).
 
-        Such a fusion resets its count whenever its mode changes, so the mode is switched twice.
+        Such a fusion resets its sums whenever its mode changes, so the mode is switched twice.
         """
         mode = self.fusion.training
         self.fusion.train(not mode).train(mode)
@@ -192,9 +192,9 @@ class ReaderOutput:
     Attributes:
         logits: `[batch, classes]`, or `[batch, tokens, classes]` for a head that labels tokens. A head over a
             vocabulary returns `[labelled tokens, classes]` if it was called with labels.
-        mask: `[batch, tokens]`, True at real tokens.
+        mask: `[batch, tokens]`, True at tokens, False at padding.
         loss: Scalar loss; None without labels.
-        tokens: Under `bank.listen`, the ids `[batch, tokens]` of a generated text; else None.
+        tokens: In `bank.listen`, the ids `[batch, tokens]` of a generated text; else None.
     """
 
     logits: Tensor
@@ -210,8 +210,8 @@ class BankOutput:
     Attributes:
         readers: Reader name -> its output.
         loss: Sum of the readers' losses; None without labels.
-        main: The model's own output, if it was asked for; else None.
-        missing: Under `bank.listen`, reader name -> the reason why it has no output yet.
+        main: The model's own output, if `main=True` was given; else None.
+        missing: In `bank.listen`, reader name -> the reason why the reader has no output yet.
     """
 
     readers: dict[str, ReaderOutput] = field(default_factory=dict)
@@ -220,12 +220,12 @@ class BankOutput:
     missing: dict[str, str] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Drop all outputs. Under `bank.listen`, the readers then read the model's next pass."""
+        """Drop all outputs. In `bank.listen`, the readers then read the model's next pass."""
         self.readers.clear()
         self.loss = self.main = None
 
     def __getitem__(self, name: str) -> ReaderOutput:
-        """Return the output of a reader; ConfigError if it read no pass yet, UnknownNameError if the name is wrong."""
+        """Return a reader's output; ConfigError if it has read no pass yet, UnknownNameError for an unknown name."""
         if name not in self.readers and name in self.missing:
             raise ConfigError(f"bank.listen: reader '{name}' has no output: {self.missing[name]}.")
         if name not in self.readers:

@@ -85,7 +85,7 @@ class ReaderCollection(nn.Module):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """The model's stacks by name, found on first use; ConfigError if its layers were edited since then."""
+        """Stack name -> stack, found on first use; raises ConfigError if the model's layers were edited since then."""
         if self._stacks is None:
             by_name = stacks(self.model)
             self._stacks = by_name, LayerGuard(self.model, by_name)
@@ -98,7 +98,8 @@ class ReaderCollection(nn.Module):
         """Build a reader, add it to the bank, and return its trainable module, which is also `bank[name]`.
 
         Args:
-            name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. Saving uses it as a folder.
+            name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
+                reader's folder when the bank is saved.
             reader: The reader's settings; for a `lamina.Task`, its recommended reader (`Reader.default`) is used.
 
         Raises:
@@ -128,18 +129,18 @@ class ReaderCollection(nn.Module):
     def update(self, other: ReaderCollection, readers: Sequence[str] | None = None) -> None:
         """Add readers of another bank on the same model, with their weights. Readers of the same name are replaced.
 
-        The two banks then share these modules and their monitors: training one changes the other, and a monitor
-        follows a reader that either bank renames. `ReaderBank.from_pretrained(folder, bank.model)` returns a bank on
-        the same model.
+        The two banks then share these modules and their monitors: training one bank changes the other, and if either
+        bank renames a reader, its monitors are renamed in both. `ReaderBank.from_pretrained(folder, bank.model)`
+        returns a bank on the same model.
 
         Args:
-            other: Bank to take the readers from.
-            readers: Names of readers of `other`; None: all.
+            other: Bank whose readers are added.
+            readers: Names of readers of `other`. None: all.
 
         Raises:
-            UnknownNameError: If `other` has no such reader.
-            ConfigError: If `other` is on another model, or a reader that stays and one that comes have monitors of the
-                same name. Nothing is changed then.
+            UnknownNameError: If `other` does not have a reader.
+            ConfigError: If `other` has another model, or a monitor of an added reader has the same name as one that
+                stays. Nothing is changed then.
         """
         names = other._checked_names("bank.update", readers)
         if other.model is not self.model:
@@ -155,12 +156,12 @@ class ReaderCollection(nn.Module):
             self.readers[_key(name)] = other[name].train(self.training)
 
     def remove(self, name: str) -> None:
-        """Remove a reader and its monitors; UnknownNameError if there is none of that name."""
+        """Remove a reader and its monitors; raise UnknownNameError if no reader has this name."""
         self._checked_names("bank.remove", [name])
         del self.readers[_key(name)]
 
     def rename(self, name: str, to: str) -> None:
-        """Rename a reader, also in the monitors that use it. Its place among the readers stays.
+        """Rename a reader, also in the monitors that use it. Its position among the readers stays.
 
         Raises:
             UnknownNameError: If there is no reader `name`.
@@ -189,7 +190,7 @@ class ReaderCollection(nn.Module):
         return {name: self[name] for name in self}
 
     def _checked_names(self, op: str, names: Iterable[str] | None) -> list[str]:
-        """Return the names as a list, None: all readers; UnknownNameError if the bank has no reader of a name."""
+        """Return the names as a list (None: all readers); UnknownNameError if the bank does not have one of them."""
         names = list(self if names is None else names)
         check_known(op, names, self, "reader")
         return names

@@ -30,13 +30,13 @@ _cache: WeakKeyDictionary[object, Separators] = WeakKeyDictionary()  # tokenizer
 def separators_of(processor: object) -> Separators:
     """Return the special tokens that a tokenizer adds to a pair of texts.
 
-    The tokenizer encodes a short pair the first time; the result is cached for as long as the tokenizer exists.
+    On the first call the tokenizer encodes a short pair; the result is cached for as long as the tokenizer exists.
 
     Args:
         processor: A tokenizer, a joint processor that contains one, or None.
 
     Raises:
-        ConfigError: If there is no tokenizer, if it is not a fast one, or if it puts no token between two texts.
+        ConfigError: If there is no tokenizer, it is not a fast one, or it puts no token between two texts.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     if tokenizer is None:
@@ -75,7 +75,7 @@ def segments_of(
     Args:
         ids: Token ids.
         separators: The special tokens of the tokenizer that made the ids.
-        mask: True at real tokens.
+        mask: True at tokens, False at padding.
     """
     text = mask & ~_is_among(ids, separators.added)
     is_between = _is_among(ids, separators.between)
@@ -84,5 +84,5 @@ def segments_of(
 
 
 def _is_among(ids: Int[Tensor, "batch tokens"], wanted: tuple[int, ...]) -> Bool[Tensor, "batch tokens"]:
-    """Return True where an id is one of `wanted`, as `torch.isin` does, which cannot be exported to ONNX."""
+    """Return True where an id is one of `wanted` (like `torch.isin`, which cannot be exported to ONNX)."""
     return (ids.unsqueeze(-1) == torch.tensor(wanted, device=ids.device)).any(-1)

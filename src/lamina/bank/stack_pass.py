@@ -1,4 +1,4 @@
-"""One forward pass over one stack: hooks hand each hidden state to the readers that need it."""
+"""One forward pass over one stack: hooks pass each hidden state to the readers that need it."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tenso
 
 
 class StackPass:
-    """One forward pass over one stack, as its readers see it.
+    """One forward pass over one stack, for the readers that read the stack.
 
-    The pass gets each hidden state when the model computes it (`on_state`), hands it to the fusions that need it, and
-    keeps no reference to it. Afterwards `finish` runs the heads. Readers on the same layers whose fusions have equal
-    `group`s are computed together, as one stream.
+    The pass receives each hidden state when the model computes it (`on_state`), gives it to the fusions that need it,
+    and keeps no reference to it. Afterwards `finish` runs the heads. Readers on the same layers whose fusions have
+    equal `group`s are computed together, as one stream.
 
     Args:
-        model: The model that runs.
-        stack: Its stack that is read.
+        model: The model that is called.
+        stack: The stack of the model that is read.
         readers: Reader name -> module; all of them read this stack.
-        grad: Whether the readers' computations keep gradients.
+        grad: Whether the readers' computations record gradients.
         processor: Tokenizer of the model; only readers of pairs need it.
 
     Attributes:
-        mask: Mask `[batch, tokens]` of real tokens that the model was called with; None: all tokens are real.
+        mask: Attention mask `[batch, tokens]` of the call; None: there is no padding.
         layers: Layers that at least one reader needs, ascending.
     """
 
@@ -87,22 +87,22 @@ class StackPass:
         self._inside: dict[tuple[Site, int], Tensor] = {}  # states from within the block that runs now
 
     def restart(self, readers: Mapping[str, ReaderModule] | None = None) -> StackPass:
-        """Return a new pass over the stack, without gradients, for all readers or for `readers` only."""
+        """Return a new pass over the stack, without gradients, for `readers` (None: all readers of this pass)."""
         members = self.readers if readers is None else readers
         return StackPass(self.model, self.stack, members, grad=False, processor=self.processor)
 
     def begin(self, batch: Inputs, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None) -> None:
-        """Find the mask and the token ids of the pass in the arguments of its call. Nothing is computed yet.
+        """Find the mask and the token ids of the pass in the arguments of the model's call. Nothing is computed yet.
 
-        A pass that continues from a key-value cache reads the new tokens only, so it uses the end of the mask.
+        A pass that continues from a key-value cache reads only the new tokens, so it uses the end of the mask.
 
         Args:
-            batch: Keyword arguments of the whole model; empty if they are not known.
+            batch: Keyword arguments of the whole model; {} if they are not known.
             args: Positional arguments of the stack's scope.
             kwargs: Keyword arguments of the stack's scope.
 
         Raises:
-            ConfigError: If the mask does not say which tokens are real, or a reader of pairs gets no token ids.
+            ConfigError: If the mask does not say which tokens are padding, or a reader of pairs gets no token ids.
         """
         batch = tower_inputs(self.stack, batch)
         self.mask = token_mask(self.stack, batch, args, kwargs)
@@ -118,10 +118,10 @@ class StackPass:
 
     @contextmanager
     def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
-        """Hook the model for the time of the context.
+        """Put hooks on the model inside the `with` block.
 
-        `on_state(layer, state)` and `on_start(args, kwargs)` are called as `lamina.layers.hooks.watch` calls them. The
-        hooks also record what fusions need besides the layers: states within blocks, and the inputs of blocks.
+        `on_state(layer, state)` and `on_start(args, kwargs)` are called as by `lamina.layers.hooks.watch`. The hooks
+        also record what fusions need besides the layers' states: values inside blocks, and the arguments of blocks.
         """
         with ExitStack() as hooks:
             for reader in self.readers.values():
@@ -133,18 +133,18 @@ class StackPass:
             yield
 
     def _on_inner_state(self, site: Site, layer: int, state: Tensor) -> None:
-        """Hold a state from within a block until the block's output comes, which is when the fusions read it."""
+        """Store a value from inside a block until the block's output is computed, which is when the fusions use it."""
         self._inside[site, layer] = state
 
     def on_state(self, layer: int, state: Tensor) -> bool:
-        """Hand the state of one layer to the fusions that read it.
+        """Give the state of one layer to the fusions that need it.
 
         Args:
             layer: The layer; the layers in `layers` must come in ascending order, each once.
-            state: Its hidden state `[batch, tokens, width]`.
+            state: The hidden state `[batch, tokens, width]` of the layer.
 
         Returns:
-            True once the last layer that any reader needs has come.
+            True after the last layer that any reader needs.
 
         Raises:
             ConfigError: If a layer was skipped, or the mask does not have the shape of the state.
@@ -174,7 +174,7 @@ class StackPass:
         return features
 
     def finish(self, labels: Mapping[str, Tensor] | None = None) -> dict[str, ReaderOutput]:
-        """Run the heads and return reader name -> output, without losses.
+        """Run the heads, and return reader name -> output, without losses.
 
         A head over a vocabulary computes only the positions labelled in `labels` (reader name -> labels).
         """
@@ -206,12 +206,7 @@ def past_tokens(inputs: Inputs) -> int:
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if a reader compares the two texts of a pair: without token ids they cannot be told apart.
-
-    Args:
-        readers: Reader name -> module.
-        key: Argument of the model that would have the ids, for the message.
-    """
+    """Raise ConfigError if a reader compares two texts, because the batch lacks `key`, the token ids."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
@@ -227,17 +222,17 @@ def run_heads(
     grad: bool,
     together: bool = False,
 ) -> dict[str, ReaderOutput]:
-    """Run the readers' heads on their features and return reader name -> output, without losses.
+    """Run the readers' heads on their features, and return reader name -> output, without losses.
 
-    Heads with equal `group`s run as one batched operation. On a CPU without gradients, heads that read every token run
-    one by one instead: their features then stay in the CPU's caches, which is faster.
+    Heads with equal `group`s are computed as one batched operation. On a CPU without gradients, heads that read every
+    token are computed one by one instead: their features then stay in the CPU's caches, which is faster.
 
     Args:
         readers: Reader name -> module.
         features: Reader name -> features `[batch, tokens, dim]`.
-        real: True at real tokens.
+        real: True at tokens, False at padding.
         labels: Reader name -> labels. A head over a vocabulary computes only the labelled positions.
-        grad: Whether to keep gradients.
+        grad: Whether to record gradients.
         together: Batch equal heads on a CPU too, which is faster for few tokens.
     """
     features = {name: _first_if_equal(readers[name], part) for name, part in features.items()}
@@ -265,9 +260,9 @@ def _first_if_equal(reader: ReaderModule, features: Float[Tensor, "batch tokens 
 def _head_groups(
     readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor], *, together: bool
 ) -> list[list[str]]:
-    """Return lists of reader names whose heads run as one operation.
+    """Return groups of reader names; the heads of a group are computed as one operation.
 
-    Readers that share one features tensor form groups of their own, since `_stacked` need not copy it for them.
+    Readers that share one features tensor form their own groups, because `_stacked` need not copy it for them.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)
@@ -288,13 +283,13 @@ def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim
 
 @contextmanager
 def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | None = None) -> Iterator[None]:
-    """Feed passes over several stacks from the forward of the model that the caller runs within the context.
+    """Feed the passes from the model's forward, which the caller starts inside the `with` block.
 
     Args:
         passes: One pass per stack.
-        batch: Keyword arguments with which the caller runs the model.
-        stop: Raised from a hook once every pass has its last layer, to end the forward early; None: it runs to its
-            end.
+        batch: Keyword arguments with which the caller calls the model.
+        stop: Raised from a hook once every pass has its last layer, to end the forward early. None: the model is
+            computed to its end.
     """
     unfinished = len(passes)
 
@@ -316,17 +311,17 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
 
 @contextmanager
 def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -> Iterator[States]:
-    """Record the states of chosen layers from the forward that the caller runs within the context.
+    """Record the states of chosen layers from the model's forward, which the caller starts inside the `with` block.
 
     Args:
         layers: Stack -> the layers to record.
         stop: Raised from a hook after the last of these layers, to end the forward early.
 
     Yields:
-        Stack name -> layer -> state, filled while the model runs.
+        Stack name -> layer -> state, filled while the model is called.
 
     Raises:
-        ConfigError: At the end of the context, if a layer did not run in its turn.
+        ConfigError: At the end of the `with` block, if a layer is missing or came out of order.
     """
     wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
     states: States = {stack.name: {} for stack, _ in wanted}
@@ -345,14 +340,7 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 
 
 def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
-    """Raise ConfigError unless a pass went through exactly the layers that are needed, in that order.
-
-    Args:
-        op: Operation that the message names.
-        stack: The stack.
-        needed: Layers that readers need.
-        seen: Layers whose states came.
-    """
+    """Raise ConfigError unless `seen`, the layers whose states came, equals `needed`, in that order."""
     if list(needed) != list(seen):
         layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
         problem = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
@@ -362,13 +350,13 @@ def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: S
 def real_tokens(
     mask: Tensor | None, state: Float[Tensor, "batch tokens width"], model: PreTrainedModel
 ) -> Bool[Tensor, "batch tokens"]:
-    """Return True at the real tokens of a hidden state.
+    """Return a mask `[batch, tokens]` that is True at the tokens of a hidden state and False at padding.
 
-    A row that is all padding counts its first token as real, so that pooling over the row stays finite.
+    A row of padding alone counts its first token as True, so that pooling over the row stays finite.
 
     Args:
-        mask: Mask of real tokens as `token_mask` returns it; None: all are real. For audio models it may be a mask of
-            samples, which is converted to the frames of the state.
+        mask: Attention mask as `token_mask` returns it. None: no padding. For audio models it may be a mask of samples,
+            which is converted to the frames of the state.
         state: A hidden state of the pass.
         model: The model, which converts samples to frames.
 

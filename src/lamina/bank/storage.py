@@ -1,4 +1,4 @@
-"""How a bank reaches the code that saves and loads it, which lives in a later room, `lamina.store`.
+"""Gives a bank access to the code that saves and loads it, which is in a later room, `lamina.store`.
 
 Storage has to import the bank, because loading builds one. So the bank cannot import storage: the two would form a
 circle. Instead the bank knows only the functions that it calls, which are the protocol below, and the name of the

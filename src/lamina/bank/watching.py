@@ -59,7 +59,7 @@ class Step:
 
 @final
 class Watch:
-    """The monitors' view of the text that is being written, or was written last. `bank.watch` yields it.
+    """The scores and flags of the text that is being generated, or was generated last. `bank.watch` yields it.
 
     Attributes:
         stopping: A `StoppingCriteria` for `generate(..., stopping_criteria=[watch.stopping])`. It ends the sequences
@@ -83,7 +83,7 @@ class Watch:
         self.stopping: StoppingCriteria = _StopFlagged(self, tuple(monitors if stop is None else stop))
 
     def begin(self, call: GenerateCall) -> _WatchedText:
-        """Begin a new text for a call of `generate`, and return it; ConfigError if the call cannot be watched."""
+        """Begin a new text for a call of `generate`, and return it; raise ConfigError if the call cannot be watched."""
         _check_call(call)
         self._latest = self._texts[get_ident()] = _WatchedText(
             self._template, self._monitors, call, every=self._every, on_token=self._on_token
@@ -91,7 +91,7 @@ class Watch:
         return self._latest
 
     def _text(self) -> _WatchedText:
-        """Return the text of this thread, else the latest of any thread."""
+        """Return the text of this thread, or the latest text of any thread; raise ConfigError if there is none."""
         text = self._texts.get(get_ident(), self._latest)
         if text is None:
             raise ConfigError("bank.watch: no text was written yet. Call model.generate in this context.")
@@ -104,9 +104,10 @@ class Watch:
 
     @property
     def flagged_at(self) -> dict[str, list[int | None]]:
-        """Monitor name -> for each sequence the index of the token at which it was flagged; None: it was not.
+        """Monitor name -> index of the token at which each sequence was flagged; None: it was not.
 
-        Tokens of the prompt have negative indices, -1 is its last token. A cascade flags by its second monitor.
+        Tokens of the prompt have negative indices; -1 is the prompt's last token. A cascade flags by its second
+        monitor.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]
@@ -117,11 +118,11 @@ class Watch:
 
     @property
     def asked(self) -> dict[str, float]:
-        """Cascade name -> fraction of the tokens for which its second reader ran."""
+        """Cascade name -> fraction of the tokens for which its second reader was run."""
         return self._text().asked()
 
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:
-        """Return whether any of these monitors has flagged each sequence of this thread's text.
+        """Return `[sequences]`: whether any of these monitors has flagged the sequence, in this thread's text.
 
         None if the model has not read a token yet.
         """
@@ -133,8 +134,8 @@ class Watch:
 class _WatchedText(GenerationObserver):
     """The scores and flags of the sequences that one call of `generate` writes.
 
-    Monitors that are computed together stand next to each other: the tensors below have their monitors in the order of
-    `rows`, while `monitor_names` has the order of the caller.
+    Monitors that are computed together are neighbours in `rows`, the order of the monitors in all tensors;
+    `monitor_names` has the caller's order.
     """
 
     def __init__(

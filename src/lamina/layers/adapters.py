@@ -1,4 +1,4 @@
-"""PEFT adapters in a model: which layers have them, which are active, and their weights.
+"""PEFT adapters in a model: which layers have adapters, which adapters are active, and their weights.
 
 A PEFT layer lists its attributes by name: `adapter_layer_names` are those with weights, `other_param_names` those with
 settings. Each such attribute is a mapping from the name of an adapter to its weight or setting.
@@ -16,7 +16,7 @@ from lamina.errors import ConfigError
 if TYPE_CHECKING:
 
     class PeftLayer(nn.Module):
-        """The attributes of a PEFT layer that this module reads; PEFT itself is optional."""
+        """The attributes of a PEFT layer that this module uses. PEFT itself is optional."""
 
         adapter_layer_names: tuple[str, ...]
         other_param_names: tuple[str, ...]
@@ -28,43 +28,43 @@ if TYPE_CHECKING:
         """The method of a PEFT model that this module calls."""
 
         def get_base_model(self) -> nn.Module:
-            """Return the model inside."""
+            """Return the model without its PEFT wrapper."""
             ...
 
 
 def has_adapters(module: nn.Module) -> TypeGuard[PeftLayer]:
-    """Return whether a module is a PEFT layer, to which adapters were added."""
+    """Return whether a module is a PEFT layer, that is a layer with adapters."""
     return hasattr(type(module), "adapter_layer_names")
 
 
 def adapted_layers(model: nn.Module) -> list[PeftLayer]:
-    """Return the PEFT layers of a model, to which adapters were added."""
+    """Return the PEFT layers of a model."""
     return [module for module in model.modules() if has_adapters(module)]
 
 
 def backbone(model: nn.Module) -> nn.Module:
-    """Return a transformers model without its head; a PEFT wrapper around it is removed too."""
+    """Return a transformers model without its head and without a PEFT wrapper."""
     inside = cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
     return cast("nn.Module", getattr(inside, "base_model", inside))
 
 
 def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
-    """Return the names of the adapters that a PEFT layer adds to its output, in order.
+    """Return the names of the adapters whose outputs a PEFT layer adds to its own, in order.
 
-    Empty if adapters are disabled, or merged into the layer's weight.
+    () if adapters are disabled, or merged into the layer's weight.
     """
     return () if layer.disable_adapters or getattr(layer, "merged", False) else tuple(layer.active_adapters)
 
 
 def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
-    """Yield all modules that hold adapters of a PEFT layer, active or not."""
+    """Yield all modules that contain adapters of a PEFT layer, active or not."""
     for name in (*layer.other_param_names, *layer.adapter_layer_names):
         if isinstance(attribute := getattr(layer, name, None), nn.Module):
             yield from attribute.modules()
 
 
 def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
-    """Yield the weights and plain settings of the active adapters of a PEFT layer, each with a name."""
+    """Yield (name, value) for the weights, modules and settings of the active adapters of a PEFT layer."""
     for adapter in active_adapters(layer):
         for name in (*layer.other_param_names, *layer.adapter_layer_names):
             mapping = cast("Mapping[str, object]", getattr(layer, name, {}))
@@ -78,7 +78,7 @@ def adapter_state(layer: PeftLayer) -> Iterator[tuple[str, object]]:
 
 
 def check_no_adapters(model: nn.Module, op: str) -> None:
-    """Raise ConfigError if a model has PEFT adapters; `op` begins the message."""
+    """Raise ConfigError if a model has PEFT adapters."""
     if hasattr(model, "peft_config") or adapted_layers(model):
         raise ConfigError(
             f"{op}: the model carries adapters (PEFT), whose weights are apart from its own. Call merge_and_unload() "

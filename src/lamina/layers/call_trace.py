@@ -1,4 +1,4 @@
-"""Record what goes into and comes out of every module while a model runs."""
+"""Record the inputs and outputs of every module while a model is called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = tuple[object, ...]
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module in a traced run; events and calls share one clock, which counts 0, 1, 2, ..."""
+    """One call of a module in a traced run. Calls and events share one clock that counts 0, 1, 2, ..."""
 
     module: nn.Module
     path: str
@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(eq=False)
 class Event:
-    """A tensor of three axes that was an argument or a result of a call."""
+    """A three-dimensional tensor that was an argument or a result of a module's call."""
 
     call: Call
     side: Side
@@ -50,7 +50,7 @@ Seen = dict[Event, bool]  # an event at which a state was seen -> whether it was
 
 @dataclass(eq=False)
 class Trace:
-    """One run of a model: every module call and every event, each in the order of time."""
+    """A traced run: one forward pass of a model, with all module calls and all events in the order of time."""
 
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
@@ -58,9 +58,10 @@ class Trace:
     copies: list[Tensor] = field(default_factory=list[Tensor])  # copies of the values, if they are kept
 
     def seen_as(self, state: Tensor) -> Seen:
-        """Return the events at which a state was seen, as the same unchanged tensor or as one with equal values.
+        """Return the events at which a state was seen; the value is True if it was the same, unchanged tensor object.
 
-        Values on the meta device cannot be compared, so there only the same tensor counts.
+        Otherwise it was a tensor with equal values. On the meta device values cannot be compared, so only the same
+        tensor counts.
         """
         key = key_of(state)
         equal = [event for event in self.events if event.key == key]
@@ -70,10 +71,10 @@ class Trace:
 
 @contextmanager
 def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
-    """Record every module call while the model runs within the `with` block; yield the trace that fills meanwhile.
+    """Record every module call of the model inside the `with` block; yield the trace, which fills meanwhile.
 
-    With `keep`, every value is copied, so that `Event.tensor` still returns it after the run; otherwise events hold
-    weak references.
+    With `keep`, every value is copied, so that `Event.tensor` still returns it afterwards; otherwise events hold weak
+    references.
     """
     trace, open_calls = Trace(), list[Call]()
     copies: list[Tensor] = trace.copies
@@ -114,7 +115,7 @@ def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
 
 
 def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
-    """Return the values in the output of a module, each with its position or key; (None, output) for a tensor."""
+    """Return pairs of position or key and value for the output of a module; [(None, output)] for a single tensor."""
     if isinstance(output, Tensor):
         return [(None, output)]
     to_tuple: Callable[[], tuple[object, ...]] | None = getattr(output, "to_tuple", None)
@@ -126,7 +127,7 @@ def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
 
 
 def _record(trace: Trace, call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
-    """Add the events of one argument or result of a call to the trace; values that cannot be states are left out."""
+    """Add the events of one argument or result of a call to the trace. Values that cannot be states are left out."""
     if not isinstance(value, Tensor) or value.ndim != 3 or not value.is_floating_point():
         return
     # a tensor without values costs nothing to keep, and has to be kept: it is recognised by identity
@@ -140,7 +141,7 @@ _SWAPS = ((1, 2), (0, 1))
 
 
 def key_of(tensor: Tensor) -> Key:
-    """Return a hashable key of a tensor, made of shape, dtype and some of its values; equal tensors have equal keys."""
+    """Return a hashable key of a tensor: shape, dtype and some of its values. Equal tensors have equal keys."""
     kind = (tuple(tensor.shape), tensor.dtype)
     if tensor.is_meta or tensor.ndim != 3:
         return kind

@@ -23,8 +23,8 @@ _known: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
 def is_causal(model: nn.Module, stack: LayerStack) -> bool:
     """Return whether the state of a token depends only on the tokens up to it, as in a causal language model.
 
-    The first call runs the model twice, on tiny inputs that differ in the second half of their tokens, and leaves it
-    unchanged. The answer is remembered. A stack that reads images or audio, not token ids, is not causal.
+    The first call runs the model twice, on tiny inputs that differ in the second half of their tokens, and leaves the
+    model unchanged. The answer is cached. A stack that reads images or audio, not token ids, counts as not causal.
     """
     if stack.scope not in _known:
         base = backbone(model)  # without the head, which may refuse the inputs, say for lack of a padding token
@@ -35,7 +35,7 @@ def is_causal(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
-    """Run the model on two inputs with the same first tokens; return whether the states of these tokens are equal."""
+    """Run the model on two inputs with equal first tokens; return whether the states of these tokens are equal."""
     try:
         inputs, other = (probe_input(model, _TOKENS, seed).inputs for seed in (1, 2))
     except NoInputError:
@@ -51,7 +51,7 @@ def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model and return, by layer, the states of the tokens that are equal in both inputs."""
+    """Run the model, and return layer -> states of the first tokens, which are equal in both inputs."""
     states: dict[int, Tensor] = {}
 
     def on_state(layer: int, state: Tensor) -> None:

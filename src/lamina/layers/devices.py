@@ -1,4 +1,4 @@
-"""On which device a model runs, and models whose weights are elsewhere: offloaded, or absent (the meta device)."""
+"""The device on which a model computes, also if its weights are elsewhere: offloaded, or absent (the meta device)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.overrides import TorchFunctionMode
 
 
 def main_device(model: nn.Module) -> torch.device:
-    """Return the device to which the inputs of a model go: that of its first parameter.
+    """Return the device to which a model's inputs must be moved: that of its first parameter.
 
-    For a model that accelerate offloads it is the device on which its hooks run the model. For a model without weights
-    it is "meta", even if some parameters have values because an old constructor ignored the device.
+    For a model that accelerate offloads, it is the device on which accelerate's hooks run the model. For a model
+    without weights it is "meta", even if some parameters have values because an old constructor ignored the device.
     """
     devices = {parameter.device: None for parameter in model.parameters()}
     meta = torch.device("meta")
@@ -35,7 +35,7 @@ def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
 
 @contextmanager
 def weights_in_place(module: nn.Module) -> Generator[None]:
-    """Load a module's own weights to the CPU for the `with` block if accelerate offloads them to memory or disk."""
+    """Load a module's own weights to the CPU inside the `with` block, if accelerate offloads them to memory or disk."""
     if not hasattr(module, "_hf_hook"):
         yield
         return
@@ -45,7 +45,7 @@ def weights_in_place(module: nn.Module) -> Generator[None]:
 
 
 class MetaValues(TorchFunctionMode):
-    """Within this context, converting a tensor on the meta device to a Python number gives 0 instead of an error.
+    """Inside this context, converting a meta tensor to a Python number gives 0 instead of an error.
 
     Models read values to warn, or to choose a faster way to the same result; without values they would stop there.
     """

@@ -1,4 +1,4 @@
-"""Find the stacks of a model: run it on tiny inputs and match the hidden states that it returns to its modules."""
+"""Find the stacks of a model: run it on tiny inputs, and match the returned hidden states to its modules."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ States = dict[str, tuple[Tensor, ...]]  # name of a stack -> its hidden states
 def stacks(model: nn.Module) -> dict[str, LayerStack]:
     """Find the stacks of a model, and for each layer the module call that produces its hidden state.
 
-    The first call runs the model on tiny inputs and leaves it unchanged. The result is remembered until the model's
-    modules change. On the meta device (a config without weights) states are matched by identity only, not by value.
+    The first call runs the model on tiny inputs and leaves it unchanged. The result is cached until the model's modules
+    change. On the meta device (a config without weights) states are matched by identity only, not by value.
 
     Args:
-        model: A transformers model, with or without a head. Wrappers (torch.compile, DataParallel) are looked through.
+        model: A transformers model, with or without a head. Wrappers (torch.compile, DataParallel) are ignored.
 
     Returns:
         Name -> stack: {"main": stack} for a model with one stack, {"encoder": stack, "decoder": stack} for an
@@ -84,7 +84,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
-    """Return one of the stacks in `by_name`, chosen by `name` as in `default_stack`, with the same errors."""
+    """Return one of the stacks in `by_name`. The choice by `name` and the errors are those of `default_stack`."""
     if name is None and all(stack.tower is not None for stack in by_name.values()):
         problem = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
         raise ConfigError(f"{op}: {problem}. Give stack='{next(iter(by_name))}' or another of these.")
@@ -97,19 +97,20 @@ def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) 
 def tap(
     model: nn.Module, layers: Selector = "all", stack: str | None = None, site: Site = "output"
 ) -> Generator[dict[int, Tensor]]:
-    """Collect hidden states while the model runs within the `with` block.
+    """Collect hidden states while the model is called inside the `with` block.
 
     Args:
-        model: The model. Its outputs stay the same, bit for bit. A compiled model runs uncompiled within the block.
+        model: The model. Its outputs stay the same, bit for bit. A compiled model is uncompiled inside the `with`
+            block.
         layers: Layer selector: which layers to collect.
         stack: Name of the stack. None: the only one, or the encoder.
         site: Where in block i to read layer i. "output": its hidden state. "attention" or "ffn": what that part of the
             block adds to the state, before the sum. The embeddings (layer 0) have neither. See `layers.sites.at_site`.
 
     Yields:
-        A dict from layer to state `[batch, tokens, width]`. It fills while the model runs and is emptied when a new
-        pass over the stack begins, so after `generate` it holds the last pass. States carry gradients if the pass does.
-        Looking up a layer that was not collected raises a ConfigError that says why.
+        A dict from layer to state `[batch, tokens, width]`. It fills while the model is called, and is emptied when the
+        next pass over the stack begins, so after `generate` it holds the last pass. States carry gradients if the pass
+        does. Looking up a layer that was not collected raises a ConfigError that says why.
 
     Raises:
         UnsupportedModelError: If the model's layers cannot be found, or not at that site.
@@ -141,9 +142,11 @@ def tap(
 
 
 class _TappedStates(dict[int, Tensor]):
-    """The dict that `tap` yields, from layer to hidden state; a missing layer is a ConfigError that says why.
+    """The dict that `tap` yields: layer -> hidden state. A missing layer raises a ConfigError that says why.
 
-    `layers` are the ones that are tapped and `stack` is the name of their stack.
+    Args:
+        stack: Name of the stack.
+        layers: The layers that `tap` collects.
     """
 
     def __init__(self, stack: str, layers: Sequence[int]) -> None:
@@ -161,16 +164,16 @@ class _TappedStates(dict[int, Tensor]):
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
     """Register the stacks of `model` for `copy` too, which must have the same modules at the same paths.
 
-    This spares `stacks(copy)` the search.
+    `stacks(copy)` then returns them without a search.
     """
     stacks(model)
     _known[copy] = (_signature(copy), _known[model][1])
 
 
 def _signature(model: nn.Module) -> tuple[object, ...]:
-    """Return everything that stacks depend on: modules, whether there are weights, and the config's layer counts.
+    """Return everything that a model's stacks depend on: modules, presence of weights, layer counts in the config.
 
-    As long as it is equal, stacks that were found before are still right.
+    While this value is unchanged, stacks that were found before are still right.
     """
     config: object = model.config
     modules = tuple(map(weakref.ref, model.modules()))
@@ -184,7 +187,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 
 
 def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
-    """Return the stack with every module replaced by `move(module)`; also turns paths back into modules."""
+    """Return the stack with every module replaced by `move(module)`; also used to turn paths into modules."""
     return replace(
         stack,
         blocks=tuple(map(move, stack.blocks)),
@@ -196,7 +199,7 @@ def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
-    """Search for the stacks of a model, or if it has none that can be read, for those of its towers.
+    """Search for the stacks of a model; if none can be read, search for the stacks of its towers.
 
     Raises:
         UnsupportedModelError: If neither are found.
@@ -212,7 +215,7 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
-    """Return the stacks of those towers of a model whose layers can be found, by the tower's name ("text")."""
+    """Return tower name ("text") -> stack, for the towers of a model whose layers can be found."""
     by_name: dict[str, LayerStack] = {}
     paths = {module: path for path, module in by_path(model).items()}
     for name, tower in towers_of(model).items():
@@ -226,7 +229,7 @@ def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _UnreadableError(Exception):
-    """Raised in this module when layers cannot be found; becomes an UnsupportedModelError with the same hint."""
+    """Raised in this module when layers cannot be found; it becomes an UnsupportedModelError with the same hint."""
 
     def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
         self.reason, self.hint = reason, hint
@@ -271,7 +274,7 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _Places(NamedTuple):
-    """Where the layers of one stack may be read, as the first run showed."""
+    """The places at which the layers of one stack may be read, according to the first run."""
 
     state: Tensor  # the state of layer 0
     blocks: tuple[nn.Module, ...]
@@ -279,10 +282,10 @@ class _Places(NamedTuple):
 
 
 def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
-    """Run the model on the first input that it accepts, or its backbone alone if its head accepts none.
+    """Run the model on the first input that it accepts, or only its backbone if its head accepts none.
 
     Returns:
-        The trace of the run, the module that ran (model or backbone), and the hidden states that it returned.
+        The trace of the run, the module that was called (model or backbone), and the hidden states that it returned.
     """
     failures: list[_UnreadableError] = []
     targets = dict.fromkeys((model, backbone(model)))
@@ -296,7 +299,7 @@ def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Mod
 
 
 def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
-    """Return the output of a module for a probe input; an exception in it becomes an _UnreadableError."""
+    """Return the output of a module for a probe input; an exception in the module becomes an _UnreadableError."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     try:
         return target(**probe.inputs, **options)
@@ -306,7 +309,7 @@ def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
 
 
 def _hint_for(target: nn.Module) -> str:
-    """Return a sentence on what to do about a model that does not run on a probe input."""
+    """Return a sentence that says what to do about a model that fails on a probe input."""
     if main_device(target).type == "meta":
         return "Load its weights first."
     parts = [f"model.{name}" for name, child in target.named_children() if hasattr(child, "config")]
@@ -314,7 +317,7 @@ def _hint_for(target: nn.Module) -> str:
 
 
 def _run_for_states(target: nn.Module, probe: Probe) -> States:
-    """Run a module and return the hidden states in its output, by the name of their stack."""
+    """Run a module, and return stack name -> hidden states from its output."""
     output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
     by_stack: States = {name: tuple(values) for name, values in states.items() if values is not None}
@@ -363,7 +366,7 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
     """Run another input and choose, for each layer, the best place at which exactly the returned state is seen.
 
     Returns:
-        The chosen event of each layer by stack, and the states that this run returned.
+        Stack name -> the chosen event of each layer; and the hidden states that this run returned.
     """
     events = [event for places in found.values() for events in places.by_layer for event in events]
     seen: dict[Event, tuple[Tensor, Tensor]] = {}
@@ -406,10 +409,10 @@ def _build(model: nn.Module, name: str, places: _Places, events: list[Event], tr
 
 
 def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
-    """Run without `output_hidden_states`, as users do, and compare what taps see with `states`.
+    """Run without `output_hidden_states`, as users do, and compare the tapped states with `states`.
 
     Raises:
-        _UnreadableError: If a layer is not seen, or has another value than in `states`.
+        _UnreadableError: If a layer is not tapped, or has another value than in `states`.
     """
     seen: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
     with ExitStack() as exits:

@@ -1,4 +1,4 @@
-"""Fingerprints: a hash of all weights that a stack's hidden states depend on, which tells base models apart."""
+"""Fingerprints: hashes of all weights that a stack's hidden states depend on, by which base models are recognised."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def fingerprint(model: nn.Module, stack_name: str) -> str:
-    """Return the SHA-256 hash, in hexadecimal, of the weights up to a stack's last layer; see `fingerprint_of`.
+    """Return the SHA-256 hash, in hexadecimal, of all weights up to a stack's last layer; see `fingerprint_of`.
 
-    It is computed anew on each call, because nothing records that a weight has changed.
+    It is computed again on each call, because nothing records whether a weight has changed.
 
     Raises:
         ConfigError: If the model has no weights.
@@ -41,15 +41,16 @@ def fingerprint(model: nn.Module, stack_name: str) -> str:
 def fingerprint_of(stack: LayerStack) -> str:
     """Return the SHA-256 hash of all weights of a stack, in hexadecimal.
 
-    Quantised weights and the weights of active adapters count; buffers that only count something do not. The hash is
-    the same for a backbone alone and inside a model with a head, for a model without adapters and one with disabled
-    adapters, and for weights in memory and offloaded ones. ConfigError if there are no weights (the meta device).
+    Quantised weights and the weights of active adapters are included; buffers that only count something are not. The
+    hash is the same for a backbone alone and inside a model with a head, for a model without adapters and one with
+    disabled adapters, and for weights in memory and offloaded ones. Raises ConfigError if there are no weights (the
+    meta device).
     """
     return fingerprint_of_modules(stack.run)
 
 
 def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
-    """Return the hash, as in `fingerprint_of`, of the weights of the given modules, not of modules inside them."""
+    """Return the hash of the given modules' own weights, without those of modules inside them; see `fingerprint_of`."""
     modules = list(modules)
     in_adapters = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
     plain = [module for module in modules if module not in in_adapters]
@@ -58,12 +59,12 @@ def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """Return an iterator over the parameters of the given modules, without those of modules inside them."""
+    """Return the parameters of the given modules, without those of modules inside them."""
     return (parameter for module in modules for parameter in module.parameters(recurse=False))
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield what a module itself is saved as, by name, without integer counters."""
+    """Yield name -> value of a module's own part of the state dict, without integer counters."""
     if facts := getattr(module, "fingerprint_facts", ""):  # an inserted layer has settings beside its weight
         yield "facts", str(facts)
     buffers = dict(module.named_buffers(recurse=False))
@@ -75,7 +76,7 @@ def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield the weights and settings of the active adapters of a module, by name; nothing without adapters."""
+    """Yield name -> value for the weights and settings of a module's active adapters; nothing without adapters."""
     if has_adapters(module):
         yield from adapter_state(module)
 
@@ -86,10 +87,10 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
     For a tensor its name, dtype, shape and bytes are hashed, for a plain value its name and repr.
 
     Args:
-        values: Pairs of a name and a tensor, a plain value, or a tuple or list of them. A tensor that comes twice
-            counts once.
-        tied_by_value: Whether matrices of equal content count once too. Needed for offloaded models, where tied weights
-            come as copies.
+        values: Pairs of a name and a tensor, a plain value, or a tuple or list of them. A tensor that occurs twice is
+            hashed once.
+        tied_by_value: Whether matrices with equal content are hashed once too. Offloaded models need this, because
+            their tied weights are copies.
 
     Raises:
         ConfigError: If a tensor is on the meta device.
@@ -115,7 +116,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the tensors that a quantised weight, tuple or list consists of, by name; or a plain value itself."""
+    """Yield name -> part for the tensors in a quantised weight, tuple or list; a plain value is yielded itself."""
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:
             yield from _parts(f"{name}.{part}", getattr(value, part))

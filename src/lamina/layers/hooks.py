@@ -1,4 +1,4 @@
-"""Hooks on a running model: receive each layer's state as it is computed, stop the forward early, find the mask."""
+"""Hooks on a model: receive each layer's state as it is computed, stop the forward early, find the attention mask."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _open: ContextVar[tuple[object, ...]] = ContextVar("open", default=())
 
 @final
 class ContextHooks(ExitStack):
-    """A context manager whose hooks act only on passes that run in the context that entered it (`contextvars`).
+    """A context manager for hooks that act only on forward passes in the context (`contextvars`) that entered it.
 
     Each thread and each asyncio task has its own context; tasks and `asyncio.to_thread` calls inherit the context that
     starts them. So hooks of one thread do not see the passes of another thread on the same model.
@@ -68,7 +68,7 @@ class ContextHooks(ExitStack):
 def watch(
     stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
 ) -> Generator[None]:
-    """Call `on_state` with the state of each chosen layer at the moment the model computes it, within the `with` block.
+    """Call `on_state` with each chosen layer's state as soon as the model computes it, inside the `with` block.
 
     Args:
         stack: The stack to watch.
@@ -104,7 +104,7 @@ def watch(
 
 
 class _Watch:
-    """The hook on the input or the output of one module; it calls `on_state` for the layers that are seen there."""
+    """A hook on the input or the output of one module, which calls `on_state` for the layers that are read there."""
 
     def __init__(self, on_state: OnState) -> None:
         self.on_state = on_state
@@ -112,7 +112,7 @@ class _Watch:
         self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}  # number of a call -> layers that are seen there
 
     def __call__(self, _module: nn.Module, args: tuple[object, ...], rest: object) -> None:
-        """Act as a forward pre-hook (`rest`: keyword arguments) or forward hook (`rest`: the output) of the module."""
+        """Act as the module's forward pre-hook (`rest`: its keyword arguments) or forward hook (`rest`: its output)."""
         thread = get_ident()
         # -1 outside a pass. Recomputations of gradient checkpointing run after the pass, with counts nobody wants.
         count = self.counts.get(thread, -1)
@@ -122,7 +122,7 @@ class _Watch:
 
 
 def _pick(point: TapPoint, args: tuple[object, ...], rest: object) -> Tensor:
-    """Return the state at a tap point from the arguments and the `rest` that a hook got; see `_Watch.__call__`."""
+    """Return the state at a tap point, from the arguments `args` and `rest` of `_Watch.__call__`."""
     values = args if point.side == "input" and isinstance(point.index, int) else rest
     # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
     state = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
@@ -140,7 +140,7 @@ class StopForward(BaseException):
 def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:
     """Call `model(**batch)` and return its output, or None if a hook raised the object `stop`.
 
-    Another StopForward object belongs to another run and propagates.
+    Another StopForward object was raised for another call and propagates.
     """
     try:
         return model(**batch)
@@ -160,13 +160,13 @@ def token_mask(
     args: tuple[object, ...] = (),
     kwargs: Mapping[str, object] | None = None,
 ) -> Tensor | None:
-    """Return the attention mask `[batch, tokens]` of a pass over a stack; None if every token is real.
+    """Return the attention mask `[batch, tokens]` of a pass over a stack; None if there is no padding.
 
     Args:
         stack: The stack that is read.
-        batch: What the whole model was called with; empty if that is not known. Its mask is used first.
-        args: Positional arguments that `stack.scope` was called with; used if `batch` has no mask.
-        kwargs: Its keyword arguments.
+        batch: Keyword arguments of the whole model; {} if they are not known. A mask among them is used first.
+        args: Positional arguments of `stack.scope`, used if `batch` has no mask.
+        kwargs: Keyword arguments of `stack.scope`, used if `batch` has no mask.
 
     Raises:
         ConfigError: If the mask has another form, such as one that is added to attention scores, or another name.
@@ -195,8 +195,8 @@ def token_mask(
 def is_token_mask(mask: object) -> TypeGuard[Tensor]:
     """Return whether a value is a mask `[batch, tokens]` of zeros and ones, not one that is added to attention scores.
 
-    An integer tensor of that shape on an accelerator counts as one without a look at its values, which would have to
-    wait for the device.
+    An integer tensor of that shape on an accelerator always counts as a mask; checking its values would have to wait
+    for the device.
     """
     if not isinstance(mask, Tensor) or mask.ndim != 2:
         return False
@@ -209,7 +209,7 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
     """Return the arguments of a module's call by name.
 
-    A wrapper whose `forward` begins with `*args` passes them on, so the first module inside that names them counts.
+    If the `forward` of a wrapper begins with `*args`, the names are those of the first module inside that names them.
     """
     for part in module.modules() if args else ():
         parameters = inspect.signature(part.forward).parameters

@@ -1,4 +1,4 @@
-"""Check that a model's layers have not changed since a bank was made for it, and know which models banks read."""
+"""Check that a model's layers have not changed since a bank was made for it, and record which models have banks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HARMLESS = ("freeze", "merge")  # edits that leave what the model computes as i
 
 
 class _Edit(Protocol):
-    """The part of an `editing.record.Edit` that this module reads."""
+    """The part of an `editing.record.Edit` that this module uses."""
 
     kind: str
 
@@ -27,11 +27,9 @@ class _Edit(Protocol):
 class LayerGuard:
     """Remembers the layers of a model, so that `check` can tell within microseconds whether they have changed.
 
-    A bank makes one for its model.
-
     Args:
-        model: The model.
-        by_name: Its stacks, from `stacks(model)`.
+        model: The model, of a bank.
+        by_name: The model's stacks, from `stacks(model)`.
     """
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
@@ -53,7 +51,7 @@ class LayerGuard:
     def check(self, model: nn.Module, op: str) -> None:
         """Raise ConfigError if a block was replaced, added or removed, the model edited, or its adapters switched.
 
-        Edits that do not change what the model computes (freezing, merging) are allowed. `op` begins the message.
+        Edits that do not change the model's outputs (freezing, merging) are allowed.
         """
         change = self._change(model)
         if change is not None:
@@ -63,7 +61,7 @@ class LayerGuard:
             )
 
     def _change(self, model: nn.Module) -> str | None:
-        """Return a change of the model since this guard was made, as part of a sentence; None if there is none."""
+        """Return how the model has changed since this guard was made, as part of a sentence; None if it has not."""
         for owner, known in self._edits.items():
             edits: tuple[_Edit, ...] = getattr(owner, EDITS, ())
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
@@ -85,7 +83,7 @@ class LayerGuard:
         return None
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the active adapters of a model; PEFT switches all layers together, so only one layer is read."""
+        """Return the active adapters of a model, read from one layer only, as PEFT switches all layers together."""
         if not any("peft_config" in vars(owner) for owner in self._edits):
             return ()
         if self._adapted is None:
@@ -104,7 +102,7 @@ _banks: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = wea
 
 
 def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
-    """Register that `bank` reads a model, until the bank is garbage-collected; see `is_read_by_bank`."""
+    """Record that `bank` reads a model, until the bank is garbage-collected; see `is_read_by_bank`."""
     for module in model.modules():
         if hasattr(module, "base_model_prefix"):  # a transformers model, whole or part of one
             banks = _banks.setdefault(module, [])
@@ -112,8 +110,8 @@ def mark_as_read(model: nn.Module, bank: nn.Module) -> None:
 
 
 def is_read_by_bank(model: nn.Module) -> bool:
-    """Return whether a living bank reads this model, or a model that shares modules with it.
+    """Return whether a bank in memory reads this model, or a model that shares modules with it.
 
-    Such a bank relies on the model's weights staying as they are.
+    Such a bank relies on the model's weights not changing.
     """
     return any(_banks.get(module) for module in model.modules())

@@ -16,13 +16,12 @@ _TOKENS = 7  # length of the input that shows which modules run before the block
 
 
 def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) -> dict[int, set[nn.Module]]:
-    """Return layer -> its modules, for the given layers of a stack; inner modules are listed too.
+    """Return layer -> its modules (at any depth), for the given layers of a stack.
 
-    So a layer's parameters are those that its modules hold directly, `parameters(recurse=False)`.
-
-    Layer 0 is everything that the stack computes before its first block, or everything at all if the stack has no
-    module per block. Layer i is block i. What comes after the last block (a norm) belongs to the last layer. Poolers
-    and heads belong to no layer. The model may be run once on a tiny input.
+    A layer's parameters are those that its modules hold directly, `parameters(recurse=False)`. Layer 0 is everything
+    that the stack computes before its first block, or everything if the stack has no module per block. Layer i is block
+    i. Modules after the last block (a norm) belong to the last layer. Poolers and heads belong to no layer. The model
+    may be run once on a tiny input.
     """
     around = _outside_blocks(model, stack)
     by_layer: dict[int, set[nn.Module]] = {
@@ -39,7 +38,7 @@ def layer_modules(model: nn.Module, stack: LayerStack, layers: Collection[int]) 
 
 
 def stack_modules(model: nn.Module, stack: LayerStack) -> set[nn.Module]:
-    """Return the modules of all layers of a stack together, inner modules too; see `layer_modules`."""
+    """Return the modules of all layers of a stack, at any depth; see `layer_modules`."""
     return {*_blocks(stack), *_outside_blocks(model, stack)}
 
 
@@ -49,7 +48,7 @@ def _blocks(stack: LayerStack) -> set[nn.Module]:
 
 
 def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
-    """Return the modules that a stack's layers depend on and that are in no block, nor in a decoder's encoder."""
+    """Return the modules that a stack's layers depend on, except those in blocks and those of a decoder's encoder."""
     others = _blocks(stack)
     if stack.name == "decoder":
         others |= set(stacks(model)["encoder"].run) - set(stack.scope.modules())
@@ -57,7 +56,7 @@ def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
 
 
 def _after_blocks(model: nn.Module, stack: LayerStack, around: list[nn.Module]) -> set[nn.Module]:
-    """Run a tiny input and return those modules among `around` that are not called before the first block."""
+    """Run a tiny input, and return those of the modules `around` that are not called before the first block."""
     base = stack.tower or getattr(model, "base_model", model)
     probe = probe_input(base, _TOKENS, seed=1)
     order: list[nn.Module] = []

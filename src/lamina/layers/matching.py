@@ -15,18 +15,18 @@ MAX_PLACES = 6  # how many places are tried for one layer; most layers have one 
 
 
 def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
-    """Find the call of each block in a traced run: a module that gets state i - 1 and returns state i.
+    """Find the call of each block in a traced run: a module that receives state i - 1 and returns state i.
 
-    The last block may be followed by a norm before its state is returned. It is then recognised as the module beside
-    the other blocks that gets the state before it.
+    A norm may follow the last block before its state is returned. The last block is then the module next to the other
+    blocks that receives the state before it.
 
     Args:
-        model: The model that ran.
+        model: The model that was run.
         trace: The run.
         seen: For each layer the events at which its state was seen, from `Trace.seen_as`.
 
     Returns:
-        One call per block, bottom first; an empty list if some layer has no such module.
+        One call per block, bottom first; [] if some layer has no such module.
     """
     blocks: list[Call] = []
     last = len(seen) - 1
@@ -48,13 +48,13 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
 def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
     """Return, for each layer, up to `MAX_PLACES` events at which its state can be read, best first.
 
-    An event at which the very same tensor was seen comes before one with an equal value. Then the order is:
+    Events with the very same tensor come before events with an equal value. Among each of them, the order is:
 
     1. the output of the block itself (the input of the first block for layer 0);
     2. outputs of other modules, the latest first: dropout changes nothing in eval mode, and in training the state is
-       what comes after it;
+       what comes after dropout;
     3. inputs of other modules, the earliest first;
-    4. modules that return only after the whole stack has run, and modules of a head.
+    4. modules that return only after the whole stack has been computed, and modules of a head.
 
     Args:
         seen: For each layer the events at which its state was seen, from `Trace.seen_as`.
@@ -72,7 +72,7 @@ def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event
 
 
 def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int, int]:
-    """Return the sort key of an event, as `rank_places` describes; `end` is the time at which the stack has run."""
+    """Return an event's sort key for `rank_places`; `end` is the time at which the whole stack has been computed."""
     if event.call is block and event.side == ("output" if layer else "input"):
         return 0, 0
     if event.time >= end:
@@ -83,8 +83,9 @@ def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
     """Return the innermost call around all layers whose module is called once per run.
 
-    Its beginning marks the start of a pass over the stack. Calls that get the attention mask are preferred. `first`
-    and `last` are the events of the lowest and the highest layer; `state` is a hidden state, whose shape the mask fits.
+    The beginning of this call marks the start of a pass over the stack. Calls that receive the attention mask are
+    preferred. `first` and `last` are the events of the lowest and the highest layer; `state` is a hidden state, whose
+    batch and token axes the mask must have.
     """
     once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # reversed: inner calls first
     around = [call for call in once if call.started < first.time and call.ended >= last.time]
@@ -95,9 +96,9 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
 def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
     """Return the modules inside `base` that have weights or adapters and that the last layer depends on.
 
-    A module that is never called counts if it is part of one that is, because other modules may use its weights
-    (DeBERTa's relative positions, the projections of WavLM). The order is that of registration: the order of calls can
-    depend on the input (mixtures of experts). `last` is the event of the highest layer.
+    A module that is never called is included if it is part of a module that is called, because other modules may use
+    its weights (DeBERTa's relative positions, the projections of WavLM). The order is that of registration, since the
+    order of calls can depend on the input (mixtures of experts). `last` is the event of the highest layer.
     """
     started: dict[nn.Module, int] = {}
     for call in trace.calls:
@@ -106,7 +107,7 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 
 
 def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
-    """Yield a module and those inside it that have state and were not first called after time `end`."""
+    """Yield a module and the modules inside it that have weights and were not first called after time `end`."""
     if started.get(module, -1) <= end:
         if own_state(module) or has_adapters(module):
             yield module
@@ -115,7 +116,7 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return the calls that had a state on the given side ("input" or "output") and began after `since`, in order."""
+    """Return the calls with a state on the given side ("input" or "output") that began after `since`, in order."""
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)
 
@@ -126,14 +127,14 @@ def _in_list(model: nn.Module, call: Call) -> bool:
 
 
 def _parent(path: str) -> str:
-    """Return the path of the module that contains the one at `path`."""
+    """Return the path of the module that contains the module at `path`."""
     return path.rpartition(".")[0]
 
 
 def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
-    """Return the block of a stack that has only one: an entry of a module list whose output another module gets.
+    """Return the block of a one-block stack: an entry of a module list whose output another module receives.
 
-    `receiving` are the calls that get the state of layer 0.
+    `receiving` are the calls that receive the state of layer 0.
     """
     for call in receiving:
         returned = {event.key for event in trace.events if event.call is call and event.side == "output"}

@@ -1,4 +1,4 @@
-"""A lock per model: many threads may run the model at once, but nothing runs it while one looks inside."""
+"""A lock per model: many threads may run the model at once, but none runs it while another inspects it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @final
 class PassLock:
-    """A readers-writer lock for the forward passes of one model; `pass_lock` makes it.
+    """A readers-writer lock for the forward passes of one model; `pass_lock` returns it.
 
-    Any number of threads hold it `shared` to run the model. A thread that needs the model for itself, such as
-    `preserve_model`, which changes modes and hooks for a while, holds it `exclusive`. A thread that waits for exclusive
+    Any number of threads hold it `shared` to run the model. A thread that needs the model for itself holds it
+    `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
     access goes before threads that begin a pass after it. Both are reentrant within a thread.
     """
 
@@ -31,7 +31,7 @@ class PassLock:
 
     @contextmanager
     def shared(self) -> Generator[None]:
-        """Hold the lock while this thread runs the model, once or several times; wait for exclusive holders first."""
+        """Hold the lock, together with other threads, while this thread runs the model; exclusive holders go first."""
         me = get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._exclusive or me in self._running)
@@ -58,9 +58,9 @@ class PassLock:
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """Hold the lock alone: wait until no other thread holds it, and keep others out within the `with` block.
+        """Hold the lock alone: wait until no other thread holds it, and keep others out inside the `with` block.
 
-        A thread that holds it `shared` may ask for this between its passes; its own hold does not count.
+        A thread that holds the lock `shared` may ask for this between its passes; its own hold does not count.
         """
         me = get_ident()
         with self._changed:
@@ -78,7 +78,7 @@ class PassLock:
                 self._forget_idle_threads()
 
     def _forget_idle_threads(self) -> None:
-        """Drop threads whose count is 0 and wake those that wait; the caller holds `_changed`."""
+        """Drop threads whose count is 0 and wake the waiting threads. The caller must hold `_changed`."""
         self._running += Counter()  # adding counters keeps positive counts only
         self._changed.notify_all()
 
@@ -87,9 +87,9 @@ _locks = WeakKeyDictionary["nn.Module", PassLock]()
 
 
 def pass_lock(model: nn.Module) -> PassLock:
-    """Return the lock of a model, made on the first call; from then on `exclusive` waits for passes that hold it.
+    """Return the lock of a model, and make it on the first call.
 
-    All submodules share the lock. Models for which nobody called this function run unlocked.
+    All submodules share the lock. Models for which nobody called this function run without a lock.
     """
     lock = _locks.get(model) or PassLock()
     _locks.update(dict.fromkeys(model.modules(), lock))

@@ -1,4 +1,4 @@
-"""Change a model, its mode or the random generators for a while, and restore them exactly."""
+"""Change a model, its mode or the random generators temporarily, and restore them exactly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lamina.layers.wrappers import uncompiled
 def preserve_randomness(**fork_options: object) -> Generator[None]:
     """Restore the global random generators of Python, NumPy and torch at the end of the `with` block.
 
-    `fork_options` are keyword arguments of `torch.random.fork_rng`, which say for which devices.
+    `fork_options` are keyword arguments of `torch.random.fork_rng`, which select the devices.
     """
     before = random.getstate(), np.random.get_state()
     fork: Callable[..., AbstractContextManager[None]] = vars(torch.random)["fork_rng"]
@@ -36,11 +36,11 @@ def preserve_randomness(**fork_options: object) -> Generator[None]:
 
 @contextmanager
 def preserve_model(model: nn.Module) -> Generator[None]:
-    """Put a model in eval mode without gradients for the `with` block, and restore everything about it at the end.
+    """Put a model in eval mode without gradients inside the `with` block, and restore everything about it afterwards.
 
-    Some models change themselves when they run: BigBird replaces its attention on short inputs, tables of positions
-    grow, transformers installs hooks. So modes, parameters, buffers and their values, submodules, hooks and plain
-    attributes are restored, and the global random generators too. If the model has a `pass_lock`, it is held
+    Some models change themselves when they are called: BigBird replaces its attention on short inputs, tables of
+    positions grow, transformers installs hooks. So modes, parameters, buffers and their values, submodules, hooks and
+    plain attributes are restored, and the global random generators too. If the model has a `pass_lock`, it is held
     exclusively: other threads' passes wait.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
@@ -66,9 +66,10 @@ def preserve_model(model: nn.Module) -> Generator[None]:
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Generator[None]:
-    """Put modules in eval mode for the `with` block.
+    """Put modules in eval mode inside the `with` block.
 
-    Blocks may overlap, in one thread or several. Each module gets its original mode back when the last block ends.
+    Such `with` blocks may overlap, in one thread or several. Each module gets its original mode back when the last of
+    them ends.
     """
     every = [part for module in modules for part in module.modules()]
     with _switching:
@@ -95,13 +96,13 @@ _open: list[nn.Module] = []  # one entry for each open block that has modes to r
 
 
 def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:
-    """Write `value` back into a buffer, if it was changed in place since it had `version`."""
+    """Write `value` back into a buffer, if the buffer was changed in place since it had `version`."""
     if buffer._version != version:
         buffer.copy_(value)
 
 
 def _snapshot(module: nn.Module) -> Callable[[], None]:
-    """Return a function that restores the attributes of a module as they are now.
+    """Return a function that restores the current attributes of a module.
 
     The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects.
     """

@@ -17,27 +17,27 @@ PADDED = 3  # padding tokens in the second row, so that a model that removes pad
 
 @dataclass(frozen=True)
 class Probe:
-    """A tiny input of a model: its keyword arguments, and the batch size `rows`."""
+    """A tiny input of a model: its keyword arguments, and its batch size `rows`."""
 
     inputs: dict[str, Tensor]
     rows: int
 
     def without_mask(self) -> Probe:
-        """Return the input without its attention masks; some models without weights run only so."""
+        """Return the input without its attention masks; some models without weights can only be called like this."""
         return Probe(
             {key: value for key, value in self.inputs.items() if not key.endswith("attention_mask")}, self.rows
         )
 
 
 class NoInputError(Exception):
-    """Raised when no input can be made for a model; the message, part of a sentence, says why."""
+    """Raised when no input can be made for a model. The message, part of a sentence, says why."""
 
 
 def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
-    """Make a random input of the kind that a model's `main_input_name` and config ask for.
+    """Make a random input of the kind that a model's `main_input_name` and config require.
 
     Args:
-        model: A transformers model; token ids, pixels, waveforms and spectrograms are known.
+        model: A transformers model that reads token ids, pixels, waveforms or spectrograms.
         tokens: Length of texts, and number of audio frames. Images have the size that the config states.
         seed: Seed of the random values.
 
@@ -71,7 +71,7 @@ def _configs(model: nn.Module) -> list[object]:
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
-    """Return the setting `name` of the config or one inside it, an int or a list of ints, as a list; else []."""
+    """Return the setting `name` of the config, or of a config inside it, as a list of ints; [] if it is missing."""
     values = (getattr(config, name, None) for config in _configs(model))
     return next((_ints(value) for value in values if value is not None), list[int]())
 
@@ -83,14 +83,14 @@ def _ints(value: object) -> list[int]:
 
 
 def _count(model: nn.Module, name: str, default: int = 0) -> int:
-    """Return the setting `name` of the config or one inside it, or `default`; the first entry of a list."""
+    """Return the setting `name` of the config, or of a config inside it, or `default`; of a list, the first entry."""
     return next(iter(_counts(model, name)), default)
 
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
     """Return token ids and a mask: random ordinary tokens, then the end token, which some classifiers look for.
 
-    The second row is padded. `prefix` is "decoder_" for the input of a decoder.
+    The second of the `rows` rows is padded. `prefix` is "decoder_" for the input of a decoder.
     """
     outer: object = model.config
     config: object = getattr(outer, "decoder" if prefix else "encoder", None)
@@ -142,7 +142,7 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
 
 
 def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return random spectrograms: of full length for Whisper-like configs, else two of `4 * tokens`, one padded."""
+    """Return one full-length spectrogram for Whisper-like configs, otherwise two of `4 * tokens` frames, one padded."""
     bins = next(filter(None, (_count(model, name) for name in _BINS)), 0)
     if not bins:
         raise NoInputError(f"it reads spectrograms, and its config has none of {', '.join(_BINS)}")

@@ -1,8 +1,8 @@
-"""Tables that say, per family of models, what each projection of a block is for, and where its convolutions are.
+"""Tables of projection roles per family of models: what each projection of a block is for, and where convolutions are.
 
-Reading layers needs no table. An edit that acts on, say, the query projection does: the family's row holds its path,
-which is checked against the model on use. To support a family, call `add`, or put a row into roles.yaml; the contract
-tests run over every row.
+Reading layers needs no table. An edit that acts on, for example, the query projection does: the family's row holds the
+projection's path, which is checked against the model on use. To support a family, call `add`, or put a row into
+roles.yaml; the contract tests cover every row.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _STRICT = ConfigDict(extra="forbid")
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Attention:
-    """Where the projections of an attention are, as dotted paths that start at the block.
+    """Where the projections of an attention are: dotted paths that start at the block.
 
-    A number in a path is an index into a list of modules (-1 is its last). `*` stands for any text, so one path may
+    A number in a path is an index into a list of modules (-1 is the last). `*` stands for any text, so one path may
     name several modules.
 
     Attributes:
@@ -38,11 +38,11 @@ class Attention:
         value: Path of the value projection.
         output: Path of the projection after the heads.
         head_width: Path of an attribute with the width of one head. Grouped key and value projections have fewer heads.
-        fused: How the output of a projection with several roles is ordered: by "roles" first (all queries, then all
-            keys, ...) or by "heads" first. None: each role has its own projection.
-        positions: Roles whose projections the attention also applies to position embeddings, if every setting of the
-            config in `positions_if` is true.
-        positions_if: See `positions`.
+        fused: Order of the output of a projection with several roles: by "roles" first (all queries, then all keys,
+            ...) or by "heads" first. None: each role has its own projection.
+        positions: Roles whose projections are also applied to position embeddings, if all settings in `positions_if`
+            are true.
+        positions_if: Names of settings of the config; see `positions`.
     """
 
     query: str
@@ -55,7 +55,7 @@ class Attention:
     positions_if: tuple[str, ...] = ()
 
     def projections(self) -> dict[str, tuple[str, ...]]:
-        """Return path -> roles ("query", "key", "value") of the projection there, each path once."""
+        """Return path of a projection -> its roles ("query", "key", "value"), each path once."""
         paths = {"query": self.query, "key": self.key, "value": self.value}
         return {path: tuple(role for role in paths if paths[role] == path) for path in paths.values()}
 
@@ -82,7 +82,7 @@ class Convolutions:
 
 
 def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:
-    """Return the rows of one table of roles.yaml by the name of the family."""
+    """Return family name -> row, from one table of roles.yaml."""
     rows = yaml.safe_load(Path(__file__).with_name("roles.yaml").read_text("utf-8"))[table]
     return {family: row_class(**row) for row in rows for family in row.pop("families")}
 
@@ -91,18 +91,18 @@ ROLES, CONVOLUTIONS = _read(Roles, "roles"), _read(Convolutions, "convolutions")
 
 
 def roles_of(model: nn.Module, *, op: str) -> Roles:
-    """Return the row of a model's family; UnsupportedModelError, with `op` in its message, if it has none."""
+    """Return the row of projection roles for a model's family; raise UnsupportedModelError if there is none."""
     missing = "no row of projection roles says what its projections are for"
     return _row(model, op, ROLES, missing, " Readers, taps, freezing and truncating need no row.")
 
 
 def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
-    """Return the row that says where a model's convolutions are; UnsupportedModelError if its family has none."""
+    """Return the row that says where a model's convolutions are; raise UnsupportedModelError if there is none."""
     return _row(model, op, CONVOLUTIONS, "no row says where its convolutions are")
 
 
 def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more: str = "") -> AnyRow:
-    """Return the family's entry of `rows`, or raise UnsupportedModelError with the reason `missing` and hint `more`."""
+    """Return the family's entry of `rows`; without one, raise UnsupportedModelError for the reason `missing`."""
     family = family_of(model)
     if family not in rows:
         reason = f"{missing}; rows: {', '.join(sorted(rows))}"
@@ -124,7 +124,7 @@ def add(model_type: str, row: Roles | Convolutions) -> None:
 
 
 def family_of(model: nn.Module) -> str:
-    """Return the name of a model's family: `config.model_type`, or the class name without one."""
+    """Return the name of a model's family: `config.model_type`, or the class name if there is none."""
     return str(getattr(getattr(model, "config", None), "model_type", "") or type(model).__name__)
 
 
@@ -134,7 +134,7 @@ def has_path(block: nn.Module, path: str) -> bool:
 
 
 def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.Module]:
-    """Return the modules that `path`, from a row of `family`, names in a block.
+    """Return the modules in a block at a `path` from the row of `family`.
 
     Raises:
         UnsupportedModelError: If a part of the path does not exist; the message names it.
@@ -146,7 +146,7 @@ def modules_at(block: nn.Module, path: str, *, family: str, op: str) -> list[nn.
 
 
 def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
-    """Return the width of one head: the int attribute that `path`, from a row of `family`, names in a block.
+    """Return the width of one head: the int attribute in a block at a `path` from the row of `family`.
 
     Raises:
         UnsupportedModelError: If there is no such attribute.
@@ -167,7 +167,7 @@ def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedMode
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
-    """Return the modules at a path from `modules`, or text that says which part is missing.
+    """Return the modules at a path relative to each of `modules`, or a text that says which part is missing.
 
     The empty path returns `modules`.
     """

@@ -15,7 +15,7 @@ FORMS = "an int (negative counts from the top), a list of ints, 'all', 'bottom:4
 
 
 def select(selector: object, layers: int, *, op: str) -> list[int]:
-    """Return the layer numbers that a selector names, in ascending order.
+    """Return the layer numbers that a selector selects, in ascending order.
 
     Args:
         selector: One of the forms in `FORMS`.
@@ -24,7 +24,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 
     Raises:
         LayerIndexError: If a layer does not exist.
-        ConfigError: If the selector has another form, names no layer, or names one twice.
+        ConfigError: If the selector has another form, selects no layer, or selects one twice.
     """
     if isinstance(selector, str):
         return _from_text(selector, layers, op)
@@ -41,7 +41,7 @@ def select(selector: object, layers: int, *, op: str) -> list[int]:
 
 
 def _from_text(selector: str, layers: int, op: str) -> list[int]:
-    """Return the layer numbers that a text selector such as "top:4" names; see `select`."""
+    """Return the layer numbers of a selector that is a string, such as "top:4"; see `select`."""
     text = selector.strip()
     if text == "all":
         return list(range(layers))
@@ -63,14 +63,14 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
 
 
 def _index(layer: int, layers: int, op: str) -> int:
-    """Return the non-negative number of a layer that may count from the top; LayerIndexError if it does not exist."""
+    """Return the non-negative number of a layer that may be given as a negative one; LayerIndexError if missing."""
     if not -layers <= layer < layers:
         raise LayerIndexError(op=op, got=layer, layers=layers)
     return layer % layers
 
 
 def ranges(layers: Sequence[int]) -> str:
-    """Return ascending layer numbers as text in which consecutive numbers are joined: "1-6", "0, 3-5"."""
+    """Return ascending layer numbers as text, with consecutive numbers joined: "1-6", "0, 3-5"."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][1] + 1:

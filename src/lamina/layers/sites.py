@@ -25,7 +25,7 @@ _LENGTHS = 7, 11  # lengths of the two inputs
 
 
 class _Added(NamedTuple):
-    """One addition in a block: the event at which the added value was seen, and the state that it is added to."""
+    """An addition in a block: the event with the added value, and the state to which it is added."""
 
     event: Event
     to: Tensor
@@ -35,13 +35,14 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
     """Return a stack whose layer i is read at another place of block i.
 
     With `site="attention"` or "ffn", layer i is what block i's attention or feed-forward network adds to the state
-    (`attn_out` and `mlp_out` in TransformerLens). A norm or dropout before the sum is part of it. Layer 0 stays as it
-    is. With "output" the stack itself is returned.
+    (`attn_out` and `mlp_out` in TransformerLens), including a norm or dropout before the sum. Layer 0 does not change.
+    With "output" the stack itself is returned.
 
-    The first call for a stack runs the model on two tiny inputs and leaves it unchanged. It tries every output of a
-    module in a block: added to the state before it, the output must give, bit for bit, a value that a later module gets
-    or returns. Attention is the first such output whose tokens depend on the states of other tokens; a decoder's
-    attention over the encoder does not. The feed-forward network is the last whose tokens do not.
+    The first call for a stack runs the model on two tiny inputs and leaves it unchanged. Every output of a module in a
+    block is tried: it is an added value if its sum with the state before it is, bit for bit, a value that a later
+    module receives or returns. Attention is the first added value whose tokens depend on the states of other tokens (a
+    decoder's attention over the encoder does not count); the feed-forward network is the last added value whose tokens
+    do not.
 
     Args:
         model: The model that the stack belongs to.
@@ -49,7 +50,7 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
         site: "output", "attention" or "ffn".
 
     Raises:
-        UnsupportedModelError: If what a block adds is not the output of a module, say because it is scaled in between.
+        UnsupportedModelError: If a value is not added as a module returned it, for example because it is scaled before.
     """
     if site == "output":
         return stack
@@ -68,7 +69,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[object, _Points]]] 
 
 
 def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
-    """Run the model and return the tap points of the sites "attention" and "ffn"; see `at_site`."""
+    """Run the model, and return the tap points of the sites "attention" and "ffn"; see `at_site`."""
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
     if main_device(model).type == "meta":
@@ -95,7 +96,7 @@ def _point(event: Event) -> TapPoint:
 
 
 def _run(model: nn.Module, length: int) -> Trace:
-    """Run a model on a tiny input of `length` tokens and return the trace, with copies of all values."""
+    """Run a model on a tiny input of `length` tokens, and return the trace, with copies of all values."""
     inputs = probe_input(model, length, seed=length).inputs
     for target in dict.fromkeys((model, backbone(model))):
         try:
@@ -109,7 +110,7 @@ def _run(model: nn.Module, length: int) -> Trace:
 
 
 def _additions_by_block(model: nn.Module, stack: LayerStack, length: int) -> list[list[_Added]]:
-    """Run a model on a tiny input and return, for each block, what it adds to its state, in order."""
+    """Run a model on a tiny input, and return the additions in each block, in order."""
     trace = _run(model, length)
     return [list(_additions(trace, call)) for call in _block_calls(trace, stack)]
 
@@ -120,7 +121,7 @@ def _block_calls(trace: Trace, stack: LayerStack) -> list[Call]:
 
 
 def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
-    """Yield what a block adds to its state in a traced run, in order; `block` is its call."""
+    """Yield the additions in a traced block, in order; `block` is the call of the block."""
     inside = [event for event in trace.events if block.started <= event.time <= block.ended and event.swap is None]
     start = next(event for event in inside if event.call is block and event.side == "input")
     shape = _value(start).shape
@@ -145,9 +146,9 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 
 
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """Return the outputs of modules that got the value with `key`, by their keys.
+    """Return key -> value for the outputs of modules that received the value with `key`.
 
-    In a post-norm block the norm after an addition computes the state to which the next part is added.
+    In a post-norm block, the norm after an addition computes the state for the next addition.
     """
     receivers = [event.call for event in inside if event.side == "input" and event.key == key]
     return {event.key: _value(event) for event in inside if event.side == "output" and event.call in receivers}
@@ -156,7 +157,7 @@ def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
 def _added_together(outputs: Sequence[Event], start: Event, end: Event) -> Iterator[_Added]:
     """Yield two outputs whose sum with the state at `start` is the value at `end`.
 
-    So it is in blocks whose attention and feed-forward network read the same state.
+    This is how blocks add if their attention and feed-forward network read the same state.
     """
     state, result = _value(start), _value(end)
     for first, second in permutations(sorted(outputs, key=lambda event: event.time), 2):
@@ -167,15 +168,15 @@ def _added_together(outputs: Sequence[Event], start: Event, end: Event) -> Itera
 
 
 def _value(event: Event) -> Tensor:
-    """Return the tensor of an event; the trace must have been recorded with `keep=True`."""
+    """Return the tensor of an event in a trace that was recorded with `keep=True`."""
     return cast("Tensor", event.tensor())
 
 
 def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
-    """Return whether addition `number` of the first block makes tokens depend on the states of other tokens.
+    """Return whether addition number `number` in the first block makes tokens depend on other tokens' states.
 
-    The model runs twice. In the second run the state of the first token is changed where a module of the block reads
-    it, and what is added to the other tokens is compared.
+    The model is run twice. In the second run the state of the first token is changed where a module of the block reads
+    it, and the values that are added to the other tokens are compared.
     """
     trace = _run(model, _LENGTHS[0])
     block = _block_calls(trace, stack)[0]
@@ -208,5 +209,5 @@ def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
 
 
 def _place(event: Event) -> tuple[object, ...]:
-    """Return what identifies an event in another run of the same model."""
+    """Return a value that identifies the event in another run of the same model."""
     return event.call.path, event.call.number, event.side, event.index, event.swap

@@ -1,4 +1,4 @@
-"""The description of a stack: its blocks, and where in the model each layer's state can be read."""
+"""The description of a stack: its blocks, and where in the model the state of each layer can be read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Swap = tuple[int, int]  # axes to exchange if a module keeps a state as [batch, 
 
 @dataclass(frozen=True, eq=False)
 class TapPoint:
-    """Where the state of one layer can be read: an argument or a result of one call of one module."""
+    """A place where the state of one layer can be read: an argument or a result of one call of one module."""
 
     module: nn.Module
     path: str  # the module's dotted name in the model; "" is the model itself
@@ -27,7 +27,7 @@ class TapPoint:
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """A sequence of blocks of a model, and where each of its layers can be read; `stacks` finds it."""
+    """A sequence of blocks of a model, and where the state of each of its layers can be read; `stacks` returns it."""
 
     name: str  # "main", "encoder", "decoder", or the name of a tower: "text", "vision"
     width: int  # size of the last axis of every state
@@ -70,9 +70,9 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_state(module: nn.Module) -> dict[str, object]:
-    """Return what a module itself contributes to a state dict, without the modules inside it.
+    """Return a module's own entries of the state dict, without those of modules inside it.
 
-    Unlike its parameters this includes packed (quantised) weights.
+    Unlike the parameters, they include packed (quantised) weights.
     """
     state: dict[str, object] = {}
     module._save_to_state_dict(state, "", True)  # pyright: ignore[reportPrivateUsage, reportUnknownMemberType]

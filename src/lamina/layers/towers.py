@@ -1,4 +1,4 @@
-"""Models with towers, one for each kind of input (CLIP: texts and images), each of which can run alone."""
+"""Models with towers: parts that can run alone, one for each kind of input (CLIP: texts and images)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from lamina.layers.stack import LayerStack, children_of
 
 
 def towers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the towers of a model by name ("text", "vision"): parts that are models and read different inputs.
+    """Return tower name ("text", "vision") -> tower: parts of a model that are models and read different inputs.
 
-    Empty unless there are at least two. The encoder and decoder of an encoder-decoder are not towers.
+    {} unless there are at least two. The encoder and decoder of an encoder-decoder are not towers.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {}
@@ -30,7 +30,7 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
-    """Return the name of the stack whose tower reads one of `inputs` (names of arguments).
+    """Return the name of the stack whose tower reads one of `inputs` (names of the model's arguments).
 
     None if the model has no towers, or none that reads any of them.
     """
@@ -39,7 +39,7 @@ def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | 
 
 
 def tower_inputs(stack: LayerStack, batch: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the part of a batch that the tower of a stack accepts; all of it if the stack has no tower."""
+    """Return those entries of a batch that the stack's tower accepts; the whole batch if the stack has no tower."""
     if stack.tower is None:
         return batch
     accepted = inspect.signature(stack.tower.forward).parameters
@@ -47,19 +47,19 @@ def tower_inputs(stack: LayerStack, batch: Mapping[str, object]) -> Mapping[str,
 
 
 def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:
-    """Run as much of a model as the given stacks need: the model itself, or only their towers, one after the other.
+    """Run the part of a model that the given stacks need: the model itself, or only their towers, one after the other.
 
-    If the batch has no input for a decoder, it reads the encoder's tokens shifted right behind the start token, as BART
-    does by itself and T5 does not.
+    If the batch has no decoder input, the decoder reads the encoder's tokens, shifted right behind the start token.
+    BART does this itself, T5 does not.
 
     Args:
         model: The model.
-        stacks: The stacks whose layers are wanted.
+        stacks: The stacks whose layers are needed.
         batch: Keyword arguments of the model.
-        stop: The exception by which a hook ends the run early.
+        stop: The exception by which a hook ends the forward early.
 
     Returns:
-        The model's output; None if a hook stopped it, or if towers ran.
+        The model's output; None if a hook stopped the forward, or if towers were run.
 
     Raises:
         ConfigError: If the batch has no input for one of the towers.
@@ -78,7 +78,7 @@ def run_stacks(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[st
 
 
 def _decoder_inputs(model: nn.Module, stacks: Iterable[LayerStack], batch: Mapping[str, object]) -> dict[str, Tensor]:
-    """Return `decoder_input_ids` made from the encoder's tokens, if a decoder is among the stacks and has no input."""
+    """Return `decoder_input_ids` made from the encoder's tokens, if a decoder is needed and has no input; else {}."""
     ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
     decodes = any(stack.name == "decoder" for stack in stacks)
     if (

@@ -1,4 +1,4 @@
-"""Types that all rooms share: a model's inputs, and the processor that makes them."""
+"""Types that all rooms use: a model's inputs, and the processor that makes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Batch: TypeAlias = Mapping[str, Tensor]
 
 
 class Processor(Protocol):
-    """What turns examples into a model's inputs: a tokenizer, image processor or feature extractor of transformers."""
+    """Turns examples into a model's inputs: a tokenizer, image processor or feature extractor of transformers."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inputs of a batch of examples, as a mapping of tensors or lists."""

@@ -1,4 +1,4 @@
-"""Look inside torch's wrappers of a model, and run compiled models uncompiled while hooks are on them.
+"""Remove torch's wrappers of a model, and run compiled models uncompiled while they have hooks.
 
 Compiled code ignores hooks that were registered after it was compiled.
 """
@@ -34,7 +34,7 @@ def unwrapped(model: M) -> M:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return whether a module itself runs compiled code; modules inside it do not count."""
+    """Return whether a module itself is compiled; modules inside it do not count."""
     forward = vars(module).get("forward")  # an instance attribute after `model.forward = torch.compile(...)`
     return (
         hasattr(module, "_orig_mod")
@@ -52,9 +52,9 @@ def is_bitsandbytes(model: nn.Module) -> bool:
 
 @contextmanager
 def uncompiled() -> Generator[None]:
-    """Run compiled models uncompiled within the `with` block, in all threads.
+    """Run compiled models uncompiled inside the `with` block, in all threads.
 
-    The switch is global to torch, so blocks that overlap share it: it is reset when the last block ends.
+    The switch is global to torch, so overlapping `with` blocks share it: it is reset when the last of them ends.
     """
     if "torch._dynamo" not in sys.modules:  # nothing is compiled
         yield
