@@ -96,7 +96,7 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a name is not in the bank.
             ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
-                tokens are padding, or the model's layers were edited after the bank found them.
+                tokens are padding, or the layers or weights of the frozen model were changed under the bank.
         """
         labels = {} if labels is None else labels
         passes, stop = self._start(readers, labels), StopForward()
@@ -104,6 +104,7 @@ class ReaderBank(ReaderCollection):
             attach(passes, batch, None if main else stop),
             torch.set_grad_enabled(self._grad and self.train_base),
             self._uncompiled(),
+            self.eval_pass(),
             internal_pass(),
         ):
             wanted = [] if main else [stack_pass.stack for stack_pass in passes]
@@ -124,7 +125,8 @@ class ReaderBank(ReaderCollection):
         """
         wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
         stop = StopForward()
-        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), internal_pass():
+        self.check_base("bank", layers)
+        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), self.eval_pass(), internal_pass():
             run_stacks(self.model, wanted, batch, stop)
         return states
 
@@ -200,7 +202,9 @@ class ReaderBank(ReaderCollection):
     def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
         """Return a new `StackPass` for each stack that the named readers need; with `grad` they record gradients."""
         readers = {name: self[name] for name in names}
-        return stack_passes(self.model, self.stacks, readers, grad=grad, processor=self.processor)
+        by_name = self.stacks
+        self.check_base("bank", {reader.stack for reader in readers.values()})
+        return stack_passes(self.model, by_name, readers, grad=grad, processor=self.processor)
 
     def _finish(
         self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None
@@ -265,7 +269,7 @@ class ReaderBank(ReaderCollection):
         with evaluating(self, *([self.model] if self.train_base else [])):
             passes = self._passes(names, grad=False)
             check_over(self.model, passes, over)
-            with listening(self.model, passes, over) as outputs:
+            with listening(self, passes, over) as outputs:
                 yield outputs
 
     # Monitors
@@ -389,7 +393,7 @@ class ReaderBank(ReaderCollection):
 
     # Storage
 
-    def save_pretrained(self, folder: str | PathLike[str]) -> None:
+    def save_pretrained(self, folder: str | PathLike[str], *, changed_base: bool = False) -> None:
         """Save the readers, their monitors, a manifest that names the model, and a model card to a folder.
 
         The model's weights are not saved, unless the bank trained them (`train_base`). The manifest names the folder or
@@ -401,12 +405,16 @@ class ReaderBank(ReaderCollection):
 
         Args:
             folder: Folder to write; created if it does not exist.
+            changed_base: Save although the weights of the model have changed under the bank. The saved readers then
+                belong to the changed weights, and refuse the old ones.
 
         Raises:
             StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
             NotFiniteError: If a weight holds NaN or infinity.
+            ConfigError: If the weights of the frozen model have changed since the bank was made or loaded, and
+                `changed_base` is not set.
         """
-        storage().save_bank(self, folder)
+        storage().save_bank(self, folder, changed_base=changed_base)
 
     @classmethod
     def from_pretrained(
@@ -467,6 +475,7 @@ class ReaderBank(ReaderCollection):
             token: Access token. None: the one from `hf auth login` or HF_TOKEN.
 
         Raises:
+            ConfigError: If the weights of the frozen model have changed, as in `save_pretrained`.
             StoreError: If the hub refuses the commit or cannot be reached. The repository is unchanged then.
         """
         return storage().push_bank(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from threading import get_ident
@@ -23,17 +23,19 @@ from lamina.layers.wrappers import uncompiled
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lamina.bank.reader_collection import ReaderCollection
+
 NewObserver = Callable[[GenerateCall], GenerationObserver]
 
 
 @contextmanager
 def listening(
-    model: PreTrainedModel, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None = None
+    bank: ReaderCollection, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None = None
 ) -> Iterator[BankOutput]:
     """Let the readers of `passes` read the model's forward passes inside the `with` block.
 
     Args:
-        model: The model.
+        bank: The bank, whose model runs.
         passes: One pass per stack, from which a new pass is started each time the model is called.
         over: Which part of a generated text the readers of a decoder read.
         new_observer: Called with each call of `generate`; returns an observer that receives the tokens and states.
@@ -45,7 +47,7 @@ def listening(
     Raises:
         ConfigError: If an enclosing `with` block already uses one of the readers.
     """
-    listener = _Listener(model, passes, over, new_observer)
+    listener, model = _Listener(bank, passes, over, new_observer), bank.model
     with uncompiled(), _registered(listener), intercept_generate(model, listener.on_generate), ContextHooks() as hooks:
         for template in passes:
             on_state, on_start = partial(listener.on_state, template), partial(listener.on_start, template)
@@ -91,13 +93,15 @@ class _Listener:
     """
 
     def __init__(
-        self, model: PreTrainedModel, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None
+        self, bank: ReaderCollection, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None
     ) -> None:
         self.outputs = BankOutput()
         self.over: Over = over
         self.is_open = True
         self.readers = {name: reader for template in passes for name, reader in template.readers.items()}
-        self._model, self._templates, self._new_observer = model, passes, new_observer
+        self._bank, self._model, self._templates, self._new_observer = bank, bank.model, passes, new_observer
+        # thread -> the context of eval mode in which the outermost of these calls runs
+        self._modes: dict[int, AbstractContextManager[None]] = {}
         # thread -> arguments of the calls around a stack that are under way, outermost module first
         self._calls: dict[int, dict[nn.Module, dict[str, object]]] = defaultdict(dict)
         # (thread, template) -> the pass that runs now; no entry if its readers have an output already
@@ -117,12 +121,28 @@ class _Listener:
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Store the arguments of a module around a stack (a forward pre-hook)."""
-        named = arguments(module, args, kwargs)
-        self._calls[get_ident()][module] = {name: value for name, value in named.items() if value is not None}
+        thread, named = get_ident(), arguments(module, args, kwargs)
+        if not self._calls[thread] and not self._is_trained():
+            self._modes[thread] = mode = self._bank.eval_pass()
+            mode.__enter__()
+        self._calls[thread][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
         """Drop the arguments of a module around a stack (a forward hook, which is also called after an error)."""
-        self._calls[get_ident()].pop(module, None)
+        thread = get_ident()
+        self._calls[thread].pop(module, None)
+        if not self._calls[thread] and (mode := self._modes.pop(thread, None)):
+            mode.__exit__(None, None, None)
+
+    def _is_trained(self) -> bool:
+        """Return whether the caller trains the model: it is in training mode and not frozen. Its mode stays then."""
+        return self._model.training and any(weight.requires_grad for weight in self._model.parameters())
+
+    def _refusal(self, template: StackPass) -> str | None:
+        """Return why readers cannot read what the model computes now, as part of a sentence; None if they can."""
+        if change := self._bank.change_of_base([template.stack.name]):
+            return f"the weights of the model have changed since the bank was made: {change}"
+        return "the model is being trained: it is in training mode and not frozen" if self._is_trained() else None
 
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Begin to read a pass over a stack, unless its readers have an output already."""
@@ -148,6 +168,9 @@ class _Listener:
             if self.over == "output":
                 self._explain(template, "the model was called, which writes no output; only generate does")
                 return
+        if reason := self._refusal(template):
+            self._explain(template, reason)
+            return
         self._running[thread, template] = stack_pass = template.restart()
         stack_pass.begin(batch, args, kwargs)
 
@@ -183,6 +206,12 @@ class _Listener:
         if self.over == "prompt" and not call.prompt_in_pieces:
             templates = []  # the first pass reads the whole prompt, like any other pass
         waiting = [template for template in templates if not self._has_output(template)]
+        for template in waiting:
+            if reason := self._refusal(template):
+                if self._new_observer is not None:  # a monitor that is silent would pass for one that flags nothing
+                    raise ConfigError(f"bank.watch: {reason}.")
+                self._explain(template, reason)
+                waiting = [other for other in waiting if other is not template]
         if waiting:
             call.check()
         observer = self._new_observer(call) if waiting and self._new_observer is not None else None

@@ -150,7 +150,7 @@ def monitor_scores(bank: ReaderBank, monitor: AnyMonitor, batch: Inputs, mask: T
     stop = StopForward()
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
         stack_pass = causal_pass(bank, op, monitor.readers)
-        with attach([stack_pass], batch, stop), uncompiled(), internal_pass():
+        with attach([stack_pass], batch, stop), uncompiled(), bank.eval_pass(), internal_pass():
             run_until_stopped(bank.model, batch, stop)
             logits = token_logits(stack_pass)
     real = torch.ones(next(iter(logits.values())).shape[:2], dtype=torch.bool)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -17,6 +18,7 @@ from lamina.layers import LayerStack, stacks
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
+from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.towers import tower_for
@@ -65,6 +67,12 @@ class ReaderCollection(nn.Module):
         self._stacks: tuple[dict[str, LayerStack], LayerGuard] | None = None
         mark_as_read(model, self)
 
+    def __getstate__(self) -> dict[str, object]:
+        if self._stacks is not None:
+            with suppress(ConfigError):  # an edit of the model: the guard that is copied raises it too
+                self._found()  # so that the guard knows all that has changed before the copy
+        return dict(vars(self))
+
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         mark_as_read(self.model, self)
@@ -86,11 +94,73 @@ class ReaderCollection(nn.Module):
     @property
     def stacks(self) -> dict[str, LayerStack]:
         """Stack name -> stack, found on first use; raises ConfigError if the model's layers were edited since then."""
+        return self._found()[0]
+
+    @property
+    def _guard(self) -> LayerGuard:
+        """The guard of the model, without a check of its layers once it is there."""
+        return (self._stacks or self._found())[1]
+
+    def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
+        """Return the stacks by name and the guard of the model, both made on first use; raises as `stacks` does."""
         if self._stacks is None:
             by_name = stacks(self.model)
             self._stacks = by_name, LayerGuard(self.model, by_name)
         self._stacks[1].check(self.model, "bank")
-        return self._stacks[0]
+        return self._stacks
+
+    # The frozen model
+
+    def eval_pass(self) -> AbstractContextManager[None]:
+        """Return a context for a pass of the model: in it a frozen model is in eval mode, whatever mode it was put in.
+
+        A model that is trained along keeps its mode.
+        """
+        return nullcontext() if self.train_base else self._guard.evaluating(self.model)
+
+    def change_of_base(self, names: Iterable[str] | None = None) -> str | None:
+        """Return how the weights of a frozen model have changed since the bank was made, as part of a sentence.
+
+        Args:
+            names: Names of the stacks whose weights count. None: the stacks that readers read.
+
+        Returns:
+            None if the weights have not changed or were changed back, or if the model is trained along.
+        """
+        if self.train_base:
+            return None
+        guards = self._guard.weights
+        for name in {self[reader].stack for reader in self} if names is None else names:
+            guard = guards[name]
+            if change := guard.change():
+                if guard.fingerprint is None or guard.fingerprint != fingerprint_of(stacks(self.model)[name]):
+                    return change
+                guard.accept()
+        return None
+
+    def check_base(self, op: str, names: Iterable[str]) -> None:
+        """Raise ConfigError if the weights of these stacks of a frozen model have changed; see `change_of_base`."""
+        if change := self.change_of_base(names):
+            raise ConfigError(
+                f"{op}: the weights of the model have changed since the bank was made: {change}. The readers belong to "
+                "the old ones: load these again, or make another bank on the model and call its update(bank)."
+            )
+
+    def fingerprints_of_base(self) -> dict[str, str]:
+        """Return stack name -> fingerprint of the weights that the readers belong to, where it is known."""
+        guards = self._guard.weights
+        return {name: guard.fingerprint for name, guard in guards.items() if guard.fingerprint is not None}
+
+    def accept_base(self, fingerprints: Mapping[str, str]) -> None:
+        """Take the present weights of the model for those that the readers belong to.
+
+        Args:
+            fingerprints: Stack name -> fingerprint of the present weights.
+        """
+        guards = self._guard.weights
+        for name in fingerprints.keys() & guards.keys():
+            guards[name].accept()
+            guards[name].fingerprint = fingerprints[name]
 
     # Readers
 

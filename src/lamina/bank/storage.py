@@ -26,7 +26,9 @@ MODULE = "lamina.store"
 class BankStorage(Protocol):
     """The functions of `lamina.store` that a bank calls; the methods of `ReaderBank` document them."""
 
-    def save_bank(self, bank: ReaderBank, folder: str | PathLike[str], *, title: str | None = None) -> None:
+    def save_bank(
+        self, bank: ReaderBank, folder: str | PathLike[str], *, title: str | None = None, changed_base: bool = False
+    ) -> None:
         """Write the bank to a folder."""
         ...
 

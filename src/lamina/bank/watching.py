@@ -326,7 +326,7 @@ def watch(
         template = causal_pass(bank, op, names)
         check_over(bank.model, [template], over)
         watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every)
-        with listening(bank.model, [template], cast("Watched", over), watching.begin):
+        with listening(bank, [template], cast("Watched", over), watching.begin):
             yield watching
 
 

@@ -1,20 +1,29 @@
-"""Check that a model's layers have not changed since a bank was made for it, and record which models have banks."""
+"""Check that a model's layers and weights are those for which a bank was made, and know which models banks read."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
-from typing import Protocol, final
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from itertools import chain
+from operator import attrgetter
+from typing import Any, Protocol, cast, final
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from lamina.errors import ConfigError
 from lamina.layers.adapters import active_adapters, has_adapters
+from lamina.layers.discovery import stacks
+from lamina.layers.preserve import evaluating_if
 from lamina.layers.stack import LayerStack, by_path, children_of
 from lamina.layers.wrappers import is_compiled
 
 EDITS = "_lamina_edits"  # attribute of the model with the record of its edits, so that copies carry it too
 _HARMLESS = ("freeze", "merge")  # edits that leave what the model computes as it was, up to rounding
+_Weights = dict[str, nn.Parameter | None]  # a module's own weights by name; None where a module goes without a bias
+_values = cast("Callable[[dict[str, Any]], Iterable[Any]]", dict.values)  # pyright: ignore[reportUnknownMemberType]
+_version: Callable[[Tensor], int] = attrgetter("_version")  # how often a tensor was changed in place
 
 
 class _Edit(Protocol):
@@ -25,14 +34,22 @@ class _Edit(Protocol):
 
 @final
 class LayerGuard:
-    """Remembers the layers of a model, so that `check` can tell within microseconds whether they have changed.
+    """Remembers the layers and weights of a model, so that its methods tell within microseconds what has changed.
 
     Args:
-        model: The model, of a bank.
-        by_name: The model's stacks, from `stacks(model)`.
+        model: The model.
+        by_name: Its stacks, from `stacks(model)`.
+
+    Attributes:
+        compiled: Whether a module of the model is compiled.
+        weights: Stack name -> guard of the stack's weights.
     """
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
+        self._remember(model, by_name)
+
+    def _remember(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
+        """Remember the layers and weights of the model as they are now."""
         paths = {module: path for path, module in by_path(model).items()}
         blocks = {paths[block].rpartition(".")[0] for stack in by_name.values() for block in stack.blocks}
         self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}  # path -> name -> module
@@ -47,18 +64,46 @@ class LayerGuard:
         self.compiled = any(map(is_compiled, model.modules()))
         self._adapted: tuple[nn.Module, str] | None = None  # parent and name of the first layer with adapters
         self._active = self._active_adapters(model)
+        self.weights = {name: WeightGuard(model, stack, paths) for name, stack in by_name.items()}
+        self._remember_modules(model)
+
+    def _remember_modules(self, model: nn.Module) -> None:
+        """Remember the dicts that hold the attributes and the children of all modules, which are quick to compare."""
+        modules = list(model.modules())
+        self._attributes = [vars(module) for module in modules]
+        self._holders = [children for module in modules if (children := vars(module)["_modules"])]
+        self._modules: list[nn.Module | None] = list(chain.from_iterable(map(_values, self._holders)))
+
+    def __getstate__(self) -> dict[str, object]:
+        # a copied module has other dicts than the module it was copied from: `check` finds them anew
+        return {**vars(self), "_attributes": [], "_holders": [], "_modules": [None]}
+
+    def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Return a context in which the model is in eval mode; every module gets its mode back at the end."""
+        return evaluating_if(self._attributes, model)
 
     def check(self, model: nn.Module, op: str) -> None:
         """Raise ConfigError if a block was replaced, added or removed, the model edited, or its adapters switched.
 
         Edits that do not change the model's outputs (freezing, merging) are allowed.
         """
+        same_edits = all(getattr(owner, EDITS, ()) is known for owner, known in self._edits.items())
+        same_modules = list(chain.from_iterable(map(_values, self._holders))) == self._modules
+        if same_edits and same_modules and self._active_adapters(model) == self._active:
+            return
         change = self._change(model)
         if change is not None:
             raise ConfigError(
                 f"{op}: the model's layers are no longer those that were found: {change}. The bank's readers were made "
                 "for the old layers; make a new bank for the edited model."
             )
+        if any(getattr(owner, EDITS, ()) != known for owner, known in self._edits.items()):
+            self._remember(model, stacks(model))
+            return
+        for guard in self.weights.values():  # some models replace modules inside their blocks when they run
+            guard.follow(model)
+        self._edits = {owner: getattr(owner, EDITS, ()) for owner in self._edits}
+        self._remember_modules(model)
 
     def _change(self, model: nn.Module) -> str | None:
         """Return how the model has changed since this guard was made, as part of a sentence; None if it has not."""
@@ -96,6 +141,133 @@ class LayerGuard:
             self._adapted = next(inside, None)
         layer = self._adapted and children_of(self._adapted[0]).get(self._adapted[1])
         return active_adapters(layer) if layer is not None and has_adapters(layer) else ()
+
+
+@final
+class WeightGuard:
+    """Remembers the weights of a stack, so that `change` tells within microseconds whether they have changed.
+
+    Torch counts the changes of a tensor in place (`_version`). Optimizers with `fused=True` do not count, so the steps
+    of all optimizers are observed too. A write through `weight.data` or NumPy leaves another fingerprint and no other
+    trace. Offloaded weights are left out, because every pass moves them.
+
+    Args:
+        model: The model.
+        stack: The stack.
+        paths: Module -> its path in the model.
+
+    Attributes:
+        fingerprint: Fingerprint of the stack, as it was last computed for these weights; None if it never was.
+    """
+
+    def __init__(self, model: nn.Module, stack: LayerStack, paths: Mapping[nn.Module, str]) -> None:
+        self.fingerprint: str | None = None
+        self._reason: str | None = None  # how the weights have changed, as part of a sentence
+        self._paths = [paths[module] for module in stack.run if _own_weights(module)]
+        self._remember({path: _own_weights(model.get_submodule(path)) for path in self._paths})
+
+    def _remember(self, owners: Mapping[str, _Weights]) -> None:
+        """Remember the weights as they are now; `owners` has the weights of each module by its path."""
+        self._owners = list(owners.values())
+        self._ids: list[int] | None = list(map(id, chain.from_iterable(map(_values, self._owners))))
+        named = {f"{path}.{name}": weight for path, own in owners.items() for name, weight in own.items()}
+        # quantised weights have no memory of their own, and tensors of inference mode have no version
+        self._plain = {n: w for n, w in named.items() if type(w) is nn.Parameter and not w.is_inference()}
+        self._names = list(named)
+        self._versions = list(map(_version, self._plain.values()))
+        self._pointers = list(map(Tensor.data_ptr, self._plain.values()))
+        self._kinds = [(weight.dtype, weight.device) for weight in self._plain.values()]
+        self._total = sum(self._versions)
+        _guards.add(self)
+
+    def __getstate__(self) -> dict[str, object]:
+        # a copy has weights of its own, which `follow` finds
+        return {"fingerprint": self.fingerprint, "_reason": self.change(), "_paths": self._paths, "_ids": None}
+
+    def change(self) -> str | None:
+        """Return how the weights have changed since they were remembered, as part of a sentence; None if they have not.
+
+        Weights that were only moved to another device have not changed.
+        """
+        if self._reason is None and self._ids is not None and not self._is_same():
+            self._reason = self._find_change()
+        return self._reason
+
+    def _is_same(self) -> bool:
+        """Return whether nothing has touched the weights; every pass of a bank pays for this."""
+        plain = self._plain.values()
+        return (
+            sum(map(_version, plain)) == self._total
+            and list(map(Tensor.data_ptr, plain)) == self._pointers
+            and list(map(id, chain.from_iterable(map(_values, self._owners)))) == self._ids
+        )
+
+    def _find_change(self) -> str | None:
+        """Return the first change of the weights, as part of a sentence; None if they were only moved."""
+        now = list(map(id, chain.from_iterable(map(_values, self._owners))))
+        if now != self._ids:
+            name = next((n for n, old, new in zip(self._names, self._ids or (), now, strict=False) if old != new), "")
+            return f"'{name or self._paths[-1]}' is another tensor"
+        before = zip(self._versions, self._pointers, self._kinds, strict=True)
+        for (name, weight), (version, pointer, (dtype, device)) in zip(self._plain.items(), before, strict=True):
+            if weight.dtype != dtype:
+                return f"'{name}' is {weight.dtype} now, not {dtype}"
+            if _version(weight) != version or (weight.data_ptr() != pointer and weight.device == device):
+                return f"'{name}' has other values"
+        self._remember(dict(zip(self._paths, self._owners, strict=True)))
+        return None
+
+    def note_step(self, stepped: set[int]) -> None:
+        """Note that an optimizer has changed the tensors with these ids; it matters if the stack has one of them."""
+        for name, weight in self._plain.items():
+            if id(weight) in stepped:
+                self._reason = self._reason or f"an optimizer has changed '{name}'"
+                return
+
+    def accept(self) -> None:
+        """Remember the weights as they are now, whatever has changed."""
+        self._reason = None
+        self._remember(dict(zip(self._paths, self._owners, strict=True)))
+
+    def follow(self, model: nn.Module) -> None:
+        """Look the weights up again, after modules were replaced or the guard was copied with its model."""
+        reason, known = self.change(), self._ids
+        owners: dict[str, _Weights] = {}
+        for path in self._paths:
+            try:
+                module = model.get_submodule(path)
+            except AttributeError:
+                reason = reason or f"there is no '{path}'"
+            else:
+                owners[path] = _own_weights(
+                    model.get_submodule(f"{path}.base_layer") if has_adapters(module) else module
+                )
+        self._remember(owners)
+        if known is not None and self._ids != known:
+            reason = reason or "some of them are other tensors"
+        self._reason = reason
+
+
+def _own_weights(module: nn.Module) -> _Weights:
+    """Return the parameters of a module itself by name, as the dict that the module holds; empty if it is offloaded."""
+    own = cast("_Weights", vars(module)["_parameters"])
+    present = [weight for weight in own.values() if weight is not None]
+    return {} if not present or any(weight.is_meta for weight in present) else own
+
+
+_guards: weakref.WeakSet[WeightGuard] = weakref.WeakSet()
+
+
+def _note_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    """Tell every guard which tensors an optimizer has just changed."""
+    if guards := list(_guards):
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        stepped = {id(weight) for group in groups for weight in group["params"] if weight.grad is not None}
+        for guard in guards:
+            guard.note_step(stepped)
+
+
+register_optimizer_step_post_hook(_note_step)
 
 
 _banks: weakref.WeakKeyDictionary[nn.Module, list[weakref.ref[nn.Module]]] = weakref.WeakKeyDictionary()

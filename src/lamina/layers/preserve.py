@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import itemgetter
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -91,6 +92,18 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
                 part.training = False
 
 
+def evaluating_if(attributes: Sequence[Mapping[str, object]], model: nn.Module) -> AbstractContextManager[None]:
+    """Return `evaluating(model)`, or a context that does nothing if all of the model is in eval mode and stays there.
+
+    Args:
+        attributes: `vars(module)` of all modules of the model, in which modes are quick to look up.
+        model: The model.
+    """
+    # an open block may have put the model in eval mode for as long as it lasts
+    return evaluating(model) if _open or any(map(_mode, attributes)) else nullcontext()
+
+
+_mode: Callable[[Mapping[str, object]], object] = itemgetter("training")
 _switching, _modes = Lock(), WeakKeyDictionary[nn.Module, list[bool]]()
 _open: list[nn.Module] = []  # one entry for each open block that has modes to restore
 

@@ -87,7 +87,12 @@ _RENAMED = {"problem": "problem_type"}  # old name -> new name of settings that 
 
 
 def save_bank(
-    bank: ReaderBank, folder: str | PathLike[str], *, title: str | None = None, files: Files | None = None
+    bank: ReaderBank,
+    folder: str | PathLike[str],
+    *,
+    title: str | None = None,
+    changed_base: bool = False,
+    files: Files | None = None,
 ) -> None:
     """Save a bank to a folder, as `ReaderBank.save_pretrained` does.
 
@@ -95,16 +100,22 @@ def save_bank(
         bank: The bank.
         folder: Folder to write; created if it does not exist.
         title: Title of the model card. None: the name of the folder.
+        changed_base: Save although the weights of the model have changed under the bank.
         files: More files to write in the same step: name -> function that is called with the path to write.
 
     Raises:
         StoreError: If the folder cannot be written, or files of these names in it are not from a bank.
         NotFiniteError: If a weight holds NaN or infinity.
+        ConfigError: If the weights of the frozen model have changed, and `changed_base` is not set.
     """
     folder = Path(folder)
     for name in bank:
         check_finite(f"reader '{name}'", bank[name].state_dict().items())
     base = _base_facts(bank)
+    marks = {name: stack.fingerprint for name, stack in base.stacks.items()}
+    if not changed_base:
+        _check_unchanged(bank, marks)
+    bank.accept_base(marks)
     if base.id is None and bank.model.name_or_path and not base.trained:
         what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so the bank does not name it"
         logger.warning("save: %s. Save the base first (lamina.save), or pass it whenever the bank is loaded.", what)
@@ -122,6 +133,24 @@ def save_bank(
         write_json(stage / MANIFEST, manifest.model_dump())
     if bank.saves_base:
         set_location(bank.model, str(folder / BASE))
+
+
+def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:
+    """Raise ConfigError if the weights of a bank's frozen model have changed since the bank was made or loaded.
+
+    Args:
+        bank: The bank.
+        marks: Stack name -> fingerprint of its present weights.
+    """
+    change = bank.change_of_base(marks)
+    before = bank.fingerprints_of_base()
+    if other := next((name for name, mark in marks.items() if before.get(name, mark) != mark), None):
+        change = change or f"the stack '{other}' has another fingerprint"
+    if change and not bank.train_base:
+        raise ConfigError(
+            f"save: the weights of the model have changed since the bank was made: {change}. The readers belong to the "
+            "old ones, so load these again; or save with changed_base=True, for readers that belong to the new ones."
+        )
 
 
 def push_bank(
@@ -294,6 +323,7 @@ def _load_bank(
     bank = ReaderBank(model, processor, saves_base=manifest.base.trained, info=manifest.info)
     for name, reader in saved.items():
         _load_reader(bank, name, folder / READERS / name, reader)
+    bank.accept_base({name: stack.fingerprint for name, stack in manifest.base.stacks.items()})
     return bank.eval()
 
 

@@ -1,0 +1,209 @@
+"""A frozen model under a bank: eval mode in every pass, and weights that may not change."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.stored import TEXTS, tiny_bank, tiny_model, tiny_tokenizer
+from torch import nn
+
+from lamina.bank import ReaderBank
+from lamina.errors import ConfigError
+from lamina.layers.fingerprints import fingerprint
+
+MATCH = "weights of the model have changed"
+
+
+@pytest.fixture
+def bank() -> ReaderBank:
+    return tiny_bank(tiny_model()).eval()
+
+
+@pytest.fixture
+def batch() -> dict[str, torch.Tensor]:
+    return dict(tiny_tokenizer()(TEXTS, return_tensors="pt", padding=True))
+
+
+def modes(bank: ReaderBank) -> set[bool]:
+    return {module.training for module in bank.model.modules()}
+
+
+def first(bank: ReaderBank) -> str:
+    return next(iter(bank))
+
+
+# Modes
+
+
+@pytest.mark.parametrize("part", ["", "encoder.layer.1.output.dropout"])
+def test_a_model_in_training_mode_is_read_in_eval_mode(part: str, bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    expected = bank(**batch)[first(bank)].logits
+    states = bank.record_states({"main": [3]}, batch)["main"][3]
+    bank.model.get_submodule(part).train()
+    before = [module.training for module in bank.model.modules()]
+    assert torch.equal(bank(**batch)[first(bank)].logits, expected)
+    assert torch.equal(bank.record_states({"main": [3]}, batch)["main"][3], states)
+    with bank.listen() as heard:
+        bank.model(**batch)
+    assert torch.equal(heard[first(bank)].logits, expected)
+    assert [module.training for module in bank.model.modules()] == before
+
+
+def test_the_mode_comes_back_after_an_error(bank: ReaderBank):
+    bank.model.train()
+    with pytest.raises(IndexError), bank.listen():
+        bank.model(input_ids=torch.tensor([[999]]))
+    assert modes(bank) == {True}
+
+
+def test_a_switch_while_the_bank_listens_is_undone_for_the_pass(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    expected = bank(**batch)[first(bank)].logits
+    with bank.listen() as heard:
+        bank.model.train()
+        bank.model(**batch)
+    assert torch.equal(heard[first(bank)].logits, expected)
+    assert modes(bank) == {True}
+
+
+def test_a_model_that_the_caller_trains_keeps_its_mode_and_is_not_read(
+    bank: ReaderBank, batch: dict[str, torch.Tensor]
+):
+    seen: list[bool] = []
+    bank.model.train().requires_grad_(True)
+    bank.model.encoder.register_forward_hook(lambda module, *_: seen.append(module.training))
+    with bank.listen() as heard:
+        bank.model(**batch)
+    assert seen == [True]
+    with pytest.raises(ConfigError, match="the model is being trained"):
+        heard[first(bank)]
+
+
+def test_a_model_that_is_trained_along_keeps_its_mode(batch: dict[str, torch.Tensor]):
+    bank = ReaderBank(tiny_model(), train_base=True)
+    bank.update(other := tiny_bank(bank.model))
+    seen: list[bool] = []
+    bank.train().model.encoder.register_forward_pre_hook(lambda module, *_: seen.append(module.training))
+    bank(**batch)
+    other.eval()(**batch)
+    assert seen == [True, False]
+
+
+# Weights
+
+
+def weight(bank: ReaderBank) -> nn.Parameter:
+    return bank.model.get_parameter("encoder.layer.1.output.dense.weight")
+
+
+def set_parameter(bank: ReaderBank) -> None:
+    bank.model.encoder.layer[1].output.dense.weight = nn.Parameter(weight(bank) * 2)
+
+
+def set_module(bank: ReaderBank) -> None:
+    bank.model.encoder.layer[1].output.dense = nn.Linear(48, 32)
+
+
+def set_data(bank: ReaderBank) -> None:
+    weight(bank).data = weight(bank).data * 2
+
+
+def load(bank: ReaderBank, *, assign: bool = False) -> None:
+    bank.model.load_state_dict({name: value * 2 for name, value in bank.model.state_dict().items()}, assign=assign)
+
+
+def step(bank: ReaderBank, *, fused: bool) -> None:
+    optimizer = torch.optim.AdamW(bank.model.requires_grad_(True).parameters(), lr=0.1, fused=fused)
+    with torch.enable_grad():
+        weight(bank).sum().backward()
+    optimizer.step()
+
+
+CHANGES: dict[str, Callable[[ReaderBank], object]] = {
+    "in place": lambda bank: weight(bank).mul_(2),
+    "one number": lambda bank: weight(bank)[0, 0].fill_(9),
+    "parameter": set_parameter,
+    "module": set_module,
+    "data": set_data,
+    "load_state_dict": load,
+    "load_state_dict assign": lambda bank: load(bank, assign=True),
+    "optimizer": lambda bank: step(bank, fused=False),
+    "fused optimizer": lambda bank: step(bank, fused=True),  # torch does not count these changes
+    "half": lambda bank: bank.model.half(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_is_noticed_by_every_pass_and_by_saving(
+    change: Callable[[ReaderBank], object], bank: ReaderBank, batch: dict[str, torch.Tensor], tmp_path: Path
+):
+    bank(**batch)
+    with torch.no_grad():
+        change(bank)
+    states = {"main": dict.fromkeys(range(4), torch.zeros(3, 7, 32))}
+    for use in (bank, copy.deepcopy(bank)):
+        with pytest.raises(ConfigError, match=MATCH):
+            use(**batch)
+    with pytest.raises(ConfigError, match=MATCH):
+        bank.record_states({"main": [1]}, batch)
+    with pytest.raises(ConfigError, match=MATCH):
+        bank.read_states(states, batch)
+    with pytest.raises(ConfigError, match=MATCH), bank.listen():
+        pass
+    with pytest.raises(ConfigError, match="save with changed_base=True"):
+        bank.save_pretrained(tmp_path / "bank")
+    assert not (tmp_path / "bank").exists()
+
+
+def test_a_bank_that_takes_over_the_readers_goes_on(bank: ReaderBank, batch: dict[str, torch.Tensor], tmp_path: Path):
+    with torch.no_grad():
+        weight(bank).mul_(2)
+    other = ReaderBank(bank.model).eval()
+    other.update(bank)
+    expected = other(**batch)[first(bank)].logits
+    bank.save_pretrained(tmp_path, changed_base=True)  # told so, it seals the new weights and goes on too
+    assert torch.equal(bank(**batch)[first(bank)].logits, expected)
+    ReaderBank.from_pretrained(tmp_path, bank.model)
+
+
+def test_what_an_optimizer_leaves_alone_is_no_change(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    optimizer = torch.optim.AdamW([*bank.model.parameters(), head := nn.Parameter(torch.zeros(2))], fused=True)
+    head.sum().backward()
+    optimizer.step()  # the frozen weights have no gradient
+    bank.model.pooler.dense.weight.data.add_(1)  # no layer depends on the pooler
+    bank(**batch)
+
+
+def test_weights_that_came_back_are_the_same_if_their_fingerprint_is_known(
+    bank: ReaderBank, batch: dict[str, torch.Tensor], tmp_path: Path
+):
+    expected = bank(**batch)[first(bank)].logits
+    bank.save_pretrained(tmp_path)
+    with torch.no_grad():
+        weight(bank).mul_(2)
+        with pytest.raises(ConfigError, match=MATCH):
+            bank(**batch)
+        weight(bank).mul_(0.5)
+    assert torch.equal(bank(**batch)[first(bank)].logits, expected)
+
+
+def test_a_change_that_leaves_no_trace_is_found_when_saving(bank: ReaderBank, tmp_path: Path):
+    bank.save_pretrained(tmp_path)
+    before = fingerprint(bank.model, "main")
+    weight(bank).detach().numpy()[:] *= 2
+    with pytest.raises(ConfigError, match="the stack 'main' has another fingerprint"):
+        bank.save_pretrained(tmp_path)
+    assert before in (tmp_path / "lamina.json").read_text()
+
+
+def test_a_change_while_the_bank_listens_leaves_the_main_job_alone(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    with bank.listen() as heard:
+        with torch.no_grad():
+            weight(bank).mul_(2)
+        states = bank.model(**batch).last_hidden_state
+    assert torch.equal(states, bank.model(**batch).last_hidden_state)
+    with pytest.raises(ConfigError, match=MATCH):
+        heard[first(bank)]
