@@ -1,5 +1,8 @@
 """Readers of a bank: their names, which layers run, losses, dropout, copies and errors."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,8 @@
 """A frozen model under a bank: eval mode in every pass, and weights that may not change."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import copy

@@ -1,3 +1,6 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
 from __future__ import annotations
 
 import copy
