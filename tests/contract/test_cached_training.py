@@ -42,14 +42,14 @@ def bank_and_tasks() -> tuple[ReaderBank, dict[str, Task]]:
 
 def trained(folder: Path, **options: Any) -> tuple[dict[str, torch.Tensor], Any]:
     bank, tasks = bank_and_tasks()
-    result = train(bank, tasks, **{"epochs": 3, "cache_dir": str(folder / "cache"), **options})
+    result = train(bank, tasks, **{"epochs": 2, "cache_dir": str(folder / "cache"), **options})
     return weights(bank), result
 
 
 def test_states_that_were_kept_whole_give_the_same_run_bit_for_bit(tmp_path: Path):
     one_by_one = {"batch_size": 1, "eval_batch_size": 1}  # states of a text differ by rounding from batch to batch
-    plain, expected = trained(tmp_path, epochs=2, **one_by_one)
-    cached, result = trained(tmp_path, epochs=2, cache="on", cache_dtype="float32", **one_by_one)
+    plain, expected = trained(tmp_path, **one_by_one)
+    cached, result = trained(tmp_path, cache="on", cache_dtype="float32", **one_by_one)
     assert same(plain, cached)
     assert (result.history, result.importances) == (expected.history, expected.importances)
 
@@ -67,7 +67,7 @@ def test_a_later_run_does_not_run_the_model(tmp_path: Path):
     assert bank.stacks
     seen: list[object] = []
     bank.model.register_forward_pre_hook(lambda *_: seen.append(1))
-    train(bank, tasks, epochs=3, cache="on", cache_dir=str(tmp_path / "cache"))
+    train(bank, tasks, epochs=2, cache="on", cache_dir=str(tmp_path / "cache"))
     assert seen == []
     assert same(first, weights(bank))
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from tests.support.in_processes import BANKS, MODELS, run
+from torch.multiprocessing import start_processes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,10 +22,24 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes wrote, one launch for all runs."""
-    folder = tmp_path_factory.mktemp("two")
+def train_as_rank(rank: int, folder: Path, port: int) -> None:
+    """Train everything as one of two processes, in a process that is a fork of this one."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    os.environ.update({"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""})
+    os.environ.update({name: str(value) for name, value in names.items()})
+    for name in (*BANKS, *MODELS):
+        run(folder / name, name)
+
+
+def fork_two(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    start_processes(train_as_rank, args=(folder, port), nprocs=2, start_method="fork")
+
+
+def launch_two(folder: Path) -> None:
+    """Have torchrun start them, which costs the imports of three processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, *launcher, "-m", "tests.support.in_processes", str(folder), *BANKS, *MODELS],
@@ -34,6 +51,13 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.fixture(scope="module", params=[fork_two, pytest.param(launch_two, marks=pytest.mark.full)])
+def two(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with what two processes wrote, all runs of both in one launch."""
+    folder = tmp_path_factory.mktemp("two")
+    request.param(folder)
     return folder
 
 

@@ -244,9 +244,8 @@ tasks:
     assert (run.table[0]["metric"], run.table[0]["mean"]) == ("accuracy", 1.0)
     for arguments in (
         ["train", str(recipe), "--dry-run", "--json"],
-        ["train", str(recipe), "-o", str(tmp_path / "cli"), "--no-progress", "--json"],
-        ["evaluate", str(tmp_path / "cli"), "--task", f"z-mean-0={path}", "--json"],
-        ["predict", str(tmp_path / "cli"), "a z", "--json"],
+        ["evaluate", str(tmp_path / "out"), "--task", f"z-mean-0={path}", "--json"],
+        ["predict", str(tmp_path / "out"), "a z", "--json"],
     ):
         with pytest.raises(SystemExit) as end:
             main(arguments)

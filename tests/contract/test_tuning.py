@@ -27,6 +27,7 @@ from tests.support.finetuned import (
     tune,
     vit,
 )
+from tests.support.portions import set_apart
 from tests.support.training import largest_difference, length_of_text, names, same, several, tiny_tokenizer, yes_no
 
 import lamina
@@ -63,7 +64,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any], flo
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", set_apart(KINDS, "translations"))
 def test_every_kind_is_learnt(kind: str):
     build, make, options, enough = KINDS[kind]
     task = make()
@@ -98,7 +99,7 @@ EDITS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("edit", set_apart(EDITS, "reinit", "freeze"))
 def test_an_edited_model_learns_and_comes_back(edit: str, tmp_path: Path):
     task, model = yes_no(train=80), bert()
     EDITS[edit](model)
@@ -212,7 +213,7 @@ STEPS: dict[str, tuple[Callable[[], Any], Callable[[], Any], dict[str, Any]]] = 
 }
 
 
-@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("kind", set_apart(STEPS, "regression", "multi-label", "pictures"))
 def test_two_batches_a_step_are_one_of_twice_the_size(kind: str):
     build, make, options = STEPS[kind]
     task, whole, halves = make(), build(), build()

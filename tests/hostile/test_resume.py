@@ -127,6 +127,7 @@ CHANGES: dict[str, tuple[Callable[[Job], Any], str]] = {
     ),
     "tokenizer": (other_tokens, "other tokens in the train part of 'one'"),
     "option": (lambda job: job.options.update(batch_size=8), "batch_size 4, here 8"),
+    "seed": (lambda job: job.options.update(seed=1), "seed 0, here 1"),
     "epochs": (lambda job: job.options.update(epochs={"one": 1, "two": 3}), "epochs 1 in 'two', here 3"),
     "rate": (lambda job: job.options.update(learning_rate=0.02), r"learning_rate 0\.01 in 'one', here 0\.02"),
 }

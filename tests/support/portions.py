@@ -17,10 +17,16 @@ def one_in(count: int, cases: Iterable[Any], start: int = 0, always: Collection[
         start: Index of the first that runs every time, so that several tests can try different cases.
         always: Cases that run every time.
     """
-    return [
-        pytest.param(
-            *(case if isinstance(case, tuple) else (case,)),
-            marks=() if number % count == start % count or case in always else pytest.mark.full,
-        )
-        for number, case in enumerate(cases)
-    ]
+    return [_parameters(case, number % count == start % count or case in always) for number, case in enumerate(cases)]
+
+
+def set_apart(cases: Iterable[Any], *rare: Any) -> list[Any]:
+    """Return all `cases` as parameters of a test; `-m full` alone runs those that are among `rare`."""
+    cases = [*cases]
+    assert set(rare) <= set(cases), rare
+    return [_parameters(case, case not in rare) for case in cases]
+
+
+def _parameters(case: Any, always: bool) -> Any:
+    values = case if isinstance(case, tuple) else (case,)
+    return pytest.param(*values, marks=() if always else pytest.mark.full)
