@@ -20,6 +20,7 @@ import pytest
 WHOLE_RUNS = (
     "contract/test_cached_training",
     "contract/test_processes",
+    "contract/test_ray",
     "contract/test_sweeps",
     "contract/test_toy_kind",
     "contract/test_training",
@@ -159,7 +160,11 @@ def _has_cuda() -> bool:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under xdist, give one process all files that share what is dear to make: the dry runs of shipped recipes."""
+    """Under xdist, give one process all files that share what is dear to make, and spread the pages of the docs.
+
+    Shared are the dry runs of shipped recipes. Pages share nothing, and as one file they would keep one process busy
+    when the other has ended.
+    """
     if config.getvalue("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -167,6 +172,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByWork(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = super()._split_scope(nodeid)
+            if path == "tests/end_to_end/test_docs.py":
+                return nodeid
             return "shipped recipes" if path.startswith(SHIPPED) else path
 
     return ByWork(config, log)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 from tests.support.documented import ROOT, blocks
 from transformers import AutoModel, AutoTokenizer
 
 from lamina.store.models import source_of
 
 
+@pytest.mark.full
 def test_its_example_takes_a_model_that_lamina_did_not_load():
     (block,) = blocks(ROOT / "README.md")
     load = 'lamina.load("minilm")'
