@@ -1,9 +1,8 @@
-"""Small tokenizers made here, MiniLM's own, and workers of Ray."""
+"""Small tokenizers made here, and MiniLM's own."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
@@ -107,13 +106,3 @@ def words():
     special = {f"{name.lower()[1:-1]}_token": name for name in names[:5]}
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=32, model_input_names=inputs, **special)
-
-
-@pytest.fixture(scope="module")
-def two_workers():
-    """A cluster of this machine alone, which the address "auto" then stands for."""
-    ray = pytest.importorskip("ray")
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
-    yield
-    ray.shutdown()

@@ -1,17 +1,14 @@
-"""Separate runs of a recipe as cells: one that fails stops no other, workers of Ray give what one process gives."""
+"""Separate runs of a recipe as cells: one that fails stops no other. test_ray.py runs them on workers of Ray."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.support.cells import needs_ray, run_that_dies
 from tests.support.stored import save_base
 from tests.unit.recipes.test_run import LAST, methods, recipe
 
@@ -27,14 +24,18 @@ BAD = {"fit": {"learning_rate": 1e38}}
 OVER = "fit: the (loss|gradient|weight)"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("separate")
+def write_films(folder: Path) -> Path:
+    """Write a tiny model and the three splits of a task, and return their folder."""
     save_base(folder / "base")
     for part, count in (("train", 24), ("validation", 8), ("test", 8)):
         rows = [f"the film is {('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n" for row in range(count)]
         (folder / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_films(tmp_path_factory.mktemp("separate"))
 
 
 def of_two(folder: Path, second: dict[str, Any], **fields: Any) -> Recipe:
@@ -155,42 +156,3 @@ def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
 def test_readers_that_share_a_pass_go_to_no_workers(folder: Path):
     with pytest.raises(ConfigError, match=r"ray is given; the readers of the recipe share .* separately: true"):
         run_recipe(recipe(folder, {"last": LAST}), data=folder, ray="local")
-
-
-def steps(folder: Path) -> dict[str, int]:
-    return {path.stem: len(path.read_text().splitlines()) for path in sorted(folder.glob("*.runs"))}
-
-
-@needs_ray
-@pytest.mark.full
-def test_a_run_whose_worker_was_killed_goes_on_from_its_checkpoint(
-    folder: Path, tmp_path: Path, two_workers: None, monkeypatch: pytest.MonkeyPatch
-):
-    """Relative paths too."""
-    monkeypatch.chdir(folder)
-    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False, "save_steps": 1}
-    made = methods(Path(), {"plain": {}, "cut": {"edits": [{"truncate": {"keep": 1}}]}}, fit=fit, seeds=[0, 1])
-    whole = run_recipe(made, data=".", output=tmp_path / "here")
-    (notes := tmp_path / "notes").mkdir()
-    monkeypatch.setattr(runner, "_train_in_worker", partial(run_that_dies, str(notes), "film-plain-1", 5))
-    spread = run_recipe(made, data=".", output=tmp_path / "there", ray="auto")
-    assert (spread.table, spread.rows, spread.history) == (whole.table, whole.rows, whole.history)
-    assert (spread.failures, spread.steps) == ([], whole.steps)
-    assert steps(notes) == {"film-cut-0": 6, "film-cut-1": 6, "film-plain-0": 6, "film-plain-1": 7}  # one step twice
-    workers = {pid for path in notes.glob("*.runs") for pid in path.read_text().split()}
-    assert len(workers) > 1
-    assert str(os.getpid()) not in workers
-    best, same = (load(tmp_path / place / "models" / "film")[0].state_dict() for place in ("here", "there"))
-    assert best.keys() == same.keys()
-    assert all(torch.equal(value, same[name]) for name, value in best.items())
-    assert {path.suffix for path in (tmp_path / "there" / "separate").iterdir()} == {".json"}
-    monkeypatch.setattr(runner, "train", None)
-    assert run_recipe(made, data=".", output=tmp_path / "there", resume=True).table == whole.table
-
-
-@needs_ray
-def test_separate_readers_on_workers_and_without_an_output(folder: Path, two_workers: None):
-    made = recipe(folder, {"last": LAST, "more": {**LAST, "learning_rate": 0.1}}, separately=True)
-    whole = run_recipe(made, data=folder)
-    spread = run_recipe(made, data=folder, ray="auto")
-    assert (spread.rows, spread.importances) == (whole.rows, whole.importances)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from functools import partial
 
 import pandas as pd
 import pytest
 from tests.support.cells import cells, needs_ray, runs
 
-from lamina.cells import ray_tasks
 from lamina.errors import ConfigError, MissingExtraError, StoreError
 from lamina.studies.runner import Cell, Failure, run_cells
 
@@ -135,38 +133,3 @@ def test_an_address_without_a_cluster_is_refused_at_once(tmp_path, monkeypatch, 
     monkeypatch.setattr("ray._private.services.find_bootstrap_address", lambda *_: None)
     with pytest.raises(ConfigError, match=told):
         quiet(cells(tmp_path, 1), ray=address)
-
-
-@needs_ray
-def test_a_cell_whose_worker_was_killed_is_tried_again_and_the_table_is_the_same(tmp_path, two_workers):
-    (here := tmp_path / "here").mkdir()
-    (there := tmp_path / "there").mkdir()
-    table, _ = quiet(cells(here, 6))
-    spread, failures = quiet(cells(there, 6, dies=3), ray="auto", output=tmp_path / "out")
-    assert failures == []
-    assert runs(there) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 1}
-    workers = {pid for path in there.glob("*.runs") for pid in path.read_text().split()}
-    assert str(os.getpid()) not in workers
-    pd.testing.assert_frame_equal(spread, table)
-    resumed, _ = quiet(cells(there, 6), output=tmp_path / "out", resume=True)
-    pd.testing.assert_frame_equal(resumed, table)
-
-
-@needs_ray
-@pytest.mark.full
-def test_a_cell_that_kills_every_worker_or_raises_is_recorded_as_failed(tmp_path, two_workers, monkeypatch):
-    monkeypatch.setattr(ray_tasks, "RETRIES", 1)
-    table, failures = quiet(cells(tmp_path, 3, fails=0, dies=1, always=True), ray="auto")
-    assert [failure.key["seed"] for failure in failures] == [0, 1]
-    assert failures[0].error == "ValueError: number 0 is odd"
-    assert "its worker died 2 times" in failures[1].error
-    assert table["seed"].tolist() == [2, 2]
-    assert runs(tmp_path) == {0: 1, 1: 2, 2: 1}  # what raises is not tried again
-
-
-@needs_ray
-def test_a_cell_that_does_not_pickle_is_refused(tmp_path, two_workers):
-    held = (tmp_path / "held").open("w")
-    with pytest.raises(ConfigError, match=r"study: a cell cannot be sent to a worker .*functools.partial"):
-        quiet([Cell({"seed": 0}, lambda: [{"score": held.fileno()}])], ray="auto")
-    held.close()

@@ -1,0 +1,211 @@
+"""Workers of Ray give what one process gives: bulk prediction, cells of studies, and runs of recipes."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from tests.support.cells import cells, run_that_dies, runs
+from tests.support.stored import TEXTS, tiny_bank
+from tests.unit.recipes.test_run import LAST, methods, recipe
+from tests.unit.recipes.test_separate_runs import write_films
+
+import lamina
+from lamina.cells import ray_tasks
+from lamina.errors import ConfigError, DataError, LaminaError
+from lamina.prediction import ray_workers
+from lamina.prediction.ray_workers import in_order
+from lamina.recipes import run_recipe as runner
+from lamina.recipes.run_recipe import run_recipe
+from lamina.store import load
+from lamina.studies.runner import Cell, run_cells
+
+ray = pytest.importorskip("ray")
+quiet = partial(run_cells, progress=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    """Start two workers on this machine, which the addresses "local" and "auto" then stand for."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 27)
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_films(tmp_path_factory.mktemp("films"))
+
+
+# Bulk prediction
+
+
+def half(item: int) -> float:
+    return item / 2
+
+
+def dies(mark: Path, always: bool, item: int) -> int:
+    if item == 3 and (always or not mark.exists()):
+        mark.touch()
+        os._exit(1)
+    return item
+
+
+def test_answers_come_in_order_and_items_are_taken_as_they_are_needed():
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for item in range(40):
+            taken.append(item)
+            yield item
+
+    answers = in_order(half, "local", 2, "test", items())
+    assert next(answers) == 0.0
+    assert len(taken) <= 5
+    assert list(answers) == [item / 2 for item in range(1, 40)]
+
+
+def test_what_a_worker_that_dies_had_in_hand_is_done_again(tmp_path: Path):
+    work = functools.partial(dies, tmp_path / "mark", False)
+    assert list(in_order(work, "local", 2, "test", range(8))) == list(range(8))
+    assert (tmp_path / "mark").exists()
+
+
+@pytest.mark.full
+def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ray_workers, "RETRIES", 1)
+    answers = in_order(functools.partial(dies, tmp_path / "mark", True), "local", 1, "test", range(8))
+    assert [next(answers) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(LaminaError, match=r"test: a worker of Ray died .* start again to go on"):
+        next(answers)
+
+
+@pytest.mark.full
+def test_what_the_items_raise_comes_after_the_answers_before():
+    def items() -> Iterator[int]:
+        yield 1
+        raise DataError("row 2")
+
+    answers = in_order(half, "local", 1, "test", items())
+    assert next(answers) == 0.5
+    with pytest.raises(DataError, match="row 2"):
+        next(answers)
+
+
+def test_more_workers_than_there_are_cores_are_refused():
+    with pytest.raises(ConfigError, match=r"test: 3 workers were asked for; the cluster has 2 cores and 0 GPUs"):
+        next(in_order(half, "local", 3, "test", range(2)))
+
+
+def test_a_file_is_answered_as_in_one_process(tmp_path: Path):
+    bank, source = tiny_bank(), tmp_path / "texts.jsonl"
+    texts = [f"{TEXTS[at % 3]}" + " film" * (at % 7) for at in range(60)]
+    lines = [json.dumps({"text": text}) for text in texts]
+    lines[30] = json.dumps({"text": 5})
+    source.write_text("\n".join(lines))
+    options = {"chunk_rows": 8, "skip_bad": True, "progress": False}
+    alone = lamina.predict_file(bank, source, tmp_path / "alone.jsonl", **options)
+    found = lamina.predict_file(bank, source, tmp_path / "ray.jsonl", ray="local", workers=2, **options)
+    assert (found.rows, found.skipped) == (alone.rows, alone.skipped) == (59, 1)
+    rows = [[json.loads(line) for line in path.output.read_text().splitlines()] for path in (alone, found)]
+    for one, other in zip(*rows, strict=True):
+        assert (one["row"], one["text"]) == (other["row"], other["text"])
+        mood = one["readers"]["mood"]["probabilities"]
+        assert other["readers"]["mood"]["probabilities"] == pytest.approx(mood, abs=1e-5)
+    with pytest.raises(DataError, match="row 31"):
+        lamina.predict_file(bank, source, tmp_path / "strict.jsonl", ray="local", chunk_rows=8, progress=False)
+    again = lamina.predict_file(bank, source, tmp_path / "strict.jsonl", **options)
+    assert again.rows == 59
+
+
+def test_workers_without_ray_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"predict: workers is 2, but ray was not given"):
+        lamina.predict_file(tiny_bank(), tmp_path / "a.txt", tmp_path / "b.jsonl", workers=2)
+
+
+# Cells of studies
+
+
+def test_a_cell_whose_worker_was_killed_is_tried_again_and_the_table_is_the_same(tmp_path: Path):
+    (here := tmp_path / "here").mkdir()
+    (there := tmp_path / "there").mkdir()
+    table, _ = quiet(cells(here, 6))
+    spread, failures = quiet(cells(there, 6, dies=3), ray="auto", output=tmp_path / "out")
+    assert failures == []
+    assert runs(there) == {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 1}
+    workers = {pid for path in there.glob("*.runs") for pid in path.read_text().split()}
+    assert str(os.getpid()) not in workers
+    pd.testing.assert_frame_equal(spread, table)
+    resumed, _ = quiet(cells(there, 6), output=tmp_path / "out", resume=True)
+    pd.testing.assert_frame_equal(resumed, table)
+
+
+@pytest.mark.full
+def test_a_cell_that_kills_every_worker_or_raises_is_recorded_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(ray_tasks, "RETRIES", 1)
+    table, failures = quiet(cells(tmp_path, 3, fails=0, dies=1, always=True), ray="auto")
+    assert [failure.key["seed"] for failure in failures] == [0, 1]
+    assert failures[0].error == "ValueError: number 0 is odd"
+    assert "its worker died 2 times" in failures[1].error
+    assert table["seed"].tolist() == [2, 2]
+    assert runs(tmp_path) == {0: 1, 1: 2, 2: 1}  # what raises is not tried again
+
+
+def test_a_cell_that_does_not_pickle_is_refused(tmp_path: Path):
+    held = (tmp_path / "held").open("w")
+    with pytest.raises(ConfigError, match=r"study: a cell cannot be sent to a worker .*functools.partial"):
+        quiet([Cell({"seed": 0}, lambda: [{"score": held.fileno()}])], ray="auto")
+    held.close()
+
+
+# Runs of recipes
+
+
+def steps(folder: Path) -> dict[str, int]:
+    return {path.stem: len(path.read_text().splitlines()) for path in sorted(folder.glob("*.runs"))}
+
+
+@pytest.mark.full
+def test_a_run_whose_worker_was_killed_goes_on_from_its_checkpoint(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Relative paths too."""
+    monkeypatch.chdir(folder)
+    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False, "save_steps": 1}
+    made = methods(Path(), {"plain": {}, "cut": {"edits": [{"truncate": {"keep": 1}}]}}, fit=fit, seeds=[0, 1])
+    whole = run_recipe(made, data=".", output=tmp_path / "here")
+    (notes := tmp_path / "notes").mkdir()
+    monkeypatch.setattr(runner, "_train_in_worker", partial(run_that_dies, str(notes), "film-plain-1", 5))
+    spread = run_recipe(made, data=".", output=tmp_path / "there", ray="auto")
+    assert (spread.table, spread.rows, spread.history) == (whole.table, whole.rows, whole.history)
+    assert (spread.failures, spread.steps) == ([], whole.steps)
+    assert steps(notes) == {"film-cut-0": 6, "film-cut-1": 6, "film-plain-0": 6, "film-plain-1": 7}  # one step twice
+    workers = {pid for path in notes.glob("*.runs") for pid in path.read_text().split()}
+    assert len(workers) > 1
+    assert str(os.getpid()) not in workers
+    best, same = (load(tmp_path / place / "models" / "film")[0].state_dict() for place in ("here", "there"))
+    assert best.keys() == same.keys()
+    assert all(torch.equal(value, same[name]) for name, value in best.items())
+    assert {path.suffix for path in (tmp_path / "there" / "separate").iterdir()} == {".json"}
+    monkeypatch.setattr(runner, "train", None)
+    assert run_recipe(made, data=".", output=tmp_path / "there", resume=True).table == whole.table
+
+
+def test_separate_readers_on_workers_and_without_an_output(folder: Path):
+    made = recipe(folder, {"last": LAST, "more": {**LAST, "learning_rate": 0.1}}, separately=True)
+    whole = run_recipe(made, data=folder)
+    spread = run_recipe(made, data=folder, ray="auto")
+    assert (spread.rows, spread.importances) == (whole.rows, whole.importances)
