@@ -468,7 +468,7 @@ def test_alike_readers_run_as_one_and_give_the_same():
         return seen.count, out
 
     many = made_of(range(8))
-    assert len(many._passes(list(many), grad=False)[0]._streams) == 1
+    assert len(many.passes(many.select(None, "test"), grad=False)[0]._streams) == 1
     base = products(_reading_nothing_wide(model))[0]
     grouped, out = products(many)
     assert grouped - base == stacks(model)["main"].depth
@@ -515,7 +515,7 @@ def test_alike_readers_with_other_cutoffs_still_run_as_one():
         with torch.no_grad():
             reader.fusion.scores.copy_(torch.tensor(scores))
     bank.eval()
-    one = bank._passes(list(bank), grad=False)[0]
+    one = bank.passes(bank.select(None, "test"), grad=False)[0]
     assert [names for names, _ in one._streams] == [["r0", "r1", "r2"]]
     assert [reader.fusion.active_layers() for reader in one.readers.values()] == [(0,), (1, 2), (2,)]
     with torch.no_grad():

@@ -28,7 +28,7 @@ from lamina.heads.token_classification import TokenClassification
 from lamina.layers import stacks
 from lamina.layers.fingerprints import fingerprint
 from lamina.layers.hooks import _open
-from lamina.layers.wrappers import is_compiled
+from lamina.layers.preserve import is_compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated:DeprecationWarning")
 

@@ -22,7 +22,7 @@ import lamina
 from lamina import ReaderBank
 from lamina.errors import ConfigError
 from lamina.layers import stacks
-from lamina.layers.wrappers import uncompiled
+from lamina.layers.preserve import uncompiled
 
 
 def compiled(model: Any) -> Any:

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 import torch
 from torch import Tensor, nn
 
 from lamina.bank import monitoring, watching
 from lamina.bank.generation_states import Over
-from lamina.bank.listening import check_over, internal_pass, listening
-from lamina.bank.reader import BankOutput, ReaderOutput
+from lamina.bank.listening import check_over, listening
+from lamina.bank.reader import BankOutput
 from lamina.bank.reader_collection import ReaderCollection
-from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording, stack_passes
-from lamina.bank.storage import storage
+from lamina.bank.stack_pass import Inputs
 from lamina.bank.watching import Prompts, Step, Watch, Watched
-from lamina.errors import ConfigError
-from lamina.layers.discovery import pick_stack
-from lamina.layers.hooks import StopForward
 from lamina.layers.preserve import evaluating
-from lamina.layers.towers import run_stacks
-from lamina.layers.wrappers import is_compiled, uncompiled
 from lamina.monitors.cascade import AnyMonitor
 
 if TYPE_CHECKING:
@@ -67,159 +62,6 @@ class ReaderBank(ReaderCollection):
             not be saved.
         NotFiniteError: If a weight of the model holds NaN or infinity.
     """
-
-    # One pass
-
-    def forward(
-        self,
-        *,
-        labels: Mapping[str, Tensor] | None = None,
-        readers: Sequence[str] | None = None,
-        main: bool = False,
-        **batch: Any,
-    ) -> BankOutput:
-        """Run the model once on a batch, and return the output of every reader.
-
-        The forward of the model ends after the last layer that a reader needs, unless `main` is set. Gradients are
-        recorded in training mode only, and through the model only with `train_base`.
-
-        Args:
-            labels: Reader name -> labels, in the shape that the head's `loss` requires. Readers without labels get no
-                loss.
-            readers: Names of the readers to run. None: all.
-            main: Run the model to its end and return its own output as `output.main`.
-            **batch: Arguments of the model, such as `input_ids` and `attention_mask`, each `[batch, tokens]`.
-
-        Returns:
-            The outputs by reader name: `output[name].logits` and `.loss`; `output.loss` is the sum of the losses.
-
-        Raises:
-            UnknownNameError: If a name is not in the bank.
-            ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
-                tokens are padding, or the layers or weights of the frozen model were changed under the bank.
-        """
-        labels = {} if labels is None else labels
-        passes, stop = self._start(readers, labels), StopForward()
-        with (
-            attach(passes, batch, None if main else stop),
-            torch.set_grad_enabled(self._grad and self.train_base),
-            self._uncompiled(),
-            self.eval_pass(),
-            internal_pass(),
-        ):
-            wanted = [] if main else [stack_pass.stack for stack_pass in passes]
-            output = run_stacks(self.model, wanted, batch, stop)
-        return self._finish(passes, labels, readers, main=output)
-
-    def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
-        """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
-
-        The forward ends after the last of these layers.
-
-        Args:
-            layers: Stack name -> layers to record.
-            batch: Arguments of the model.
-
-        Returns:
-            Stack name -> layer -> state `[batch, tokens, width]`, the first argument of `read_states`.
-        """
-        wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
-        stop = StopForward()
-        self.check_base("bank", layers)
-        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), self.eval_pass(), internal_pass():
-            run_stacks(self.model, wanted, batch, stop)
-        return states
-
-    def read_states(
-        self,
-        states: Mapping[str, Mapping[int, Tensor]],
-        batch: Inputs,
-        *,
-        readers: Sequence[str] | None = None,
-        labels: Mapping[str, Tensor] | None = None,
-    ) -> BankOutput:
-        """Run readers on recorded states, without running the model.
-
-        Args:
-            states: Stack name -> layer -> state, as `record_states` returned them for this batch.
-            batch: Arguments of the model, with the mask of the states.
-            readers: Names of the readers to run. None: all.
-            labels: Reader name -> labels, as in `forward`.
-
-        Returns:
-            The outputs that `forward` would return, without `main`.
-
-        Raises:
-            UnknownNameError: If a name is not in the bank.
-            ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
-        """
-        labels = {} if labels is None else labels
-        passes = self._start(readers, labels)
-        for stack_pass in passes:
-            recorded = states.get(stack_pass.stack.name, {})
-            stack_pass.begin(batch)
-            for name, reader in stack_pass.readers.items():
-                if reader.config.fusion.needs_block_inputs:
-                    reason = "needs more of the model's pass than its states; call the bank itself"
-                    raise ConfigError(f"bank.read_states: reader '{name}' {reason}.")
-            for layer in stack_pass.layers:
-                if layer not in recorded:
-                    problem = f"there is no state of layer {layer} of the stack '{stack_pass.stack.name}'"
-                    needed = ", ".join(map(str, stack_pass.layers))
-                    raise ConfigError(f"bank.read_states: {problem}; the readers need the layers {needed}.")
-                stack_pass.on_state(layer, recorded[layer])
-        return self._finish(passes, labels, readers)
-
-    @property
-    def _grad(self) -> bool:
-        """Whether readers record gradients: in training mode, unless gradients are disabled in torch."""
-        return torch.is_grad_enabled() and self.training
-
-    def _uncompiled(self) -> AbstractContextManager[None]:
-        """Return a context in which compiled parts of the model are uncompiled: compiled code may skip hooks."""
-        compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
-        return uncompiled() if compiled else nullcontext()
-
-    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check the arguments of a call, and return a new `StackPass` for each stack that its readers need.
-
-        Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run.
-        """
-        names = self._checked_names("bank", readers)
-        if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-            what = "a mapping of readers' names to their labels is needed"
-            raise ConfigError(f"bank: labels are a {type(labels).__name__}; {what}.")
-        self._checked_names("bank", labels)
-        if unread := [name for name in labels if name not in names]:
-            raise ConfigError(f"bank: labels for '{unread[0]}', which is not among `readers`.")
-        if not names:
-            raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
-        for name in names:
-            if self[name].training:
-                self[name].seed_dropout(self.device)
-        return self._passes(names, grad=self._grad)
-
-    def _passes(self, names: Sequence[str], *, grad: bool) -> list[StackPass]:
-        """Return a new `StackPass` for each stack that the named readers need; with `grad` they record gradients."""
-        readers = {name: self[name] for name in names}
-        by_name = self.stacks
-        self.check_base("bank", {reader.stack for reader in readers.values()})
-        return stack_passes(self.model, by_name, readers, grad=grad, processor=self.processor)
-
-    def _finish(
-        self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Sequence[str] | None, main: Any = None
-    ) -> BankOutput:
-        """Run the heads and compute the losses, once the passes have all their states; return the readers' outputs."""
-        outputs: dict[str, ReaderOutput] = {}
-        for stack_pass in passes:
-            outputs |= stack_pass.finish(labels)
-        out = BankOutput({name: outputs[name] for name in (self if readers is None else readers)}, main=main)
-        with torch.set_grad_enabled(self._grad):
-            for name, target in labels.items():
-                out[name].loss = self[name].loss(out[name].logits, target)
-            losses = [output.loss for output in out.readers.values() if output.loss is not None]
-            out.loss = torch.stack(losses).sum() if losses else None
-        return out
 
     # The model's own passes
 
@@ -264,10 +106,10 @@ class ReaderBank(ReaderCollection):
                 `generate`, if it decodes in a way whose states cannot be assigned to the text, and by `outputs[name]`,
                 if that reader read no pass; the message has the reason.
         """
-        names = self._checked_names("bank.listen", readers)
+        chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
         with evaluating(self, *([self.model] if self.train_base else [])):
-            passes = self._passes(names, grad=False)
+            passes = self.passes(chosen, grad=False)
             check_over(self.model, passes, over)
             with listening(self, passes, over) as outputs:
                 yield outputs
@@ -277,7 +119,7 @@ class ReaderBank(ReaderCollection):
     @property
     def monitors(self) -> dict[str, AnyMonitor]:
         """Monitor name -> monitor, for the monitors that are stored and saved with the bank's readers."""
-        return monitoring.stored_monitors(self.modules_by_name())
+        return monitoring.stored_monitors(self.select(None, "bank"))
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
         """Store a monitor with its reader. A stored monitor of the same name is replaced.
@@ -286,11 +128,11 @@ class ReaderBank(ReaderCollection):
             UnknownNameError: If the bank does not have the reader, or the reader does not have the label.
             ConfigError: If the monitor or its reader cannot score a text while it is generated.
         """
-        monitoring.store_monitor(self.modules_by_name(), monitor)
+        monitoring.store_monitor(self.select(None, "bank"), monitor)
 
     def drop_monitor(self, name: str) -> None:
         """Remove a stored monitor; raise UnknownNameError if no monitor has this name."""
-        monitoring.drop_monitor(self.modules_by_name(), name)
+        monitoring.drop_monitor(self.select(None, "bank"), name)
 
     @torch.no_grad()
     def monitor_scores(self, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None = None) -> Tensor:
@@ -485,3 +327,56 @@ class ReaderBank(ReaderCollection):
     def generate_model_card(self, title: str = "bank") -> ModelCard:
         """Return the model card that is saved with the bank, under the given title."""
         return storage().model_card(self, title)
+
+
+MODULE = "lamina.store"
+
+
+class BankStorage(Protocol):
+    """The functions of `lamina.store` that a bank calls; the methods of `ReaderBank` document them.
+
+    Storage has to import the bank, because loading builds one. So the bank cannot import storage: the two would form a
+    circle. The bank knows only these functions and the name of the module that implements them, which is imported on
+    first use, as the rows of a `lamina.registry.Registry` are.
+    """
+
+    def save_bank(
+        self, bank: ReaderBank, folder: str | PathLike[str], *, title: str | None = None, changed_base: bool = False
+    ) -> None:
+        """Write the bank to a folder."""
+        ...
+
+    def load_bank(
+        self,
+        folder: str | PathLike[str],
+        model: PreTrainedModel | None = None,
+        processor: Processor | None = None,
+        *,
+        revision: str | None = None,
+        readers: Sequence[str] | None = None,
+    ) -> ReaderBank:
+        """Return the bank that a folder or a repository on the hub contains."""
+        ...
+
+    def push_bank(
+        self,
+        bank: ReaderBank,
+        repo: str,
+        *,
+        message: str = "Save readers",
+        branch: str | None = None,
+        create_pr: bool = False,
+        private: bool | None = None,
+        token: str | None = None,
+    ) -> str:
+        """Write the bank to a repository on the hub, and return the address of the commit."""
+        ...
+
+    def model_card(self, bank: ReaderBank, title: str) -> ModelCard:
+        """Return the model card of the bank."""
+        ...
+
+
+def storage() -> BankStorage:
+    """Import the module that implements storage, and return it."""
+    return cast("BankStorage", import_module(MODULE))

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from lamina.bank.generation import GenerateCall, Generated, intercept_generate
 from lamina.bank.generation_states import GenerationObserver, GenerationStates, Over, inputs_of
 from lamina.bank.reader import BankOutput
-from lamina.bank.stack_pass import StackPass, past_tokens
+from lamina.bank.stack_pass import StackPass, is_internal, past_tokens
 from lamina.errors import ConfigError, check_known
 from lamina.layers.hooks import ContextHooks, arguments
-from lamina.layers.wrappers import uncompiled
+from lamina.layers.preserve import uncompiled
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -146,7 +146,7 @@ class _Listener:
 
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Begin to read a pass over a stack, unless its readers have an output already."""
-        if _is_internal.get():
+        if is_internal.get():
             own = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
             self._explain(template, own)
             return
@@ -180,7 +180,7 @@ class _Listener:
         The last state of a single pass completes the outputs of its readers.
         """
         key = get_ident(), template
-        if _is_internal.get():
+        if is_internal.get():
             return
         if text := self._texts.get(key):
             text.on_state(layer, state)
@@ -191,7 +191,7 @@ class _Listener:
     def on_end(self, template: StackPass, *_: object) -> None:
         """End a pass over a stack; raise ConfigError if a layer that a reader needs was not computed."""
         key = get_ident(), template
-        if _is_internal.get():
+        if is_internal.get():
             return
         if text := self._texts.get(key):
             text.on_end()
@@ -237,17 +237,6 @@ class _Listener:
 
 
 _listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=())
-_is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
-
-
-@contextmanager
-def internal_pass() -> Iterator[None]:
-    """Mark the forward passes inside the `with` block as a bank's own, which listening readers ignore."""
-    token = _is_internal.set(True)
-    try:
-        yield
-    finally:
-        _is_internal.reset(token)
 
 
 def reads_generated_text(stack_pass: StackPass, model: PreTrainedModel) -> bool:

@@ -8,30 +8,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lamina.bank.listening import internal_pass, reads_generated_text
-from lamina.bank.reader import Info, ReaderModule
+from lamina.bank.listening import reads_generated_text
+from lamina.bank.reader import MONITORS, ReaderModule
 from lamina.bank.stack_pass import Inputs, StackPass, attach, run_heads
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
-from lamina.layers.preserve import evaluating
-from lamina.layers.wrappers import uncompiled
+from lamina.layers.preserve import evaluating, uncompiled
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
 from lamina.monitors.monitor import Monitor
 
 if TYPE_CHECKING:
-    from lamina.bank.bank import ReaderBank
+    from lamina.bank.reader_collection import ReaderCollection
 
 Readers = Mapping[str, ReaderModule]
-KEY = "monitors"  # the key in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again
 
 
 # Storing monitors with their readers
-
-
-def monitor_names(info: Info) -> list[str]:
-    """Return the names of the monitors that are stored with a reader, from its `info`."""
-    return list(info.get(KEY, {}))
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
@@ -40,7 +33,7 @@ def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
     for reader, module in readers.items():
         what = f"the monitors that are saved with reader '{reader}' cannot be read"
         with convert_errors(lambda reason, what=what: ConfigError(f"bank: {what} ({reason}). Calibrate them again.")):
-            for name, fields in module.info.get(KEY, {}).items():
+            for name, fields in module.monitors.items():
                 monitors[name] = (Cascade if "first" in fields else Monitor).from_dict(fields)
     return monitors
 
@@ -51,24 +44,15 @@ def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
     if name in stored_monitors(readers):
         drop_monitor(readers, name)
     info = readers[monitor.reader].info
-    info[KEY] = {**info.get(KEY, {}), name: monitor.to_dict()}
+    info[MONITORS] = {**info.get(MONITORS, {}), name: monitor.to_dict()}
 
 
 def drop_monitor(readers: Readers, name: str) -> None:
     """Remove a stored monitor; raise UnknownNameError if no monitor has this name."""
     check_known("bank.drop_monitor", [name], stored_monitors(readers), "monitor")
     for reader in readers.values():
-        rest = {other: fields for other, fields in reader.info.pop(KEY, {}).items() if other != name}
-        reader.info |= {KEY: rest} if rest else {}
-
-
-def rename_in_monitors(readers: Readers, name: str, to: str) -> None:
-    """Replace the reader name `name` by `to` in all stored monitors."""
-    for reader in readers.values():
-        for fields in reader.info.get(KEY, {}).values():
-            for part in (fields, fields.get("first", {}), fields.get("second", {})):  # the last two in cascades
-                if part.get("reader") == name:
-                    part["reader"] = to
+        rest = {other: fields for other, fields in reader.info.pop(MONITORS, {}).items() if other != name}
+        reader.info |= {MONITORS: rest} if rest else {}
 
 
 # Checks
@@ -121,13 +105,13 @@ def _check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
             )
 
 
-def causal_pass(bank: ReaderBank, op: str, names: Sequence[str]) -> StackPass:
+def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackPass:
     """Return a new `StackPass` with some readers of a bank, over the stack that reads the generated text.
 
     Raises:
         ConfigError: If a reader reads another stack, or a stack whose states depend on later tokens.
     """
-    passes = bank._passes(names, grad=False)
+    passes = bank.passes(bank.select(names, op), grad=False)
     for stack_pass in passes:
         stack, (first, *_) = stack_pass.stack, stack_pass.readers
         what = f"reader '{first}' reads the stack '{stack.name}'"
@@ -143,14 +127,14 @@ def causal_pass(bank: ReaderBank, op: str, names: Sequence[str]) -> StackPass:
 # Scores
 
 
-def monitor_scores(bank: ReaderBank, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None) -> Tensor:
+def monitor_scores(bank: ReaderCollection, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None) -> Tensor:
     """Return the scores `[batch, tokens]` of a monitor for a batch; see `ReaderBank.monitor_scores`."""
     op = "bank.monitor_scores"
-    check_monitors(op, [monitor], {}, bank.modules_by_name())
+    check_monitors(op, [monitor], {}, bank.select(None, op))
     stop = StopForward()
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
         stack_pass = causal_pass(bank, op, monitor.readers)
-        with attach([stack_pass], batch, stop), uncompiled(), bank.eval_pass(), internal_pass():
+        with attach([stack_pass], batch, stop), uncompiled(), bank.eval_pass():
             run_until_stopped(bank.model, batch, stop)
             logits = token_logits(stack_pass)
     real = torch.ones(next(iter(logits.values())).shape[:2], dtype=torch.bool)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 Info = dict[str, Any]  # JSON-ready facts that are saved with a reader or a bank
+# The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
+MONITORS = "monitors"
 
 
 @final
@@ -179,6 +181,18 @@ class ReaderModule(nn.Module):
         """
         mode = self.fusion.training
         self.fusion.train(not mode).train(mode)
+
+    @property
+    def monitors(self) -> Info:
+        """The monitors that are stored with this reader: name -> fields, as `Monitor.to_dict` returns them."""
+        return self.info.get(MONITORS, {})
+
+    def rename_in_monitors(self, name: str, to: str) -> None:
+        """Replace the reader name `name` by `to` in the monitors that are stored with this reader."""
+        for fields in self.monitors.values():
+            for part in (fields, fields.get("first", {}), fields.get("second", {})):  # the last two in cascades
+                if part.get("reader") == name:
+                    part["reader"] = to
 
     def size(self) -> int:
         """Return the number of parameters."""

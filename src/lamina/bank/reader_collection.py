@@ -1,4 +1,4 @@
-"""The readers of a bank as a mapping, and the model that they share."""
+"""The readers of a bank as a mapping, the model that they share, and the passes that serve them all."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from lamina.bank import monitoring
-from lamina.bank.reader import Info, Reader, ReaderModule
+from lamina.bank.reader import BankOutput, Info, Reader, ReaderModule, ReaderOutput
+from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
@@ -19,8 +19,10 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.layers.hooks import StopForward, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
+from lamina.layers.preserve import is_compiled, uncompiled
 from lamina.layers.towers import tower_for
 from lamina.layers.wrappers import unwrapped
 
@@ -33,7 +35,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also 
 
 
 class ReaderCollection(nn.Module):
-    """A model and the readers that were added to it; the base class of `ReaderBank`, which runs them.
+    """A model, the readers that were added to it, and the passes that run both; the base class of `ReaderBank`.
 
     `ReaderBank` documents the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
     """
@@ -212,22 +214,22 @@ class ReaderCollection(nn.Module):
             ConfigError: If `other` has another model, or a monitor of an added reader has the same name as one that
                 stays. Nothing is changed then.
         """
-        names = other._checked_names("bank.update", readers)
+        coming = other.select(readers, "bank.update")
         if other.model is not self.model:
             rule = "both banks must read one model. Load it with ReaderBank.from_pretrained(folder, bank.model)"
             raise ConfigError(f"bank.update: the other bank reads another {type(other.model).__name__}; {rule}.")
-        staying = [self[name].info for name in self if name not in names]
-        present = {monitor for info in staying for monitor in monitoring.monitor_names(info)}
-        for name in names:
-            if both := present.intersection(monitoring.monitor_names(other[name].info)):
+        staying = [reader for name, reader in self.select(None, "bank.update").items() if name not in coming]
+        present = {monitor for reader in staying for monitor in reader.monitors}
+        for name, reader in coming.items():
+            if both := present.intersection(reader.monitors):
                 problem = f"reader '{name}' has a monitor '{both.pop()}', and so does one that stays"
                 raise ConfigError(f"bank.update: {problem}. Drop one of them with bank.drop_monitor.")
-        for name in names:
-            self.readers[_key(name)] = other[name].train(self.training)
+        for name, reader in coming.items():
+            self.readers[_key(name)] = reader.train(self.training)
 
     def remove(self, name: str) -> None:
         """Remove a reader and its monitors; raise UnknownNameError if no reader has this name."""
-        self._checked_names("bank.remove", [name])
+        check_known("bank.remove", [name], self, "reader")
         del self.readers[_key(name)]
 
     def rename(self, name: str, to: str) -> None:
@@ -237,14 +239,14 @@ class ReaderCollection(nn.Module):
             UnknownNameError: If there is no reader `name`.
             ConfigError: If `to` is taken or not allowed as a name.
         """
-        self._checked_names("bank.rename", [name])
+        check_known("bank.rename", [name], self, "reader")
         self._check_new_name("bank.rename", to)
         self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
-        monitoring.rename_in_monitors(self.modules_by_name(), name, to)
+        for reader in self.select(None, "bank.rename").values():
+            reader.rename_in_monitors(name, to)
 
     def __getitem__(self, name: str) -> ReaderModule:
-        self._checked_names("bank", [name])
-        return cast("ReaderModule", self.readers[_key(name)])
+        return self.select([name], "bank")[name]
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and _key(name) in self.readers
@@ -255,15 +257,181 @@ class ReaderCollection(nn.Module):
     def __len__(self) -> int:
         return len(self.readers)
 
-    def modules_by_name(self) -> dict[str, ReaderModule]:
-        """Return reader name -> module, in a new dict."""
-        return {name: self[name] for name in self}
+    def select(self, names: Iterable[str] | None, op: str) -> dict[str, ReaderModule]:
+        """Return name -> module of some readers in a new dict; None: of all readers.
 
-    def _checked_names(self, op: str, names: Iterable[str] | None) -> list[str]:
-        """Return the names as a list (None: all readers); UnknownNameError if the bank does not have one of them."""
-        names = list(self if names is None else names)
-        check_known(op, names, self, "reader")
-        return names
+        Raises:
+            UnknownNameError: If the bank has no reader of a name; `op` begins the message.
+        """
+        readers = {key.removesuffix(_SUFFIX): cast("ReaderModule", module) for key, module in self.readers.items()}
+        if names is None:
+            return readers
+        names = list(names)
+        check_known(op, names, readers, "reader")
+        return {name: readers[name] for name in names}
+
+    # Passes
+
+    def forward(
+        self,
+        *,
+        labels: Mapping[str, Tensor] | None = None,
+        readers: Sequence[str] | None = None,
+        main: bool = False,
+        **batch: Any,
+    ) -> BankOutput:
+        """Run the model once on a batch, and return the output of every reader.
+
+        The forward of the model ends after the last layer that a reader needs, unless `main` is set. Gradients are
+        recorded in training mode only, and through the model only with `train_base`.
+
+        Args:
+            labels: Reader name -> labels, in the shape that the head's `loss` requires. Readers without labels get no
+                loss.
+            readers: Names of the readers to run. None: all.
+            main: Run the model to its end and return its own output as `output.main`.
+            **batch: Arguments of the model, such as `input_ids` and `attention_mask`, each `[batch, tokens]`.
+
+        Returns:
+            The outputs by reader name: `output[name].logits` and `.loss`; `output.loss` is the sum of the losses.
+
+        Raises:
+            UnknownNameError: If a name is not in the bank.
+            ConfigError: If there is no reader to run, the labels do not fit, the attention mask does not say which
+                tokens are padding, or the layers or weights of the frozen model were changed under the bank.
+        """
+        labels, stop = {} if labels is None else labels, StopForward()
+        passes = self._start(readers, labels)
+        with (
+            attach(passes, batch, None if main else stop),
+            torch.set_grad_enabled(self._grad and self.train_base),
+            self._uncompiled(),
+            self.eval_pass(),
+        ):
+            wanted = [] if main else [stack_pass.stack for stack_pass in passes]
+            output = run_stacks(self.model, wanted, batch, stop)
+        return self._finish(passes, labels, readers, main=output)
+
+    def record_states(self, layers: Mapping[str, Sequence[int]], batch: Inputs) -> States:
+        """Run the model on a batch, without gradients and readers, and return the states of chosen layers.
+
+        The forward ends after the last of these layers.
+
+        Args:
+            layers: Stack name -> layers to record.
+            batch: Arguments of the model.
+
+        Returns:
+            Stack name -> layer -> state `[batch, tokens, width]`, the first argument of `read_states`.
+        """
+        wanted = {pick_stack(self.stacks, name, op="bank"): chosen for name, chosen in layers.items()}
+        stop = StopForward()
+        self.check_base("bank", layers)
+        with recording(wanted, stop) as states, torch.no_grad(), self._uncompiled(), self.eval_pass():
+            run_stacks(self.model, list(wanted), batch, stop)
+        return states
+
+    def read_states(
+        self,
+        states: Mapping[str, Mapping[int, Tensor]],
+        batch: Inputs,
+        *,
+        readers: Sequence[str] | None = None,
+        labels: Mapping[str, Tensor] | None = None,
+    ) -> BankOutput:
+        """Run readers on recorded states, without running the model.
+
+        Args:
+            states: Stack name -> layer -> state, as `record_states` returned them for this batch.
+            batch: Arguments of the model, with the mask of the states.
+            readers: Names of the readers to run. None: all.
+            labels: Reader name -> labels, as in `forward`.
+
+        Returns:
+            The outputs that `forward` would return, without `main`.
+
+        Raises:
+            UnknownNameError: If a name is not in the bank.
+            ConfigError: If a layer is missing, or a reader needs more of the model's pass than its states.
+        """
+        labels = {} if labels is None else labels
+        passes = self._start(readers, labels)
+        for stack_pass in passes:
+            recorded = states.get(stack_pass.stack.name, {})
+            stack_pass.begin(batch)
+            for name, reader in stack_pass.readers.items():
+                if reader.config.fusion.needs_block_inputs:
+                    reason = "needs more of the model's pass than its states; call the bank itself"
+                    raise ConfigError(f"bank.read_states: reader '{name}' {reason}.")
+            for layer in stack_pass.layers:
+                if layer not in recorded:
+                    problem = f"there is no state of layer {layer} of the stack '{stack_pass.stack.name}'"
+                    needed = ", ".join(map(str, stack_pass.layers))
+                    raise ConfigError(f"bank.read_states: {problem}; the readers need the layers {needed}.")
+                stack_pass.on_state(layer, recorded[layer])
+        return self._finish(passes, labels, readers)
+
+    @property
+    def _grad(self) -> bool:
+        """Whether readers record gradients: in training mode, unless gradients are disabled in torch."""
+        return torch.is_grad_enabled() and self.training
+
+    def _uncompiled(self) -> AbstractContextManager[None]:
+        """Return a context in which compiled parts of the model are uncompiled: compiled code may skip hooks."""
+        compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
+        return uncompiled() if compiled else nullcontext()
+
+    def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
+        """Check the arguments of a call, and return a new `StackPass` for each stack that its readers need.
+
+        Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run.
+        """
+        if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            what = "a mapping of readers' names to their labels is needed"
+            raise ConfigError(f"bank: labels are a {type(labels).__name__}; {what}.")
+        chosen = self.select(readers, "bank")
+        for name in labels:
+            if name not in chosen:
+                check_known("bank", [name], self, "reader")
+                raise ConfigError(f"bank: labels for '{name}', which is not among `readers`.")
+        if not chosen:
+            raise ConfigError("bank: there is no reader to run. Call bank.add(name, Reader(...)) first.")
+        for reader in chosen.values():
+            if reader.training:
+                reader.seed_dropout(self.device)
+        return self.passes(chosen, grad=self._grad)
+
+    def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool) -> list[StackPass]:
+        """Return a new `StackPass` for each stack that these readers of the bank read.
+
+        Args:
+            readers: Reader name -> module, from `select`.
+            grad: Whether the readers' computations keep gradients.
+        """
+        passes: list[StackPass] = []
+        by_name = self.stacks
+        self.check_base("bank", {reader.stack for reader in readers.values()})
+        for stack in by_name.values():
+            if members := {name: reader for name, reader in readers.items() if reader.stack == stack.name}:
+                passes.append(StackPass(self.model, stack, members, grad=grad, processor=self.processor))
+        return passes
+
+    def _finish(
+        self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Iterable[str] | None, main: Any = None
+    ) -> BankOutput:
+        """Run the heads and compute the losses, once the passes have all their states; return the readers' outputs."""
+        outputs: dict[str, ReaderOutput] = {}
+        for stack_pass in passes:
+            outputs |= stack_pass.finish(labels)
+        if len(passes) > 1:
+            outputs = {name: outputs[name] for name in (self if readers is None else readers)}
+        out = BankOutput(outputs, main=main)
+        if labels:
+            with torch.set_grad_enabled(self._grad):
+                for name, target in labels.items():
+                    out[name].loss = self[name].loss(out[name].logits, target)
+                out.loss = torch.stack([output.loss for output in outputs.values() if output.loss is not None]).sum()
+        return out
 
     # Modes and devices
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -17,8 +18,7 @@ from lamina.bank.segments import segments_of, separators_of
 from lamina.errors import ConfigError
 from lamina.fusion.base import LayerView, Stream, require_fed
 from lamina.layers import LayerStack, Site, at_site, select
-from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, watch
-from lamina.layers.towers import tower_inputs
+from lamina.layers.hooks import OnStart, OnState, arguments, token_mask, tower_inputs, watch_selected
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 States = dict[str, dict[int, Tensor]]  # stack -> layer -> [batch, tokens, width]
 Inputs = Mapping[str, object]  # keyword arguments of a call of the model: tensors, caches and flags
+# Whether a bank runs the model itself. Such a pass is no part of the main job, so no listening reader reads it.
+is_internal: ContextVar[bool] = ContextVar("is_internal", default=False)
 
 
 class StackPass:
@@ -65,23 +67,27 @@ class StackPass:
         self._ids: Tensor | None = None  # token ids [batch, tokens], only if a reader compares two texts
         self._real: Tensor | None = None  # True at real tokens; known from the first state on
         self._segments: Tensor | None = None  # segment ids [batch, tokens]; as `_ids`, and from the first state on
-        groups: dict[object, list[str]] = defaultdict(list)
+        self._compares = False  # whether a reader compares two texts
+        groups: dict[object, list[str]] = {}
         for name, reader in readers.items():
-            group = reader.fusion.group()
-            groups[name if group is None else (type(reader.fusion), reader.layers, group)].append(name)
+            self._compares |= reader.config.fusion.reads_pairs
+            group = reader.fusion.group() if len(readers) > 1 else None  # a single reader is computed alone
+            key = name if group is None else (type(reader.fusion), reader.layers, group)
+            groups.setdefault(key, []).append(name)
         self._streams: list[tuple[list[str], Stream]] = []
         # layer -> site in the block -> the streams that read there, each with the layer's index among its own layers
-        self._routes: dict[int, dict[Site, list[tuple[Stream, int]]]] = defaultdict(lambda: defaultdict(list))
+        self._routes: dict[int, dict[Site, list[tuple[Stream, int]]]] = {}
+        self._sites: dict[Site, LayerStack] = {}  # site inside the blocks -> the stack as it is read there
         for names in groups.values():
             fusions = [readers[name].fusion for name in names]
             with torch.set_grad_enabled(grad):
                 stream = fusions[0].stream(fusions)
             self._streams.append((names, stream))
-            layers = readers[names[0]].layers
-            for index in sorted({index for fusion in fusions for index in fusion.active_layers()}):
-                self._routes[layers[index]][fusions[0].config.site].append((stream, index))
-        sites: set[Site] = {site for routes in self._routes.values() for site in routes if site != "output"}
-        self._sites: dict[Site, LayerStack] = {site: at_site(model, stack, site) for site in sites}
+            layers, site = readers[names[0]].layers, fusions[0].config.site
+            if site != "output" and site not in self._sites:
+                self._sites[site] = at_site(model, stack, site)
+            for index in {index for fusion in fusions for index in fusion.active_layers()}:
+                self._routes.setdefault(layers[index], {}).setdefault(site, []).append((stream, index))
         self.layers = sorted(self._routes)
         self._layers_seen: list[int] = []
         self._inside: dict[tuple[Site, int], Tensor] = {}  # states from within the block that runs now
@@ -104,7 +110,8 @@ class StackPass:
         Raises:
             ConfigError: If the mask does not say which tokens are padding, or a reader of pairs gets no token ids.
         """
-        batch = tower_inputs(self.stack, batch)
+        if self.stack.tower is not None:
+            batch = tower_inputs(self.stack.tower, batch)
         self.mask = token_mask(self.stack, batch, args, kwargs)
         named = arguments(self.stack.scope, args, kwargs or {})
         if self.mask is not None and self.stack.name != "encoder":  # the mask covers the cached tokens too
@@ -112,7 +119,7 @@ class StackPass:
         key = "decoder_input_ids" if self.stack.name == "decoder" else "input_ids"
         ids = batch.get(key, named.get("input_ids"))
         if isinstance(ids, Tensor):
-            self._ids = ids if any(reader.config.fusion.reads_pairs for reader in self.readers.values()) else None
+            self._ids = ids if self._compares else None
         else:
             refuse_pairs(self.readers, key)
 
@@ -125,11 +132,12 @@ class StackPass:
         """
         with ExitStack() as hooks:
             for reader in self.readers.values():
-                hooks.enter_context(reader.fusion.block_inputs(self.stack))
+                if reader.config.fusion.needs_block_inputs:
+                    hooks.enter_context(reader.fusion.block_inputs(self.stack))
             for site, stack in self._sites.items():
                 layers = [layer for layer, routes in self._routes.items() if site in routes]
-                hooks.enter_context(watch(stack, layers, partial(self._on_inner_state, site)))
-            hooks.enter_context(watch(self.stack, self.layers, on_state, on_start))
+                hooks.enter_context(watch_selected(stack, layers, partial(self._on_inner_state, site)))
+            hooks.enter_context(watch_selected(self.stack, self.layers, on_state, on_start))
             yield
 
     def _on_inner_state(self, site: Site, layer: int, state: Tensor) -> None:
@@ -182,23 +190,6 @@ class StackPass:
         return run_heads(self.readers, features, require_fed(self._real), labels or {}, grad=self._grad)
 
 
-def stack_passes(
-    model: PreTrainedModel,
-    stacks: Mapping[str, LayerStack],
-    readers: Mapping[str, ReaderModule],
-    *,
-    grad: bool,
-    processor: Processor | None,
-) -> list[StackPass]:
-    """Return one `StackPass` for each of the model's stacks that a reader reads, with the readers of that stack."""
-    passes: list[StackPass] = []
-    for stack in stacks.values():
-        members = {name: reader for name, reader in readers.items() if reader.stack == stack.name}
-        if members:
-            passes.append(StackPass(model, stack, members, grad=grad, processor=processor))
-    return passes
-
-
 def past_tokens(inputs: Inputs) -> int:
     """Return the number of tokens in the key-value cache among the arguments of a call; 0 without a cache."""
     length = getattr(inputs.get("past_key_values"), "get_seq_length", int)
@@ -235,10 +226,17 @@ def run_heads(
         grad: Whether to record gradients.
         together: Batch equal heads on a CPU too, which is faster for few tokens.
     """
-    features = {name: _first_if_equal(readers[name], part) for name, part in features.items()}
-    logits: dict[str, Tensor] = {}
+    # A fusion that pools the sequence returns one vector per text, expanded over the tokens: its stride there is 0.
+    # A head that reads the first token only then gets no others.
+    features = {
+        name: part[:, :1] if part.stride(1) == 0 and readers[name].head.reads_first else part
+        for name, part in features.items()
+    }
+    groups, logits = [[*features]], dict[str, Tensor]()
+    if len(features) > 1:
+        groups = _head_groups(readers, features, together=together or grad or real.is_cuda)
     with torch.set_grad_enabled(grad):
-        for names in _head_groups(readers, features, together=together or grad or real.is_cuda):
+        for names in groups:
             first, heads = names[0], [readers[name].head for name in names]
             mask = real if features[first].shape[1] == real.shape[1] else real.new_ones(real.shape[0], 1)
             if len(heads) == 1:
@@ -247,14 +245,6 @@ def run_heads(
                 stacked = _stacked([features[name] for name in names])
                 logits |= zip(names, heads[0].forward_many(heads, stacked, mask), strict=True)
     return {name: ReaderOutput(logits[name], real) for name in readers}
-
-
-def _first_if_equal(reader: ReaderModule, features: Float[Tensor, "batch tokens dim"]) -> Tensor:
-    """Return the features of the first token only, if the reader's head reads no others and all tokens share them.
-
-    A fusion that pools the sequence returns one vector per text, expanded over the tokens: its stride there is 0.
-    """
-    return features[:, :1] if reader.head.reads_first and features.stride(1) == 0 else features
 
 
 def _head_groups(
@@ -283,13 +273,15 @@ def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim
 
 @contextmanager
 def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | None = None) -> Iterator[None]:
-    """Feed the passes from the model's forward, which the caller starts inside the `with` block.
+    """Feed passes over several stacks from the forward of the model that the caller runs within the context.
+
+    The forward counts as the bank's own (`is_internal`): no listening reader reads it.
 
     Args:
         passes: One pass per stack.
-        batch: Keyword arguments with which the caller calls the model.
-        stop: Raised from a hook once every pass has its last layer, to end the forward early. None: the model is
-            computed to its end.
+        batch: Keyword arguments with which the caller runs the model.
+        stop: Raised from a hook once every pass has its last layer, to end the forward early; None: it runs to its
+            end.
     """
     unfinished = len(passes)
 
@@ -300,28 +292,26 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
             if unfinished == 0 and stop is not None:
                 raise stop
 
-    def on_start(stack_pass: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        stack_pass.begin(batch, args, kwargs)
-
     with ExitStack() as hooks:
+        hooks.callback(is_internal.reset, is_internal.set(True))
         for stack_pass in passes:
-            hooks.enter_context(stack_pass.hooked(partial(on_state, stack_pass), partial(on_start, stack_pass)))
+            hooks.enter_context(stack_pass.hooked(partial(on_state, stack_pass), partial(stack_pass.begin, batch)))
         yield
 
 
 @contextmanager
 def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -> Iterator[States]:
-    """Record the states of chosen layers from the model's forward, which the caller starts inside the `with` block.
+    """Record the states of chosen layers from the forward, one of the bank's own, that the caller runs in the context.
 
     Args:
         layers: Stack -> the layers to record.
         stop: Raised from a hook after the last of these layers, to end the forward early.
 
     Yields:
-        Stack name -> layer -> state, filled while the model is called.
+        Stack name -> layer -> state, filled while the model runs.
 
     Raises:
-        ConfigError: At the end of the `with` block, if a layer is missing or came out of order.
+        ConfigError: At the end of the context, if a layer did not run in its turn.
     """
     wanted = [(stack, select(list(chosen), stack.layers, op="bank.record_states")) for stack, chosen in layers.items()]
     states: States = {stack.name: {} for stack, _ in wanted}
@@ -332,8 +322,9 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
             raise stop
 
     with ExitStack() as hooks:
+        hooks.callback(is_internal.reset, is_internal.set(True))
         for stack, chosen in wanted:
-            hooks.enter_context(watch(stack, chosen, partial(on_state, stack.name)))
+            hooks.enter_context(watch_selected(stack, chosen, partial(on_state, stack.name)))
         yield states
     for stack, chosen in wanted:
         check_layer_order("bank.record_states", stack, chosen, list(states[stack.name]))

@@ -18,7 +18,7 @@ from transformers import StoppingCriteria
 from lamina.bank.generation import GenerateCall
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
-from lamina.bank.monitoring import causal_pass, check_monitors, read_tokens
+from lamina.bank.monitoring import causal_pass, check_monitors, read_tokens, stored_monitors
 from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
@@ -29,7 +29,7 @@ from lamina.utils import check_range
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
-    from lamina.bank.bank import ReaderBank
+    from lamina.bank.reader_collection import ReaderCollection
 
 Watched = Literal["output", "both"]
 Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, token ids, or texts
@@ -305,7 +305,7 @@ def _token_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
 
 @contextmanager
 def watch(
-    bank: ReaderBank,
+    bank: ReaderCollection,
     monitors: Sequence[AnyMonitor | str] | None,
     over: str,
     *,
@@ -315,7 +315,8 @@ def watch(
 ) -> Iterator[Watch]:
     """Run monitors on the calls of `generate` within the context; see `ReaderBank.watch`."""
     op = "bank.watch"
-    chosen = check_monitors(op, monitors, bank.monitors, bank.modules_by_name())
+    readers = bank.select(None, op)
+    chosen = check_monitors(op, monitors, stored_monitors(readers), readers)
     check_range(op, "every", every, 1)
     check_known(op, [over], get_args(Watched), "over")
     stop = (stop,) if isinstance(stop, str) else stop
@@ -331,7 +332,7 @@ def watch(
 
 
 def stream(
-    bank: ReaderBank,
+    bank: ReaderCollection,
     model: nn.Module,
     inputs: Prompts,
     new_watch: Callable[..., AbstractContextManager[Watch]],
@@ -367,7 +368,7 @@ def stream(
     return _in_thread(write, bank.device.type)
 
 
-def _encode_prompts(bank: ReaderBank, inputs: Prompts) -> dict[str, object]:
+def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
     """Return the arguments of `generate` for prompts: texts are tokenized, and padded on the left for a decoder."""
     if isinstance(inputs, Mapping):
         return dict(inputs)

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lamina.errors import ConfigError
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
-from lamina.fusion.dropout import draw, drop, dropout
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, dropout, require_fed
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+Generators = Sequence[torch.Generator | None]  # source of dropout's random numbers of each of several readers
+_LEVELS = 1 << 16  # 16 random bits per element: drawing them takes a quarter of the time of `bernoulli_`
 
 
 class FusionConfig:
@@ -65,24 +69,30 @@ class FusionConfig:
         return self.build(layers, stack.width)
 
 
+@dataclass(eq=False)
 class LayerView:
-    """The hidden state of one layer, with derived values that several fusions share; each is computed at most once.
+    """The hidden state of one layer, with derived values that several fusions share and that are computed once.
 
-    Args:
+    Attributes:
         state: The hidden state.
-        mask: True at tokens, False at padding.
-        segments: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: all tokens belong
-            to the first text.
+        mask: True at real tokens, False at padding.
+        segment_ids: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every real
+            token belongs to the first text.
     """
 
-    def __init__(
-        self,
-        state: Float[Tensor, "batch tokens width"],
-        mask: Bool[Tensor, "batch tokens"],
-        segments: Int[Tensor, "batch tokens"] | None = None,
-    ) -> None:
-        self.state, self.mask = state, mask
-        self.segments = mask.int() if segments is None else segments
+    state: Float[Tensor, "batch tokens width"]
+    mask: Bool[Tensor, "batch tokens"]
+    segment_ids: Int[Tensor, "batch tokens"] | None = None
+
+    @classmethod
+    def of_text(cls, state: Float[Tensor, "1 tokens width"]) -> Self:
+        """Return the view of a state of one text without padding."""
+        return cls(state, torch.ones(state.shape[:2], dtype=torch.bool, device=state.device))
+
+    @cached_property
+    def segments(self) -> Int[Tensor, "batch tokens"]:
+        """Return `segment_ids`, or 1 at every real token if there are none."""
+        return self.mask.int() if self.segment_ids is None else self.segment_ids
 
     @cached_property
     def gelu(self) -> Float[Tensor, "batch tokens width"]:
@@ -123,6 +133,40 @@ def _best_matches(
     least = best.masked_fill(~side, 1).amin(1)
     variance = ((best - mean.unsqueeze(1)).square() * side).sum(1) / count
     return [mean, least, (variance + 1e-6).sqrt()]
+
+
+def dropout(values: Tensor, p: float, generators: Generators, *, axis: int = 0) -> Tensor:
+    """Return `values` after dropout; slice i along `axis` belongs to one reader and uses its own generator.
+
+    Args:
+        values: The values of several readers, one slice each.
+        p: Probability with which an element is set to 0; with 0, `values` is returned as it is.
+        generators: One generator per reader. None: torch's global generator.
+        axis: The axis along which the readers are.
+    """
+    return values if p == 0 else drop(values, p, draw(values.shape, generators, values.device, axis=axis))
+
+
+def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axis: int = 0) -> Tensor:
+    """Return uniform 16-bit integers of a shape; slice i along `axis` comes from `generators[i]`."""
+    slice_shape = torch.Size((*shape[:axis], *shape[axis + 1 :]))
+    count, bits = slice_shape.numel(), []
+    for generator in generators:
+        words = torch.empty(-(-count // 4), dtype=torch.int64, device=device)  # 4 integers per word, rounded up
+        words.random_(-(1 << 63), None, generator=generator)
+        bits.append(words.view(torch.int16)[:count].view(slice_shape))
+    return torch.stack(bits, dim=axis)
+
+
+def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
+    """Return `values` with elements set to 0 where `bits`, from `draw`, say so, and the others scaled up.
+
+    An element is set to 0 with probability `p`, rounded to a multiple of 1 / 65,536.
+    """
+    level = min(round(p * _LEVELS), _LEVELS - 1)
+    keep = torch.empty(values.shape, dtype=values.dtype, device=values.device)
+    torch.ge(bits, level - _LEVELS // 2, out=keep)  # writes ones and zeros: no conversion
+    return values * keep.mul_(_LEVELS / (_LEVELS - level))
 
 
 class Stream(ABC):
@@ -222,6 +266,24 @@ class Fusion(nn.Module, ABC):
             Whether parameters were reset. Optimizer state, schedule and best epoch are then reset too.
         """
         return False
+
+    def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"] | None:
+        """Return how much each layer adds to the features of each token of one text, without padding.
+
+        None: the fusion has no such amounts. A weighted sum of states gives the norm of each summand.
+        `lamina.studies.contributions` says what is measured for which fusion.
+
+        Args:
+            states: The state of each layer that the fusion reads, in order.
+        """
+        rows: list[Tensor] = []
+        for index, state in enumerate(states):
+            stream, view = self.stream([self]), LayerView.of_text(state)
+            if not isinstance(stream, WeightedSum):
+                return None
+            stream.step(index, view)
+            rows.append(stream.finish(view.mask)[0][0].float().norm(dim=-1))
+        return torch.stack(rows)
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
         """Return a context manager that records with which arguments the model calls the blocks of `stack`.
@@ -336,6 +398,17 @@ class InputWeighted(Fusion):
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
         with self._counting:
             self.amounts = self.amounts.to(seen) + seen
+
+    def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"]:
+        """Return the size of the weight that each layer gets at each token.
+
+        A copy of the fusion computes the weights, so that `amounts` does not change.
+        """
+        seen: list[Tensor] = []
+        twin = copy(self)
+        twin.observe = lambda weights, mask: seen.append(weights.detach())  # noqa: ARG005  the name is part of the call
+        twin(torch.stack(list(states)))
+        return seen[0][:, 0].float().abs()
 
     def train(self, mode: bool = True) -> Self:
         """Set training or eval mode, as in torch. If the mode changes, `amounts` is set to 0."""

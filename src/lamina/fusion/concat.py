@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
 from lamina.layers.selectors import Selector
@@ -84,3 +85,8 @@ class ConcatFusion(Fusion, config=Concat):
         bound = 1 / math.sqrt(layers * width)
         self.projection = nn.Parameter(torch.empty(layers, self.dim, width).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.empty(self.dim).uniform_(-bound, bound)) if config.bias else None
+
+    def contributions(self, states: Sequence[Tensor]) -> Tensor:
+        """Return the norm of what each layer's map makes of its state, at each token."""
+        maps = zip(states, self.projection, strict=True)
+        return torch.stack([F.linear(state[0].to(weight.dtype), weight).float().norm(dim=-1) for state, weight in maps])

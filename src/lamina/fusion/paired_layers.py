@@ -15,7 +15,7 @@ from lamina.fusion.base import LayerView
 from lamina.fusion.pooled_layers import PooledTokens, PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
 
 _MATCHES = 8  # size of `LayerView.matches`
 
@@ -64,9 +64,10 @@ class _PairedStream(PoolingStream):
         self._matching = torch.stack([member.matching for member in members], dim=1).unbind(0)
         self._matched: Tensor = torch.stack([member.bias for member in members])
 
-    def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
-        """Return three masks: the tokens of both texts, of the first text, and of the second."""
-        return [view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask]
+    def parts(self, view: LayerView) -> Sequence[PooledTokens]:
+        """Return three sets: the tokens of both texts, of the first and of the second."""
+        masks = (view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask)
+        return list(map(PooledTokens.from_mask, masks))
 
     def pooled(
         self,

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, check_known
-from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_fed
-from lamina.fusion.dropout import draw, drop
+from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, require_fed
 from lamina.layers.selectors import Selector
 from lamina.utils import check_range
 
@@ -111,8 +110,8 @@ class PoolingStream(Stream):
         self._total: Tensor | None = None
 
     @abstractmethod
-    def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
-        """Return one mask per set of tokens to pool; the masks serve for all layers."""
+    def parts(self, view: LayerView) -> Sequence[PooledTokens]:
+        """Return the sets of tokens that are pooled; the result is used for all layers."""
 
     def pooled(
         self,
@@ -125,7 +124,7 @@ class PoolingStream(Stream):
 
     def step(self, index: int, view: LayerView) -> None:
         """Pool the tokens of one layer. If enough layers are collected, project them."""
-        self._parts = self._parts or [PooledTokens.from_mask(mask) for mask in self.masks(view)]
+        self._parts = self._parts or self.parts(view)
         queries = self._queries[index]
         pooled = self.pooled(view.normed.to(queries.dtype), queries, self._parts)
         self._waiting.append(pooled.unflatten(0, (len(self._members), -1)).transpose(1, 2).flatten(2))
@@ -183,7 +182,7 @@ class PoolingFusion(Fusion):
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # the initialisation of nn.Linear
 
     def group(self) -> Hashable:
-        """Return the key of fusions that are computed together: same parameter shapes, settings, device and mode."""
+        """Return a key; fusions with equal keys (parameter shapes, settings, device and mode) are computed together."""
         return (super().group(), self.training, self.config.dropout, self.config.heads, self.config.queries)
 
     def importance(self) -> Float[Tensor, " layers"]:
@@ -239,12 +238,13 @@ class PooledLayers(PoolingConfig):
 class _PooledStream(PoolingStream):
     """The stream of PooledLayers: it pools one set of tokens."""
 
-    def masks(self, view: LayerView) -> Sequence[Bool[Tensor, "batch tokens"]]:
-        """Return one mask: the tokens of both texts, or those of the second text, as the config says."""
-        if self._config.over == "all":
-            return [view.mask]
-        second = (view.segments == 2) & view.mask
-        return [second | (view.mask & ~second.any(1, keepdim=True))]
+    def parts(self, view: LayerView) -> Sequence[PooledTokens]:
+        """Return one set: all real tokens, or those of the second text, as the config says."""
+        mask = view.mask
+        if self._config.over == "second":
+            second = (view.segments == 2) & mask
+            mask = second | (mask & ~second.any(1, keepdim=True))
+        return [PooledTokens.from_mask(mask)]
 
 
 @final
@@ -264,3 +264,17 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
     def group(self) -> Hashable:
         """Return a key; fusions with equal keys are computed together and pool the same tokens."""
         return (super().group(), self.config.over)
+
+    def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
+        """Return the share of each layer, divided among the tokens as the layer's queries attend to them.
+
+        None if only the second of two texts is pooled: a single text does not show which tokens that would be.
+        """
+        if self.config.reads_pairs:
+            return None
+        rows: list[Tensor] = []
+        for index, state in enumerate(states):
+            view, queries = LayerView.of_text(state), self.queries[index].unsqueeze(0)
+            (shares,) = token_shares(view.normed.to(queries.dtype), queries, [PooledTokens.from_mask(view.mask)])
+            rows.append(self.importance()[index].float() * shares[0, 0].float().mean(0))
+        return torch.stack(rows)

@@ -13,27 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lamina.fusion.dropout import Generators, dropout
-from lamina.heads.base import PassThrough, check_attention_heads
+from lamina.fusion.base import Generators, dropout
+from lamina.heads.base import check_attention_heads, linear
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
-
-
-def linear(
-    maps: Sequence[nn.Linear | PassThrough], features: Float[Tensor, "heads *rows dim"]
-) -> Float[Tensor, "heads *rows out"]:
-    """Apply linear map i to `features[i]`, for all heads in one operation."""
-    return affine([module.weight for module in maps], [module.bias for module in maps], features)
-
-
-def affine(weights: Sequence[Tensor], biases: Sequence[Tensor], features: Tensor) -> Tensor:
-    """Return `features[i] @ weights[i].T + biases[i]` for all i, computed in one operation."""
-    if len(weights) == 1:
-        return F.linear(features, weights[0], biases[0])
-    rows = features.flatten(1, -2) if features.ndim > 2 else features.unsqueeze(1)
-    mapped = torch.baddbmm(torch.stack(list(biases)).unsqueeze(1), rows, torch.stack(list(weights)).mT)
-    return mapped.view(*features.shape[:-1], mapped.shape[-1])
 
 
 def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows dim"]:
@@ -86,7 +70,7 @@ def attend(
         generators: Each member's generator for dropout. None: torch's global generator.
     """
     first = members[0]
-    mixed = affine([member.weight for member in members], [member.bias for member in members], features)
+    mixed = linear(members, features)
     query, key, value = mixed.unflatten(-1, (3, first.heads, -1)).permute(3, 0, 4, 1, 2, 5).unbind(0)
     # [batch, members * attention heads, tokens, size]: the kernel sees members as more attention heads
     query, key, value = (part.permute(2, 0, 1, 3, 4).flatten(1, 2) for part in (query, key, value))

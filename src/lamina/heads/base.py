@@ -191,6 +191,31 @@ class PassThrough(nn.Module):
         self.register_buffer("bias", torch.zeros(labels), persistent=False)
 
 
+@runtime_checkable
+class AffineMap(Protocol):
+    """A module with the weight and bias of an affine map, such as `nn.Linear`."""
+
+    @property
+    def weight(self) -> Tensor:
+        """Weight `[out, dim]`."""
+        ...
+
+    @property
+    def bias(self) -> Tensor:
+        """Bias `[out]`."""
+        ...
+
+
+def linear(maps: Sequence[AffineMap], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
+    """Apply affine map i to `features[i]`, for all heads in one operation."""
+    if len(maps) == 1:
+        return F.linear(features, maps[0].weight, maps[0].bias)
+    rows = features.flatten(1, -2) if features.ndim > 2 else features.unsqueeze(1)
+    weights, biases = torch.stack([part.weight for part in maps]), torch.stack([part.bias for part in maps])
+    mapped = torch.baddbmm(biases.unsqueeze(1), rows, weights.mT)
+    return mapped.view(*features.shape[:-1], mapped.shape[-1])
+
+
 class LabelHead(Head):
     """Base class of heads that end with a linear map to one logit per label.
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.fusion.dropout import dropout
+from lamina.fusion.base import dropout
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
-from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode, linear
-from lamina.heads.base import HeadConfig, LabelHead, ProblemType, check_class_weights, label_names
+from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode
+from lamina.heads.base import HeadConfig, LabelHead, ProblemType, check_class_weights, label_names, linear
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from torch import nn
 
+from lamina.fusion.base import dropout
 from lamina.fusion.concat import Concat
-from lamina.fusion.dropout import dropout
-from lamina.heads.attention import EncoderLayer, encode, linear
-from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, label_names
+from lamina.heads.attention import EncoderLayer, encode
+from lamina.heads.base import HeadConfig, LabelHead, check_class_weights, label_names, linear
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

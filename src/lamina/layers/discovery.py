@@ -19,14 +19,14 @@ from lamina.layers.call_trace import Event, Trace, trace_calls
 from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.hooks import watch
 from lamina.layers.matching import find_blocks, find_run, find_scope, rank_places
-from lamina.layers.preserve import preserve_model
+from lamina.layers.preserve import preserve_model, uncompiled
 from lamina.layers.probe_input import NoInputError, Probe, probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.towers import towers_of
-from lamina.layers.wrappers import is_bitsandbytes, uncompiled, unwrapped
+from lamina.layers.wrappers import is_bitsandbytes, unwrapped
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different, so that no other axis has that size
 _CLOSE = 1e-2  # relative tolerance: some kernels of accelerators sum in another order each time

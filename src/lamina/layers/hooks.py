@@ -1,4 +1,4 @@
-"""Hooks on a model: receive each layer's state as it is computed, stop the forward early, find the attention mask."""
+"""Hooks on a running model: receive each layer's state as it is computed, stop the run early, find the mask."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from threading import get_ident
 from types import MethodType, TracebackType
 from typing import Any, TypeGuard, cast, final
@@ -15,13 +16,13 @@ from torch import Tensor, nn
 
 from lamina.errors import ConfigError
 from lamina.layers.selectors import select
-from lamina.layers.stack import LayerStack, Side, TapPoint, swapped
+from lamina.layers.stack import LayerStack, Side, TapPoint
 
 # called with a layer and its state `[batch, tokens, width]`
 OnState = Callable[[int, Tensor], None]
 # called with the positional and keyword arguments of the module at which a pass begins
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
-_open: ContextVar[tuple[object, ...]] = ContextVar("open", default=())
+_open: ContextVar[frozenset[object]] = ContextVar("open", default=frozenset())  # the contexts whose hooks act
 
 
 @final
@@ -35,14 +36,14 @@ class ContextHooks(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self._closed = False
-        _open.set((*_open.get(), self))
+        _open.set(_open.get() | {self})
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]  it never swallows an error
         # set first: torch may still call a hook that this thread is removing, and then without its keyword arguments
         self._closed = True
-        _open.set(tuple(hooks for hooks in _open.get() if hooks is not self))
+        _open.set(_open.get() - {self})
         super().__exit__(kind, error, traceback)
 
     def add(
@@ -81,8 +82,17 @@ def watch(
         LayerIndexError: If a layer does not exist.
         ConfigError: If a layer is named twice.
     """
+    with watch_selected(stack, select(list(layers), stack.layers, op="watch") if layers else (), on_state, on_start):
+        yield
+
+
+@contextmanager
+def watch_selected(
+    stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
+) -> Generator[None]:
+    """Do what `watch` does, for layers that exist, in ascending order, as `select` returns them."""
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
-    for layer in select(list(layers), stack.layers, op="watch") if layers else ():
+    for layer in layers:
         point = stack.points[layer]
         watched = watches.setdefault((point.module, point.side), _Watch(on_state))
         watched.wanted.setdefault(point.call, []).append((layer, point))
@@ -103,13 +113,15 @@ def watch(
         yield
 
 
+@dataclass
 class _Watch:
     """A hook on the input or the output of one module, which calls `on_state` for the layers that are read there."""
 
-    def __init__(self, on_state: OnState) -> None:
-        self.on_state = on_state
-        self.counts: dict[int, int] = {}  # thread id -> calls of the module since its pass over the stack began
-        self.wanted: dict[int, list[tuple[int, TapPoint]]] = {}  # number of a call -> layers that are seen there
+    on_state: OnState
+    # thread id -> calls of the module since its pass over the stack began
+    counts: dict[int, int] = field(default_factory=dict[int, int])
+    # number of a call -> layers that are seen there
+    wanted: dict[int, list[tuple[int, TapPoint]]] = field(default_factory=dict[int, list[tuple[int, TapPoint]]])
 
     def __call__(self, _module: nn.Module, args: tuple[object, ...], rest: object) -> None:
         """Act as the module's forward pre-hook (`rest`: its keyword arguments) or forward hook (`rest`: its output)."""
@@ -118,15 +130,11 @@ class _Watch:
         count = self.counts.get(thread, -1)
         self.counts[thread] = count + (count >= 0)
         for layer, point in self.wanted.get(count, ()):
-            self.on_state(layer, _pick(point, args, rest))
-
-
-def _pick(point: TapPoint, args: tuple[object, ...], rest: object) -> Tensor:
-    """Return the state at a tap point, from the arguments `args` and `rest` of `_Watch.__call__`."""
-    values = args if point.side == "input" and isinstance(point.index, int) else rest
-    # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
-    state = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
-    return swapped(cast("Tensor", state), point.swap)
+            values = args if point.side == "input" and isinstance(point.index, int) else rest
+            # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
+            value = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
+            state = cast("Tensor", value)
+            self.on_state(layer, state if point.swap is None else state.transpose(*point.swap))
 
 
 @final
@@ -152,6 +160,52 @@ def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopF
 
 
 DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds", "labels")
+
+
+def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, object]:
+    """Return the part of a batch that a tower of a model accepts."""
+    accepted = inspect.signature(tower.forward).parameters
+    return {name: value for name, value in batch.items() if name in accepted}
+
+
+def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:
+    """Run as much of a model as the given stacks need: the model itself, or only their towers, one after the other.
+
+    If the batch has no input for a decoder, it reads the encoder's tokens shifted right behind the start token, as BART
+    does by itself and T5 does not.
+
+    Args:
+        model: The model.
+        stacks: The stacks whose layers are wanted. Either all stacks of a model have a tower, or none.
+        batch: Keyword arguments of the model.
+        stop: The exception by which a hook ends the run early.
+
+    Returns:
+        The model's output; None if a hook stopped it, or if towers ran.
+
+    Raises:
+        ConfigError: If the batch has no input for one of the towers.
+    """
+    if not stacks or stacks[0].tower is None:
+        inputs = _decoder_inputs(model, batch) if "decoder" in [stack.name for stack in stacks] else {}
+        return run_until_stopped(model, {**inputs, **batch}, stop)
+    for stack in stacks:
+        name = str(getattr(stack.tower, "main_input_name", "input_ids"))
+        if batch.get(name) is None and batch.get("inputs_embeds") is None:
+            problem = f"the batch has no '{name}', only {', '.join(batch)}; the stack '{stack.name}' reads it"
+            raise ConfigError(f"bank: {problem}. Name the readers that are to run: readers=[...].")
+    for stack in stacks:
+        tower = stack.tower or model
+        run_until_stopped(tower, tower_inputs(tower, batch), stop)
+    return None
+
+
+def _decoder_inputs(model: nn.Module, batch: Mapping[str, object]) -> dict[str, Tensor]:
+    """Return `decoder_input_ids` made from the encoder's tokens; empty if the batch has an input for the decoder."""
+    ids, start = batch.get("input_ids"), getattr(getattr(model, "config", None), "decoder_start_token_id", None)
+    if not isinstance(ids, Tensor) or start is None or any(batch.get(name) is not None for name in DECODER_INPUTS):
+        return {}
+    return {"decoder_input_ids": torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], dim=1)}
 
 
 def token_mask(

@@ -15,9 +15,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from lamina.errors import ConfigError
 from lamina.layers.adapters import active_adapters, has_adapters
 from lamina.layers.discovery import stacks
-from lamina.layers.preserve import evaluating_if
+from lamina.layers.preserve import evaluating_if, is_compiled
 from lamina.layers.stack import LayerStack, by_path, children_of
-from lamina.layers.wrappers import is_compiled
 
 EDITS = "_lamina_edits"  # attribute of the model with the record of its edits, so that copies carry it too
 _HARMLESS = ("freeze", "merge")  # edits that leave what the model computes as it was, up to rounding
@@ -109,12 +108,14 @@ class LayerGuard:
         """Return how the model has changed since this guard was made, as part of a sentence; None if it has not."""
         for owner, known in self._edits.items():
             edits: tuple[_Edit, ...] = getattr(owner, EDITS, ())
+            if edits == known:
+                continue
             since = [edit.kind for edit in edits[len(known) :] if edit.kind not in _HARMLESS]
             if since or edits[: len(known)] != known:
                 return f"it was edited ({', '.join(since) or 'its record is another'})"
         for path, known in self._children.items():
             try:
-                children = children_of(model.get_submodule(path))
+                children = dict(model.get_submodule(path).named_children())
             except AttributeError:
                 return f"there is no '{path}'"
             for name, module in known.items():
@@ -129,7 +130,10 @@ class LayerGuard:
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
         """Return the active adapters of a model, read from one layer only, as PEFT switches all layers together."""
-        if not any("peft_config" in vars(owner) for owner in self._edits):
+        for owner in self._edits:
+            if "peft_config" in vars(owner):
+                break
+        else:
             return ()
         if self._adapted is None:
             inside = (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 
 from lamina.layers.devices import main_device
 from lamina.layers.pass_lock import exclusive
-from lamina.layers.wrappers import uncompiled
 
 
 @contextmanager
@@ -65,6 +65,44 @@ def preserve_model(model: nn.Module) -> Generator[None]:
         yield
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether a module itself is compiled; modules inside it do not count."""
+    forward = vars(module).get("forward")  # an instance attribute after `model.forward = torch.compile(...)`
+    return (
+        hasattr(module, "_orig_mod")
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or hasattr(forward, "_torchdynamo_orig_callable")
+    )
+
+
+@contextmanager
+def uncompiled() -> Generator[None]:
+    """Run compiled models uncompiled within the `with` block, in all threads, so that hooks on them are called.
+
+    The switch is global to torch, so blocks that overlap share it: it is reset when the last block ends.
+    """
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        yield
+        return
+    with _lock:
+        if not _uncompiled:
+            _stance.append(torch.compiler.set_stance("force_eager"))  # pyright: ignore[reportUnknownMemberType]
+        _uncompiled.append(None)
+    try:
+        yield
+    finally:
+        with _lock:
+            _uncompiled.pop()
+            if not _uncompiled:
+                _stance.pop().__exit__(None, None, None)
+
+
+_lock = Lock()  # guards the two lists
+_uncompiled = list[None]()  # one entry for each open block
+# the context manager that the first block entered, which the last block exits
+_stance = list[AbstractContextManager[None]]()
+
+
 @contextmanager
 def evaluating(*modules: nn.Module) -> Generator[None]:
     """Put modules in eval mode inside the `with` block.
@@ -73,9 +111,10 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
     them ends.
     """
     every = [part for module in modules for part in module.modules()]
+    is_training = attrgetter("training")
     with _switching:
         # already in eval mode, and no other block is open that would restore a mode: there is nothing to remember
-        parts = every if _open or any(part.training for part in every) else []
+        parts = every if _open or any(map(is_training, every)) else []
         _open.extend(parts[:1])
         for part in parts:
             _modes.setdefault(part, []).append(part.training)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.bank.monitoring import monitor_names
+from lamina.bank.reader import MONITORS
 from lamina.editing.record import location_of, set_location
 from lamina.errors import (
     BaseMismatchError,
@@ -314,7 +314,7 @@ def _load_bank(
     names = manifest.readers if readers is None else readers
     saved = {name: ReaderFacts.read(folder / READERS / name / READER) for name in names}
     if model is None:
-        has_monitors = any(monitor_names(reader.info) for reader in saved.values())
+        has_monitors = any(reader.info.get(MONITORS) for reader in saved.values())
         model, base_processor = _load_base(manifest.base, folder, writes=writes or has_monitors)
         processor = base_processor if processor is None else processor
     elif processor is None and model.name_or_path:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank import ReaderBank
-from lamina.bank.listening import internal_pass
 from lamina.bank.segments import separators_of
-from lamina.bank.stack_pass import StackPass, attach, stack_passes
+from lamina.bank.stack_pass import StackPass, attach
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
 from lamina.fusion.base import Fusion
+from lamina.layers.preserve import uncompiled
 from lamina.layers.probe_input import probe_input
-from lamina.layers.wrappers import uncompiled, unwrapped
+from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
 
@@ -221,7 +221,7 @@ class _Plan:
         """Return the logits of every reader, then the model's own output if it is exported, from one forward pass."""
         passes = self._passes()
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
-        with attach(passes, masks), internal_pass():  # a trace cannot look whether integers are a mask of 0 and 1
+        with attach(passes, masks):  # a trace cannot look whether integers are a mask of 0 and 1
             output = self._runs(**batch, **self._options())
         logits = {name: out.logits for stack_pass in passes for name, out in stack_pass.finish().items()}
         main = [getattr(output, self.main)] if self.main else []
@@ -279,8 +279,7 @@ class _Plan:
 
     def _passes(self) -> list[StackPass]:
         """Return a new pass object for each stack that the readers read."""
-        readers = {name: self.bank[name] for name in self.names}
-        return stack_passes(self.model, self.bank.stacks, readers, grad=False, processor=self.bank.processor)
+        return self.bank.passes(self.bank.select(self.names, _OP), grad=False)
 
     def _options(self) -> dict[str, bool]:
         """Return the keyword arguments that turn the model's key-value cache off."""

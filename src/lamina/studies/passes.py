@@ -14,12 +14,11 @@ from lamina.data.batches import length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
-from lamina.layers.hooks import StopForward, token_mask
-from lamina.layers.preserve import evaluating
+from lamina.layers.hooks import StopForward, run_stacks, token_mask, tower_inputs
+from lamina.layers.preserve import evaluating, uncompiled
 from lamina.layers.roles import family_of
-from lamina.layers.towers import run_stacks, tower_inputs
 from lamina.layers.types import Batch, Processor
-from lamina.layers.wrappers import uncompiled, unwrapped
+from lamina.layers.wrappers import unwrapped
 from lamina.studies.sources import own_processor
 from lamina.tasks.inputs import TextInputs, check_tokenizer
 
@@ -79,7 +78,8 @@ class LayerReader:
         computed: list[int] = []
 
         def start(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-            masks[:] = [token_mask(self.stack, tower_inputs(self.stack, batch), args, kwargs)]
+            inputs = batch if self.stack.tower is None else tower_inputs(self.stack.tower, batch)
+            masks[:] = [token_mask(self.stack, inputs, args, kwargs)]
 
         def receive(layer: int, state: Tensor) -> None:
             computed.append(layer)

@@ -52,7 +52,7 @@ def test_a_row_without_a_real_token_keeps_its_first():
 @pytest.mark.parametrize("shape", [(2, 6), (1, 7), (3, 7)])
 def test_a_mask_of_another_shape_is_refused(shape: tuple[int, int]):
     bank, _ = bank_of("bert")
-    one = bank._passes(["r"], grad=False)[0]
+    one = bank.passes(bank.select(["r"], "test"), grad=False)[0]
     one.mask = torch.ones(shape)
     with pytest.raises(ConfigError, match=r"bank: the attention mask is .*; the states have batch and tokens \(2, 7\)"):
         one.on_state(one.layers[0], torch.randn(2, 7, 32))
@@ -228,7 +228,7 @@ def test_only_active_layers_are_needed():
     bank, _ = bank_of("bert", fusion=AdaLayers(dim=8, alpha=1.0, cutoff=0.2))
     with torch.no_grad():
         bank["r"].fusion.scores.copy_(torch.tensor([0.0, 9.0, 0.0]))
-    assert bank._passes(["r"], grad=False)[0].layers == [2]
+    assert bank.passes(bank.select(["r"], "test"), grad=False)[0].layers == [2]
 
 
 def test_readers_are_grouped_by_shape_and_layers():

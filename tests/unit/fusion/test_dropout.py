@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lamina.fusion.dropout import dropout
+from lamina.fusion.base import dropout
 
 
 def seeded(seed: int) -> torch.Generator:

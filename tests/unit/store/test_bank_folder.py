@@ -21,7 +21,7 @@ from tests.support.training import tiny_tokenizer, yes_no
 from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.storage import BankStorage, storage
+from lamina.bank.bank import BankStorage, storage
 from lamina.editing.insert import insert_
 from lamina.editing.record import edits
 from lamina.errors import BaseMismatchError, ConfigError, ModelNotFoundError, StoreError, UnknownNameError
