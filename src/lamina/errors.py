@@ -52,12 +52,14 @@ class UnknownNameError(LaminaError, LookupError):
         got: The unknown name.
         known: The names that exist.
         what: What the name should refer to, in the singular, such as "fusion" or "column".
+
+    `hint` says what to do, in place of the closest name.
     """
 
-    def __init__(self, *, op: str, got: str, known: Iterable[str], what: str = "name") -> None:
+    def __init__(self, *, op: str, got: str, known: Iterable[str], what: str = "name", hint: str = "") -> None:
         self.op, self.got, self.known, self.what = op, got, tuple(known), what
         close = difflib.get_close_matches(str(got), self.known, n=1)
-        hint = f" Did you mean '{close[0]}'?" if close else ""
+        hint = f" {hint}." if hint else f" Did you mean '{close[0]}'?" if close else ""
         super().__init__(f"{op}: unknown {what} '{got}'; known: {', '.join(self.known) or 'none'}.{hint}")
 
 

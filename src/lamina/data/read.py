@@ -302,6 +302,9 @@ class Table:
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
         class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.
+        whole: The table from which rows without a label were left out, but whose rows all stay in a task. None: none
+            were left out.
+        places: The index of each row in `whole`.
     """
 
     path: str
@@ -309,6 +312,8 @@ class Table:
     rows: Sequence[int]
     numbered: bool = False
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    whole: Table | None = None
+    places: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -353,7 +358,7 @@ class Table:
             name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]
             for name, cells in self.columns.items()
         }
-        return replace(self, columns=columns, rows=[self.rows[row] for row in rows])
+        return replace(self, columns=columns, rows=[self.rows[row] for row in rows], whole=None, places=())
 
 
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:

@@ -25,6 +25,7 @@ from lamina.prediction.predict import Predictor
 from lamina.store.files import read_steady
 from lamina.store.manifest import MANIFEST
 from lamina.tasks import kind_of
+from lamina.tasks.metrics import metrics_of
 from lamina.tasks.task import Task
 from lamina.train.fit import fit
 from lamina.train.options import FitOptions, PassOptions
@@ -89,9 +90,11 @@ class LaminaEstimator(BaseEstimator):
                 how["stratify"] = targets.stratify
                 train, validation = train_test_split(range(len(split)), **how)
             parts = {"train": split.select_rows(sorted(train)), "validation": split.select_rows(sorted(validation))}
-        metrics = kind_of(self.kind).metrics(targets.problem_type, targets.labels)
-        problem, name = targets.problem_type, type(self).__name__
-        return Task(kind_of(self.kind), problem, targets.labels, metrics[0], metrics, parts, name)
+        problem, labels, positive = targets.problem_type, targets.labels, getattr(self, "positive", None)
+        positive = None if positive is None else str(positive)
+        metrics = metrics_of(kind_of(self.kind), problem, labels, None, positive, self._op())
+        name = type(self).__name__
+        return Task(kind_of(self.kind), problem, labels, metrics[0], metrics, parts, name, positive)
 
     def _reader(self, task: Task, given: Any, seed: int, **settings: Any) -> Reader:
         """Return the config of the reader for the task's labels.

@@ -40,6 +40,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         batch_size: Texts per step.
         learning_rate: Peak learning rate. None: 1e-3.
         class_weight: None, "balanced", or class -> weight of its loss, as elsewhere in scikit-learn.
+        positive: Of two classes the positive one, which "f1" in `result_` is about. None: "1", "yes" or "true" beside
+            "0", "no" or "false"; otherwise neither, and "f1" is not reported.
         max_length: Maximum tokens per text. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
             texts, and use the last epoch.
@@ -66,6 +68,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         batch_size: int = 32,
         learning_rate: float | None = None,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
+        positive: Any = None,
         max_length: int | None = None,
         validation_fraction: float | None = None,
         random_state: Any = 0,
@@ -78,6 +81,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.class_weight = class_weight
+        self.positive = positive
         self.max_length = max_length
         self.validation_fraction = validation_fraction
         self.random_state = random_state

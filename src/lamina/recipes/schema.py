@@ -45,16 +45,8 @@ if TYPE_CHECKING:
 
 # Keys of a task that describe its files. They are refused beside a preset, which settles all of them.
 FILE_KEYS = {
-    "kind",
-    "text",
-    "text_pair",
-    "label",
-    "labels",
-    "problem_type",
-    "missing_labels",
-    "by_row",
-    "stratify",
-    "separator",
+    *("kind", "text", "text_pair", "label", "labels", "positive", "problem_type"),
+    *("missing_labels", "by_row", "stratify", "separator"),
 }
 
 
@@ -247,9 +239,11 @@ class TaskRecipe(Strict):
     pair_separator: str | None = None  # joins a pair into one text; by default the tokenizer's own form of a pair
     label: str | int = "label"
     labels: list[str] | None = None
+    positive: str | None = None  # of two classes the positive one; None: 1, yes or true beside 0, no or false
     metric: str | None = None  # chooses the best epoch; None: the usual metric of such a task
     problem_type: str | None = None  # None: found from the labels
-    missing_labels: Literal["error", "drop", "ignore"] = "error"  # what to do with rows that have no label
+    # what to do with rows that have no label; None: "mask" where tasks share them, otherwise "error"
+    missing_labels: Literal["error", "drop", "mask", "ignore"] | None = None
     separator: str | None = None  # sign between the labels in one text, for multi_label; None: found in the column
     by_row: bool = False  # for running text: read each row by itself, not blocks of text that join many rows
     label_all_tokens: bool = False  # learn from every sub-token of a word, not from its first sub-token only

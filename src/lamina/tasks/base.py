@@ -104,10 +104,13 @@ class ColumnSpec:
         text_pair: Column of the second text of a pair.
         labels: Class names in the order of their ids. None: those of the train split.
         problem_type: One of the kind's problem types. None: inferred from the labels.
-        missing_labels: What to do with rows without a label: "error" or "drop" (and "ignore" for tags).
+        missing_labels: What to do with rows without a label: "error", "drop" or "mask" (and "ignore" for tags). None:
+            "mask" if the table has other label columns, otherwise "error".
         by_row: As in `Task`.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between the class names in one text, for "multi_label". None: found from the column.
+        all_columns: Whether the classes of all label columns of the table count for that, not those of this task alone.
+        positive: Of two classes the positive one. None: the usual one, or neither.
     """
 
     kind: Kind
@@ -116,10 +119,12 @@ class ColumnSpec:
     text_pair: str | int | None = None
     labels: tuple[str, ...] | None = None
     problem_type: str | None = None
-    missing_labels: str = "error"
+    missing_labels: str | None = None
     by_row: bool = False
     stratify: bool = True
     separator: str | None = None
+    all_columns: bool = False
+    positive: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.data.arrow import Column
+from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
 from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import metrics as score
@@ -80,24 +81,21 @@ class ClassResults(Results[Tensor, Answer]):
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Return metric -> score; see `lamina.tasks.metrics` for the metrics and their errors."""
-        problem, targets = self._task.problem_type, torch.from_numpy(label_array(self._split))
-        if problem == "regression":
-            return score.score_numbers(metrics, self._logits[:, 0].tolist(), targets.tolist())
-        if problem == "multi_label":
-            return score.score_multi_label(metrics, self._logits > 0, targets)
-        plain, ranked = ([name for name in metrics if (name in score.RANKING) is flag] for flag in (False, True))
-        scores = score.score_classes(plain, self._logits.argmax(-1), targets, len(self._task.labels))
-        if ranked:
-            scores |= score.score_ranking(ranked, self._logits[:, 1] - self._logits[:, 0], targets)
-        return {name: scores[name] for name in metrics}
+        return class_scores(metrics, *self._both(), self._task)
+
+    def _both(self) -> tuple[Tensor, Tensor]:
+        """Return the logits and the labels of the examples that have a label."""
+        targets = torch.from_numpy(label_array(self._split))
+        present = _has_label(targets)
+        return self._logits[present], targets[present]
 
     def per_class(self) -> list[ClassRow]:
         """Return the rows of `metrics.class_table`: one per class, then the averages; [] for a regression."""
         problem, labels = self._task.problem_type, self._task.labels
         if problem == "regression":
             return []
-        guesses = self._logits > 0 if problem == "multi_label" else self._logits.argmax(-1)
-        return score.class_table(guesses, torch.from_numpy(label_array(self._split)), labels)
+        logits, targets = self._both()
+        return score.class_table(logits > 0 if problem == "multi_label" else logits.argmax(-1), targets, labels)
 
     def errors(self, count: int) -> list[WrongAnswer]:
         """Return at most `count` wrong answers, as `error_rows` does."""
@@ -121,6 +119,43 @@ class ClassResults(Results[Tensor, Answer]):
         if self._task.problem_type == "regression":
             return self.predictions()
         return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
+
+
+def _has_label(targets: Tensor) -> Tensor:
+    """Return which examples have a label: a number, a class id, or 0 and 1 per class, `[examples]`."""
+    present = ~targets.isnan() if targets.is_floating_point() else targets >= 0
+    return present if present.ndim == 1 else present.all(-1)
+
+
+def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike) -> dict[str, float]:
+    """Return metric -> score of logits `[examples, classes]` against the labels of as many examples."""
+    if task.problem_type == "regression":
+        return score.score_numbers(metrics, logits[:, 0].tolist(), targets.tolist())
+    if task.problem_type == "multi_label":
+        return score.score_multi_label(metrics, logits > 0, targets)
+    plain, ranked = ([name for name in metrics if (name in score.RANKING) is flag] for flag in (False, True))
+    positive = positive_id(task, metrics)
+    scores = score.score_classes(plain, logits.argmax(-1), targets, len(task.labels), positive=positive)
+    if ranked:
+        positive = 1 if positive is None else positive  # of the metrics left, none depends on it
+        margin = logits[:, positive] - logits[:, 1 - positive]
+        scores |= score.score_ranking(ranked, margin, (targets == positive).long())
+    return {name: scores[name] for name in metrics}
+
+
+def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
+    """Return the id of the positive class of a task with two classes; None for other tasks.
+
+    Raises:
+        ConfigError: If one of the metrics is about the positive class, and the task does not say which one that is.
+    """
+    positive = getattr(task, "positive", None) or score.usual_positive(task.labels)
+    if positive is not None:
+        return task.labels.index(positive)
+    if len(task.labels) == 2 and (unclear := [name for name in metrics if name in score.ABOUT_POSITIVE]):
+        got = f"'{unclear[0]}' is about the positive class, and the classes are {' and '.join(task.labels)}"
+        raise ConfigError(f"metrics: {got}. Say which one is positive, as in positive='{task.labels[1]}'.")
+    return None
 
 
 def _to_prediction(logits: Tensor, task: TaskLike) -> Answer:
@@ -164,31 +199,35 @@ def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:
 def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:
     """Yield the examples that were answered wrongly, in their order and without their texts.
 
-    With several labels, an example counts as wrong if one of its labels is, and the confidence is that of the most
-    confident wrong decision.
+    Examples without a label are skipped. With several labels, an example counts as wrong if one of its labels is, and
+    the confidence is that of the most confident wrong decision.
 
     Args:
         logits: Logits `[examples, classes]`.
         targets: The correct answers: class ids or numbers `[examples]`, or 0 and 1 `[examples, classes]`.
         task: The facts about the task: problem type and labels.
     """
+    present = _has_label(targets)
     if task.problem_type == "regression":
         for row, (value, true) in enumerate(zip(logits[:, 0].tolist(), targets.tolist(), strict=True)):
-            if value != true:
+            if present[row] and value != true:
                 yield {"row": row, "text": None, "true": true, "predicted": value, "error": value - true}
     elif task.problem_type == "multi_label":
-        yield from _wrong_label_sets(logits, targets.bool(), task.labels)
+        yield from _wrong_label_sets(logits, targets.bool(), present, task.labels)
     else:
         confidences, guesses = logits.softmax(-1).max(-1)
-        for row in (guesses != targets).nonzero().flatten().tolist():
+        for row in ((guesses != targets) & present).nonzero().flatten().tolist():
             true, guess = task.labels[int(targets[row])], task.labels[int(guesses[row])]
             yield {"row": row, "text": None, "true": true, "predicted": guess, "confidence": float(confidences[row])}
 
 
-def _wrong_label_sets(logits: Tensor, truths: Tensor, labels: Sequence[str]) -> Iterator[WrongAnswer]:
-    """Yield the wrong answers among logits `[examples, classes]`, where an example may have any number of labels."""
+def _wrong_label_sets(logits: Tensor, truths: Tensor, present: Tensor, labels: Sequence[str]) -> Iterator[WrongAnswer]:
+    """Yield the wrong answers among logits `[examples, classes]`, where an example may have any number of labels.
+
+    `present` says which examples have labels.
+    """
     guesses = logits > 0
-    is_wrong = guesses != truths
+    is_wrong = (guesses != truths) & present[:, None]
     confidences = logits.abs().sigmoid().masked_fill(~is_wrong, 0).max(1).values
     for row in is_wrong.any(1).nonzero().flatten().tolist():
         true, guess = ([labels[i] for i in side.nonzero().flatten().tolist()] for side in (truths[row], guesses[row]))

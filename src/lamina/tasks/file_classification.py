@@ -21,6 +21,7 @@ import pyarrow as pa
 from lamina.data.arrow import Column, dataset_of, derived, encodable
 from lamina.data.class_names import decoder, names_of
 from lamina.data.read import Table, parquet_rows, read_table
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, first_line
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
@@ -365,6 +366,7 @@ class FileKind(ClassKind[InputsT]):
     """A kind that predicts a class for every file; a subclass sets `file`, and implements `encode`."""
 
     problem_types = {"classification": ("accuracy", "f1")}
+    missing = (*ClassKind.missing, "mask")
     file: ClassVar[type[LazyFile]]  # pyright: ignore[reportIncompatibleVariableOverride]  never None here
 
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
@@ -399,8 +401,8 @@ class FileKind(ClassKind[InputsT]):
             files = object_files(name, table.cells(column), column, self.file, None)
             return replace(table, columns={**table.columns, column: files})
         columns: dict[str, Sequence[object]] = {column: dataset_files(rows, column, self.file)}
-        features = {label: feature for label, feature in rows.features.items() if label == spec.label}
-        columns |= {label: Column(rows, [label], decoder(feature)) for label, feature in features.items()}
+        features = {name: feature for name, feature in rows.features.items() if name != column}
+        columns |= {name: Column(rows, [name], decoder(feature)) for name, feature in features.items()}
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
@@ -410,8 +412,10 @@ class FileKind(ClassKind[InputsT]):
         splits: dict[str, Split] = {}
         for name, table in tables.items():
             # `Table.column` would open every file to see whether one is missing
-            files = table.columns.get(column) or table.column(column)
-            splits[name] = file_split(cast("Column", files), lab.class_ids(table, spec.label, labels))
+            every = lab.every_row(table)
+            files = every.columns.get(column) or every.column(column)
+            ids = lab.with_gaps(lab.class_ids(table, spec.label, labels), table, lambda _: IGNORED)
+            splits[name] = file_split(cast("Column", files), ids)
         return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def column(self, spec: ColumnSpec) -> str:

@@ -46,7 +46,7 @@ from lamina.tasks.labels import (
     usual_column,
     without_classes,
 )
-from lamina.tasks.split import Split
+from lamina.tasks.split import Split, is_missing
 
 if TYPE_CHECKING:
     import datasets
@@ -257,7 +257,7 @@ class Kind(ABC, Generic[InputsT]):
         """
         if not self.single_label(task.problem_type):
             return (), [()] * len(split)
-        return tuple(task.labels), [(label,) for label in split.labels]
+        return tuple(task.labels), [() if is_missing(label) else (label,) for label in split.labels]
 
     def single_label(self, problem_type: str) -> bool:
         """Return whether every example has exactly one class, so that examples can be drawn class by class."""

@@ -9,11 +9,12 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
+from typing import TypeVar
 
 from lamina.data.arrow import Column
 from lamina.data.read import Table
@@ -21,7 +22,9 @@ from lamina.errors import ConfigError, DataError
 from lamina.tasks import label_cells as cell_forms
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.label_cells import SEPARATORS, LabelCellError, class_name, is_missing, plain, trimmed
+from lamina.tasks.stratify import label_columns
 
+T = TypeVar("T")
 _WHOLE = re.compile(r"[-+]?\d+")
 _SHOWN = 10  # rows that a warning names
 logger = logging.getLogger(__name__)
@@ -31,7 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = False) -> dict[str, Table]:
-    """Return the tables without the rows that have no label, if `spec.missing_labels` is "drop"; log how many.
+    """Return the tables without the rows that have no label, and log how many; an error if `missing_labels` is "error".
+
+    If it is "mask", the rows stay in `Table.whole`, from which `every_row` and `with_gaps` make the examples. None is
+    "mask" if the table has other label columns, whose tasks may share the rows, otherwise "error". A part other than
+    "train" in which no row has a label, or all labels are -1, as in test sets that are kept secret, is left out.
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list without one of its labels counts as missing too.
@@ -42,9 +49,43 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
         texts: Whether labels are texts to generate, which may well be "null".
 
     Raises:
-        DataError: If a label is missing and rows are not to be dropped, or if no row of a table has a label.
+        DataError: If a label is missing and rows without one must not be there, or if no row of the train split, or of
+            the only split, has a label.
     """
-    return {part: _labelled(table, spec, texts=texts) for part, table in tables.items()}
+    others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
+    hidden = {part: table for part, table in others.items() if all(map(is_hidden, table.cells(spec.label)))}
+    train = tables["train"].cells(spec.label) if hidden and "train" in tables else ()
+    if "-1" in (spec.labels or ()) or any(is_hidden(cell) and cell not in (None, "") for cell in train):
+        hidden = {}  # -1 is a class
+    for table in hidden.values():
+        what = "has no label in column '%s' (every cell is -1 or empty), so it is left out of the task"
+        logger.warning(f"task: %s {what}", table.path, spec.label)
+    return {part: _labelled(table, spec, texts=texts) for part, table in tables.items() if part not in hidden}
+
+
+def is_hidden(cell: object) -> bool:
+    """Return whether a cell is empty or -1, as the labels of published test sets are that are kept secret."""
+    if isinstance(cell, list | tuple):
+        return bool(cell) and all(map(is_hidden, cell))
+    return cell is None or cell == -1 or (isinstance(cell, str) and cell.strip() in ("", "-1"))
+
+
+def every_row(table: Table) -> Table:
+    """Return the table with the rows that have no label, where these stay in the task."""
+    return table if table.whole is None else table.whole
+
+
+def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Iterator[T]:
+    """Yield the labels of every row: those of the rows of `table`, and `gap(row)` for the rows that have none.
+
+    `row` is the index of a row in `table.whole`.
+    """
+    if table.whole is None:
+        yield from labels
+        return
+    following, places = iter(labels), set(table.places)
+    for row in range(len(table.whole)):
+        yield next(following) if row in places else gap(row)
 
 
 def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
@@ -55,17 +96,25 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     for at, (row, cell) in enumerate(zip(table.rows, table.cells(column), strict=True)):
         if not is_missing(cell, labels, texts=texts):
             present.append(at)
-        elif spec.missing_labels == "drop":
+        elif spec.missing_labels in ("drop", "mask") or (spec.missing_labels is None and _may_be_shared(table, spec)):
             dropped.append(row)
         else:
-            raise _no_label(table, row, column, cell)
+            raise _no_label(table, row, column, cell, spec)
     if not dropped:
         return table
     if not present:
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
-    what = "%s: %d of %d rows have no label in column '%s' and are left out (%s)"
+    fate = "are left out" if spec.missing_labels == "drop" else "give no loss and no score for it"
+    what = f"%s: %d of %d rows have no label in column '%s' and {fate} (%s)"
     logger.warning(f"task: {what}", table.path, len(dropped), len(table), column, listed(dropped))
-    return table.select_rows(present)
+    rest = table.select_rows(present)
+    return rest if spec.missing_labels == "drop" else replace(rest, whole=table, places=present)
+
+
+def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
+    """Return whether the kind masks rows without a label, and the table has label columns besides the task's own."""
+    own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
+    return "mask" in spec.kind.missing and bool(label_columns(table, own))
 
 
 def listed(rows: Sequence[int]) -> str:
@@ -73,9 +122,11 @@ def listed(rows: Sequence[int]) -> str:
     return ", ".join(map(str, rows[:_SHOWN])) + ", ..." * (len(rows) > _SHOWN)
 
 
-def _no_label(table: Table, row: int, column: str | int, cell: object) -> DataError:
+def _no_label(table: Table, row: int, column: str | int, cell: object, spec: ColumnSpec) -> DataError:
     """Return the error that a row has no label; a text such as "NA" is shown, since it may be a class name."""
     got, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
+    if "mask" in spec.kind.missing:
+        hint = f"{hint}, 'mask' to keep them for other tasks over the same rows"
     if isinstance(cell, str) and (name := cell.strip()):
         got, hint = f"{got} ({name})", f"{hint}, or labels=['{name}', ...] if that is a class"
     return bad_cell(table, row, column, f"{got}; every row needs one. {hint}.")
@@ -113,7 +164,7 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
         _refuse_ambiguous(table, spec.label)
     if "number" not in first or has_classes:
         return "classification"
-    if are_whole and spec.missing_labels == "drop":
+    if are_whole and (spec.missing_labels == "drop" or table.whole is not None):
         got = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
         rule = "class ids are often written like that beside empty cells. Set problem_type"
         raise DataError(f"task: {got}; {rule} 'classification' or 'regression'.", path=table.path)

@@ -11,16 +11,21 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache, partial
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
 
-from lamina.errors import DataError, check_known, require_packages
+from lamina.errors import ConfigError, DataError, check_known, require_packages
 from lamina.tasks.base import ClassRow
+
+if TYPE_CHECKING:
+    from lamina.tasks.kind import Kind
 
 RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of false positives
 RANKING = ("auroc", *RECALL_RATES)  # metrics of how well scores separate two classes
+ABOUT_POSITIVE = frozenset({"f1", *RECALL_RATES})  # metrics of two classes that change if the classes are swapped
+_USUAL = {frozenset({"0", "1"}): "1", frozenset({"no", "yes"}): "yes", frozenset({"false", "true"}): "true"}
 LOWER = frozenset({"perplexity"})  # metrics of which a lower score is better
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> its smallest and largest possible score
@@ -45,13 +50,44 @@ def require_metrics(op: str, metrics: Iterable[str]) -> None:
     require_packages(op, "metrics", *(module for name in metrics for module in _PACKAGES.get(name, ())))
 
 
+def usual_positive(labels: Sequence[str]) -> str | None:
+    """Return the positive one of two classes: "1" beside "0", "yes" beside "no", "true" beside "false", in any case.
+
+    None for other labels.
+    """
+    names = {name.lower(): name for name in labels}
+    return names.get(_USUAL.get(frozenset(names), "")) if len(labels) == 2 else None
+
+
+def metrics_of(
+    kind: Kind, problem_type: str, labels: Sequence[str], first: str | None, positive: str | None, op: str
+) -> tuple[str, ...]:
+    """Return the metrics of a task, the one that the user has named (`first`) before the others.
+
+    Metrics about a positive class are left out if there are two classes and neither is known to be positive.
+
+    Raises:
+        UnknownNameError: If there is no such metric. The message begins with `op`.
+        ConfigError: If the metric that the user has named needs a positive class.
+    """
+    known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
+    known = (*known, *further) if first in further else known
+    check_known(op, [] if first is None else [first], (*known, *further), "metric")
+    if len(labels) == 2 and kind.single_label(problem_type) and (positive or usual_positive(labels)) is None:
+        if first in ABOUT_POSITIVE:
+            got = f"the metric '{first}' is about the positive class, and the classes are {' and '.join(labels)}"
+            raise ConfigError(f"{op}: {got}. Say which one is positive, as in positive='{labels[1]}'.")
+        known = tuple(metric for metric in known if metric not in ABOUT_POSITIVE)
+    return tuple(sorted(known, key=lambda name: name != first))
+
+
 def better(metric: str, new: float, old: float) -> bool:
     """Return whether the score `new` is better than `old`; NaN never is, nor is an equal score."""
     return new < old if metric in LOWER else new > old
 
 
 def score_classes(
-    metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, binary: bool = True
+    metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, positive: int | None = 1
 ) -> dict[str, float]:
     """Return "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1", as far as `metrics` names them.
 
@@ -60,7 +96,8 @@ def score_classes(
         predictions: Predicted class ids `[rows]`.
         targets: True class ids `[rows]`.
         classes: Number of classes. "macro_f1" is the mean over the classes that occur among predictions or targets.
-        binary: Whether "f1" is the F1 of the second class if there are two classes; otherwise it is "macro_f1".
+        positive: Id of the class that "f1" is the F1 of, if there are two classes. With more classes, or None, "f1" is
+            "macro_f1".
     """
     _check_rows(predictions, targets)
     count = max(2, classes)
@@ -72,7 +109,7 @@ def score_classes(
     macro_f1 = f1[sizes > 0].mean()
     known = {
         "accuracy": lambda: right.sum() / len(targets),
-        "f1": lambda: f1[1] if classes == 2 and binary else macro_f1,
+        "f1": lambda: f1[positive] if classes == 2 and positive is not None else macro_f1,
         "mcc": lambda: _matthews(right.sum(), true, predicted),
         "macro_f1": lambda: macro_f1,
     }
@@ -90,17 +127,17 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return how well scores separate the second of two classes (1 in `targets`) from the first.
+    """Return how well scores separate the positive one of two classes (1 in `targets`) from the negative one.
 
-    "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the shares of the second class whose
-    scores are at least the lowest threshold that at most 1 % or 5 % of the first class reach, as
-    `monitors.Calibration` chooses it. With fewer than 100 or 20 rows of the first class, that threshold lies above all
+    "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the shares of positive rows whose
+    scores are at least the lowest threshold that at most 1 % or 5 % of the negative rows reach, as
+    `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, that threshold lies above all
     of their scores. All three are 0 if one of the classes has no row.
 
     Args:
         metrics: Names of the metrics.
-        scores: Scores `[rows]`, higher for the second class.
-        targets: True class ids `[rows]`, 0 or 1.
+        scores: Scores `[rows]`, higher for the positive class.
+        targets: 1 `[rows]` for a positive row, 0 for a negative one.
     """
     _check_rows(scores, targets)
     positive = targets.bool()
@@ -183,7 +220,7 @@ def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels:
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
     plain = [name for name in metrics if name != "span_f1"]
-    scores = score_classes(plain, guesses, truths, len(labels), binary=False)
+    scores = score_classes(plain, guesses, truths, len(labels), positive=None)
     if "span_f1" in metrics:
         from seqeval.metrics import f1_score
 

@@ -45,6 +45,7 @@ class Preset:
         stand_ins: Names of files that replace the train split if none of the published files is there.
         languages: Whether `config` is a language, which may follow the name of the preset: "wikiann/de".
         classes: Number of classes, if `labels` is empty.
+        positive: Of two classes the one that "f1" is about.
     """
 
     hub: str
@@ -63,6 +64,7 @@ class Preset:
     stand_ins: tuple[str | tuple[str, str], ...] = ()
     languages: bool = False
     classes: int = 0
+    positive: str | None = None
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")  # an unknown key in the file is an error
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lamina.errors import ConfigError
-from lamina.tasks.split import shares
+from lamina.tasks.stratify import shares
 
 
 @dataclass(frozen=True)

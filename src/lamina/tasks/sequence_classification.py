@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, final
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, final
 from torch import Tensor
 
 from lamina.data.read import Table
+from lamina.data.windows import IGNORED
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
@@ -39,6 +41,7 @@ class SequenceClassificationKind(TextClassKind):
     }
     auto_class = "AutoModelForSequenceClassification"
     reads_pairs = True
+    missing = (*TextClassKind.missing, "mask")
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Make the examples of every split; the default column is "sentence", or "text" if there is none.
@@ -67,7 +70,7 @@ class SequenceClassificationKind(TextClassKind):
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
         """Return the class names, and the numbers of the classes of each example."""
         if task.problem_type == "multi_label":
-            rows = [tuple(number for number, is_set in enumerate(row) if is_set) for row in split.labels]
+            rows = [tuple(number for number, is_set in enumerate(row) if is_set > 0) for row in split.labels]
             return tuple(task.labels), rows
         return super().row_classes(task, split)
 
@@ -90,10 +93,12 @@ def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
 
     `is_hot` says that lists of labels are 0 and 1 per class.
     """
-    texts = lab.texts(table, spec.text)
-    pairs = texts if spec.text_pair is None else zip(texts, lab.texts(table, spec.text_pair), strict=True)
+    every, classes = lab.every_row(table), spec.labels or ()
+    texts = lab.texts(every, spec.text)
+    pairs = texts if spec.text_pair is None else zip(texts, lab.texts(every, spec.text_pair), strict=True)
     if spec.problem_type == "regression":
-        return Split.of(pairs, lab.numbers(table, spec.label))
+        return Split.of(pairs, lab.with_gaps(lab.numbers(table, spec.label), table, lambda _: math.nan))
     if spec.problem_type == "multi_label":
-        return Split.of(pairs, lab.multi_hot(table, spec.label, spec.labels or (), is_hot=is_hot))
-    return Split.of(pairs, lab.class_ids(table, spec.label, spec.labels or ()))
+        rows, none = lab.multi_hot(table, spec.label, classes, is_hot=is_hot), (-1,) * len(classes)
+        return Split.of(pairs, lab.with_gaps(rows, table, lambda _: none))
+    return Split.of(pairs, lab.with_gaps(lab.class_ids(table, spec.label, classes), table, lambda _: IGNORED))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
+import math
 import random
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, final
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any, final
 import pyarrow as pa
 
 from lamina.data.arrow import Column, chunks, dataset_of, derived, encodable
-from lamina.data.windows import pairs_of
+from lamina.data.windows import IGNORED, pairs_of
 from lamina.errors import ConfigError, DataError
+from lamina.tasks.stratify import Strata, choose, spare_last
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Split:
         open_text: Makes the example from the cells in columns "text" and "row", for instance a file that is opened
             when it is needed. None: the cell in "text" is the example.
         labels: A dataset whose column "label" replaces that of `rows`.
+        strata: A dataset whose column "strata" has the numbers of each row's classes in all label columns of the
+            source. None: they are unknown.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class Split:
         rows: datasets.Dataset,
         open_text: Callable[[Any, int], Any] | None = None,
         labels: datasets.Dataset | None = None,
+        strata: datasets.Dataset | None = None,
     ) -> None:
         self.rows, self._open_text, self._labels = rows, open_text, rows if labels is None else labels
+        self._strata = strata
 
     @classmethod
     def of(
@@ -80,6 +84,16 @@ class Split:
         if "label" not in rows.column_names:
             rows = dataset_of([pa.table({"label": pa.nulls(len(rows))})])
         return Column(rows, ["label"], _as_tuple)
+
+    @cached_property
+    def unlabelled(self) -> int:
+        """Number of examples without a label among others that have one; 0 for running text, which has no labels."""
+        return sum(map(is_missing, self.labels)) if self.labelled else 0
+
+    @cached_property
+    def strata(self) -> Column | None:
+        """For each example the numbers of its classes in all label columns of the source; None if they are unknown."""
+        return None if self._strata is None else Column(self._strata, ["strata"], _as_tuple)
 
     @cached_property
     def words(self) -> Column | None:
@@ -121,13 +135,22 @@ class Split:
     def select_rows(self, rows: Sequence[int]) -> Split:
         """Return a split of the rows with these numbers, in this order."""
         labels = None if self._labels is self.rows else derived(self._labels.select(rows), self._labels)
-        return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels)
+        strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
+        return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
 
     def with_labels(self, labels: Sequence[object]) -> Split:
         """Return a split with the same examples and other labels; -100 stands for a missing class."""
-        changed = Split(self.rows, self._open_text, dataset_of([pa.table({"label": pa.array(labels)})]))
+        column = dataset_of([pa.table({"label": pa.array(labels)})])
+        changed = Split(self.rows, self._open_text, column, self._strata)
         changed.key = self.key
         return changed
+
+    def with_strata(self, strata: Strata | None) -> Split:
+        """Return the same split with the classes of each row in all label columns of its source; None: unknown."""
+        if strata is None:
+            return self
+        column = dataset_of([pa.table({"strata": pa.array(map(list, strata), pa.list_(pa.int32()))})])
+        return Split(self.rows, self._open_text, None if self._labels is self.rows else self._labels, column)
 
     def without_labels(self, *, rows: bool = False) -> Split:
         """Return a split of the texts without labels; blank texts are left out.
@@ -139,6 +162,16 @@ class Split:
         if rows:
             return Split.of(text for text, parts in sides if any(part.strip() for part in parts))
         return Split.of(part for _, parts in sides for part in parts if part.strip())
+
+
+def is_missing(label: object) -> bool:
+    """Return whether a label in `Split.labels` says that the example has none: -100, NaN, or -1 or -100 in each place.
+
+    The label of a text without words, which is empty, is not missing.
+    """
+    if isinstance(label, tuple | list):
+        return bool(label) and all(part in (IGNORED, -1) for part in label)
+    return label == IGNORED or (isinstance(label, float) and math.isnan(label))
 
 
 def _as_tuple(label: Any) -> Any:
@@ -203,14 +236,19 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
     return split.select_rows(sorted(random.Random(seed).sample(range(len(split)), limit)))
 
 
-def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> tuple[Split, Split]:
+def held_out(
+    split: Split, *, stratify: bool, seed: int, last: bool = False, classes: Strata | None = None
+) -> tuple[Split, Split]:
     """Cut a tenth of the rows off a train split for validation, and return train and validation split.
 
     Args:
         split: The train split.
-        stratify: Whether both splits get the same share of each class.
+        stratify: Whether both splits get the same share of each class: of all label columns of the source, if these are
+            known, otherwise of the labels of the split.
         seed: Seed of the choice.
         last: Whether to cut off the last rows, for running text, whose lines belong together.
+        classes: The numbers of the task's classes in each row. No class loses its last row, so the validation split may
+            have fewer rows, or none. None: any row may be taken.
 
     Raises:
         DataError: If there are fewer than two rows.
@@ -223,24 +261,13 @@ def held_out(split: Split, *, stratify: bool, seed: int, last: bool = False) -> 
     tenth = max(1, round(HELD_OUT * count))
     if last:
         return split.select_rows(range(count - tenth)), split.select_rows(range(count - tenth, count))
-    rng = random.Random(seed)
-    groups: dict[object, list[int]] = defaultdict(list)
-    for row, label in enumerate(split.labels if stratify else itertools.repeat(None, count)):
-        groups[label].append(row)
-    aside: set[int] = set()
-    for group, share in zip(groups.values(), shares([len(g) for g in groups.values()], tenth), strict=True):
-        aside.update(rng.sample(group, share))
+    strata = list(split.strata or _strata_of_labels(split.labels)) if stratify else None
+    aside = set(random.Random(seed).sample(range(count), tenth)) if strata is None else choose(strata, tenth, seed)
+    aside = aside if classes is None else spare_last(aside, classes, seed, strict=True)
     return split.select_rows([row for row in range(count) if row not in aside]), split.select_rows(sorted(aside))
 
 
-def shares(sizes: list[int], total: int) -> list[int]:
-    """Return how many members of each group to draw, so that `total` are drawn in proportion to the groups' `sizes`.
-
-    Counts are rounded down; what is missing goes to the groups with the largest remainders.
-    """
-    exact = [total * size / sum(sizes) for size in sizes]
-    whole = [int(x) for x in exact]
-    order = sorted(range(len(sizes)), key=lambda i: (whole[i] - exact[i], -sizes[i]))
-    for i in order[: total - sum(whole)]:
-        whole[i] += 1
-    return whole
+def _strata_of_labels(labels: Iterable[object]) -> Strata:
+    """Return one class number per row: equal labels have equal numbers."""
+    number: dict[object, int] = {}
+    return [(number.setdefault(label, len(number)),) for label in labels]

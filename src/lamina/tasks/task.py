@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
@@ -15,15 +14,19 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, check_label_all_tokens
 from lamina.tasks.kind import Kind, Source
 from lamina.tasks.labels import check_names, with_declared_names
+from lamina.tasks.metrics import metrics_of, usual_positive
 from lamina.tasks.presets import fetch, find_preset, published_files
+from lamina.tasks.rows_in_memory import named_parts, rows_of
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
+from lamina.tasks.stratify import strata_of
 from lamina.utils import JSON
 
-if TYPE_CHECKING:
-    import datasets
-
 logger = logging.getLogger(__name__)
+_NOTHING_SPARE = (
+    "every row of the train split is the only one of a class, so none can be held out for validation. Give a "
+    "validation split, or more rows."
+)
 _SHOWN = 6  # labels that the printed form of a task lists
 
 
@@ -41,8 +44,11 @@ class Task:
             "causal_lm" have ("token",), and kinds that generate texts ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
+        positive: Of two classes the one that "f1" and the recalls are about. None: neither class, or other problem.
         splits: "train", "validation" and perhaps "test".
         name: Name of the task in tables and files.
+        missing_labels: What was done with rows without a label, as in `from_files`. None: they were masked by default,
+            and `fit` needs another task over the same rows.
         subsampled: How the train split was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows",
             "of" (rows of the larger split), "stratified" and "seed"; "before" describes an earlier subsample. None: it
             was not.
@@ -60,15 +66,45 @@ class Task:
     metrics: tuple[str, ...]
     splits: Mapping[str, Split]
     name: str
+    positive: str | None = None
+    missing_labels: str | None = "mask"
     subsampled: dict[str, JSON] | None = None
     by_row: bool = False
     label_all_tokens: bool = False
     image_size: int | None = None
 
     def __post_init__(self) -> None:
-        """Look up the kind where its name was passed, raising `UnknownNameError` if no such kind is registered."""
+        """Look up the kind where its name was passed, and the positive class of such labels as 0 and 1.
+
+        Raises:
+            UnknownNameError: If no such kind is registered, or there is no such class.
+            ConfigError: If `positive` is set and there are not two classes.
+        """
         if isinstance(self.kind, str):
             object.__setattr__(self, "kind", kind_of(self.kind))
+        object.__setattr__(self, "positive", self._positive())
+
+    def _positive(self) -> str | None:
+        """Return the positive class: the one that was set, or the usual one; see `__post_init__` for the errors."""
+        is_binary = len(self.labels) == 2 and self.kind.single_label(self.problem_type)
+        if self.positive is None:
+            return usual_positive(self.labels) if is_binary else None
+        if not is_binary:
+            got = f"positive is '{self.positive}' for {len(self.labels)} labels ({self.problem_type})"
+            raise ConfigError(f"task {self.name}: {got}; only one of two classes can be positive.")
+        check_known(f"task {self.name}", [self.positive], self.labels, "label")
+        return self.positive
+
+    def with_positive(self, positive: str) -> Task:
+        """Return the same task with another positive class, and with "f1" among its metrics.
+
+        Raises:
+            UnknownNameError: If there is no such class.
+            ConfigError: If the task does not have two classes.
+        """
+        known = self.kind.metrics(self.problem_type, self.labels)
+        metrics = (*self.metrics, *(name for name in known if name == "f1" and name not in self.metrics))
+        return replace(self, positive=positive, metrics=metrics)
 
     def __repr__(self) -> str:
         """Return name, kind, labels, metric and the number of rows of each split."""
@@ -192,25 +228,40 @@ class Task:
     def held_out(self, seed: int = 0, *, stratify: bool = True) -> Task:
         """Return the same task with a tenth of the training rows as its validation split.
 
-        The previous validation split becomes the test split, if there is none.
+        The previous validation split becomes the test split, if there is none. Tasks over one file hold out the same
+        rows, and no class loses its last training row.
 
         Args:
             seed: Seed of the choice. For running text in blocks, the last tenth is held out instead.
-            stratify: Whether to keep the share of each class, if every row has one class.
+            stratify: Whether to keep the share of each class, in all label columns of the file.
 
         Raises:
             UnknownNameError: If the task has no train split.
-            DataError: If the train split has fewer than two rows.
+            DataError: If the train split has fewer than two rows, or every row is the only one of a class.
         """
-        kind, whole, test = (
-            self.kind,
-            self.split("train"),
-            self.splits.get("test", self.splits.get("validation")),
-        )
-        stratify = stratify and kind.single_label(self.problem_type)
-        train, validation = held_out(whole, stratify=stratify, seed=seed, last=kind.sequential and not self.by_row)
+        train, validation = self._cut(seed, stratify)
+        if not len(validation):
+            raise DataError(f"task {self.name}: {_NOTHING_SPARE}")
+        test = self.splits.get("test", self.splits.get("validation"))
         splits = {"train": train, "validation": validation, "test": test}
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
+
+    def _with_validation(self, seed: int, stratify: bool) -> Task:
+        """Return the task with a tenth of its training rows as validation split; log a warning if no row can be one."""
+        train, validation = self._cut(seed, stratify)
+        if not len(validation):
+            logger.warning("task %s: %s", self.name, _NOTHING_SPARE)
+            return self
+        splits = {**self.splits, "train": train, "validation": validation}
+        return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
+
+    def _cut(self, seed: int, stratify: bool) -> tuple[Split, Split]:
+        """Return the train split without a tenth of its rows, and this tenth; see `held_out`."""
+        kind, whole = self.kind, self.split("train")
+        stratify = stratify and (whole.strata is not None or kind.single_label(self.problem_type))
+        _, classes = kind.row_classes(self, whole)
+        last = kind.sequential and not self.by_row
+        return held_out(whole, stratify=stratify, seed=seed, last=last, classes=classes)
 
     def sized(self, image_size: int | None) -> Task:
         """Return the same task with another `image_size` (None: unchanged); raise ConfigError if it does not fit."""
@@ -232,8 +283,9 @@ class Task:
         label: str | int = "label",
         labels: Sequence[str] | None = None,
         metric: str | None = None,
+        positive: str | None = None,
         problem_type: str | None = None,
-        missing_labels: str = "error",
+        missing_labels: str | None = None,
         label_all_tokens: bool = False,
         name: str | None = None,
         limit: int | None = None,
@@ -252,7 +304,8 @@ class Task:
                 belong together. Images and audio are read from a folder (or tar file) with a folder per class, or from
                 a table with a column of paths.
             validation: File of the validation split, which picks the best checkpoint. None: a tenth of `train`, drawn
-                class by class; for running text in blocks, the last tenth.
+                so that every class of every label column of the file keeps its share. It is the same tenth for all
+                tasks over the file, and has no class's last row; for running text in blocks it is the last tenth.
             test: File of the test split, which only `evaluate` reads.
             text: Column of the text or of the list of words (default "sentence", or "text" if there is no column of
                 that name), or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In
@@ -268,12 +321,16 @@ class Task:
                 those of `train`, sorted. Files have these names, or whole numbers that are the ids. A warning names a
                 class that no training row has.
             metric: The metric that picks the best checkpoint. None: the default of the problem type.
+            positive: Of two classes the positive one, which "f1" and the recalls are about. None: "1", "yes" or "true"
+                if the other one is "0", "no" or "false"; otherwise neither, and these metrics are not reported.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
                 labels, texts that spell lists, or lists of 0 and 1 per class). None: inferred from the labels, or fixed
                 by the kind.
             missing_labels: What to do with rows without a label (a cell that is empty, null, NaN, or a text such as
-                "NA", "null" or "None" that is not among `labels`): "error", or "drop", which counts them in a warning.
-                "ignore" keeps rows with a span that is not in their text, without labels.
+                "NA", "null" or "None" that is not among `labels`): "error"; "drop"; or "mask", which keeps them for
+                other tasks over the same rows, without loss and score for this one. The last two count them in a
+                warning. "ignore" keeps rows with a span that is not in their text, without labels. None: "mask" if the
+                file has other label columns and `fit` gets a task over the same rows, otherwise "error".
             label_all_tokens: For "token_classification", whether to learn every sub-token of a word (B- is continued as
                 I-), and not only the first. Words are scored by their first sub-token in either case.
             name: Name of the task. None: that of the first file, without its ending.
@@ -285,7 +342,7 @@ class Task:
             by_row: For running text ("masked_lm", "causal_lm"), whether to read each row alone, and not blocks of
                 joined rows.
             stratify: Whether validation rows are held out class by class. Otherwise they depend on `seed` and the
-                number of rows alone, so that tasks over the same rows hold out the same ones.
+                number of rows alone.
             separator: The sign between the class names in one text, for "multi_label". None: the sign among `,` `;` `|`
                 that occurs in the column.
 
@@ -301,7 +358,7 @@ class Task:
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = check_names(labels)
-        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator)
+        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, positive)
         spec = ColumnSpec(kind, text, label, *how)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
@@ -327,9 +384,11 @@ class Task:
         label: str = "label",
         labels: Sequence[str] | None = None,
         metric: str | None = None,
+        positive: str | None = None,
         problem_type: str | None = None,
-        missing_labels: str = "error",
+        missing_labels: str | None = None,
         label_all_tokens: bool = False,
+        parts: Mapping[str, str] | None = None,
         name: str = "task",
         limit: int | None = None,
         limit_validation: int | None = None,
@@ -341,8 +400,11 @@ class Task:
     ) -> Task:
         """Make a task of rows in memory. Arguments are those of `from_files`, with two differences.
 
-        `dataset` maps splits ("train", "validation", "test") to rows: a `datasets.DatasetDict`, or a mapping of
-        `datasets.Dataset`s or of lists (or other iterables) of dicts. Images and audio are in a column of
+        `dataset` maps splits to rows: a `datasets.DatasetDict`, or a mapping of `datasets.Dataset`s or of lists (or
+        other iterables) of dicts. `parts` says which of its splits are "train", "validation" and "test", as in
+        `{"train": "train", "validation": "validation_matched"}`; the others are not read. By default the splits have
+        these three names, and another one is an error unless it has no labels (as "unsupervised" in IMDB), which a
+        warning says. Images and audio are in a column of
         `datasets.Image` or `datasets.Audio`, or in dicts in the forms that `predict` accepts; `text` is their column.
         `labels` are by default those that the dataset has for its column, otherwise those of "train", sorted.
 
@@ -355,15 +417,14 @@ class Task:
         if not isinstance(dataset, Mapping):
             got = f"the dataset is {type(dataset).__name__}"
             raise ConfigError(f"task: {got}; it must map splits to rows, as in {{'train': ...}}.")
-        check_known(f"task {name}", dataset, PARTS, "split")
         kind = kind_of(kind) if isinstance(kind, str) else kind
-        parts = {part: _rows_of(part, rows, label) for part, rows in dataset.items()}
-        if not parts:
+        splits = {part: rows_of(part, rows, label) for part, rows in named_parts(name, dataset, parts, label).items()}
+        if not splits:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
         classes = check_names(labels)
-        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator)
+        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, positive)
         spec = ColumnSpec(kind, text, label, *how)
-        tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in parts.items()}
+        tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in splits.items()}
         return _assemble(
             spec,
             tables,
@@ -408,7 +469,7 @@ class Task:
         short, preset = find_preset(name)
         kind = kind_of(preset.kind)
         text, pair, label = (files is None and preset.hub_columns) or preset.columns
-        spec = ColumnSpec(kind, text, label, pair, preset.labels or None, preset.problem_type)
+        spec = ColumnSpec(kind, text, label, pair, preset.labels or None, preset.problem_type, positive=preset.positive)
         if files is None:
             parts = fetch(short, preset)
             tables = {part: kind.from_rows(f"{preset.hub}/{part}", rows, spec) for part, rows in parts.items()}
@@ -463,10 +524,10 @@ def _assemble(
     if len(labels) == 1 and "train" in splits and kind.single_label(problem_type):
         raise DataError(f"task {name}: '{labels[0]}' is its only class; a task needs at least two classes.")
     if not isinstance(metrics, tuple):
-        known, further, first = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels), metrics
-        known = (*known, *further) if first in further else known
-        check_known(f"task {name}", [] if first is None else [first], (*known, *further), "metric")
-        metrics = tuple(sorted(known, key=lambda name: name != first))
+        metrics = metrics_of(kind, problem_type, labels, metrics, spec.positive, f"task {name}")
+    if "train" in splits and spec.all_columns and len(splits["train"]) == len(tables["train"]):
+        texts = {str(column) for column in (spec.text, spec.text_pair)}
+        splits["train"] = splits["train"].with_strata(strata_of(tables["train"], texts))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     task = Task(
         spec.kind,
@@ -476,11 +537,13 @@ def _assemble(
         metrics,
         ordered,
         name,
+        positive=spec.positive,
+        missing_labels=spec.missing_labels,
         by_row=spec.by_row,
         label_all_tokens=label_all_tokens,
     )
     if "train" in splits and "validation" not in splits:
-        task = task.held_out(seed, stratify=spec.stratify)
+        task = task._with_validation(seed, spec.stratify)
     if "validation" in task.splits:
         validation = limited(task.split("validation"), limits[1], seed, option="limit_validation")
         task = replace(task, splits={**task.splits, "validation": validation})
@@ -498,45 +561,6 @@ def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> lis
     return [name for number, name in enumerate(names) if number not in seen]
 
 
-def _rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
-    """Return the rows of a split as a dataset, or as a mapping of columns if they are dicts.
-
-    Args:
-        part: Name of the split, for messages.
-        source: A dataset, or an iterable of dicts.
-        label: Column of the labels, in which arrays become lists.
-
-    Raises:
-        ConfigError: If it is neither.
-        DataError: If it has no rows.
-    """
-    import datasets
-
-    if isinstance(source, datasets.IterableDataset) and source.features is not None:
-        source = datasets.Dataset.from_list(list(source.decode(False)), features=source.features)  # keeps class names
-    is_dataset = isinstance(source, datasets.Dataset)
-    rows: Any = source if is_dataset else [None]
-    if isinstance(source, Iterable) and not isinstance(source, datasets.Dataset | str | bytes | Mapping):
-        rows = list(source)
-    if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
-        raise ConfigError(f"task: split '{part}' is {type(source).__name__}; it must be a Dataset or a list of dicts.")
-    if len(rows) == 0:
-        raise DataError(f"task: split '{part}' is empty; it needs at least one row.")
-    if is_dataset:
-        return rows.with_format(None)
-    names = dict.fromkeys(key for row in rows for key in row)
-    return {key: [_plain(row.get(key), whole=key == label) for row in rows] for key in names}
-
-
-def _plain(cell: Any, *, whole: bool) -> object:
-    """Return a number of NumPy or torch as a number of Python, and any other cell as it is.
-
-    `whole` says that arrays become lists too; in other columns they are images or audio.
-    """
-    is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
-    return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell
-
-
 def _check_spec(spec: ColumnSpec) -> None:
     """Check that a kind can do what a user asks of it, as far as that can be known without the data.
 
@@ -545,7 +569,8 @@ def _check_spec(spec: ColumnSpec) -> None:
         ConfigError: If a label is named twice, or the kind has no running text or no pairs.
     """
     kind, labels = spec.kind, spec.labels
-    check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
+    if spec.missing_labels is not None:
+        check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
     if spec.problem_type is not None:
         check_known("task", [spec.problem_type], kind.problem_types, "problem type")
     if labels is not None and (not labels or len(set(labels)) < len(labels)):

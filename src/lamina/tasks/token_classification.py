@@ -75,7 +75,7 @@ class TokenClassificationKind(TextClassKind):
     tags_words = True
     reads_pairs = True
     judges_second = True
-    missing = (*TextClassKind.missing, "ignore")
+    missing = (*TextClassKind.missing, "mask", "ignore")
     logits_axes = 3
     other_files = "conll"
 
@@ -339,9 +339,10 @@ def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str]]) -> Spl
         for number, mark in enumerate(marks):
             if mark not in index:  # in a CoNLL file, every word has a line of its own
                 raise lab.unknown_label(table, row + number * table.numbered, spec.label, mark, names)
-    joined = [join(words) for words in table.column(spec.text)]
+    joined = [join(words) for words in lab.every_row(table).column(spec.text)]
     ids = (tuple(index[mark] for mark in marks) for marks in tags)
-    return Split.of((text for text, _ in joined), ids, (spans for _, spans in joined))
+    every = lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(joined[row][1]))
+    return Split.of((text for text, _ in joined), every, (spans for _, spans in joined))
 
 
 def is_iob(tags: Iterable[str]) -> bool:
@@ -403,7 +404,7 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
         DataError: If a cell is not a list of spans; or if a span is not in its text, unless `spec.missing_labels` is
             "ignore", which leaves the words of such rows without labels. The message names row and span.
     """
-    tables = {part: lab.labelled({part: table}, spec, texts=True)[part] for part, table in tables.items()}
+    tables = lab.labelled(tables, spec, texts=True)
     types = {label.partition("-")[2] for label in spec.labels or () if label != "O"}
     default = next(iter(types)) if len(types) == 1 else SPAN_LABEL
     spans = {part: _spans_of_rows(table, spec, default) for part, table in tables.items()}
@@ -477,6 +478,7 @@ def _span_split(table: Table, spec: ColumnSpec, spans: Sequence[list[LabelledSpa
     Raises:
         DataError: If a tag is not one of `spec.labels`.
     """
+    spans, table = [*lab.with_gaps(spans, table, lambda _: None)], lab.every_row(table)
     texts = _labelled_texts(table, spec)
     words = [word_spans(text) for text in texts]
     number = {label: at for at, label in enumerate(spec.labels or ())}

@@ -74,16 +74,19 @@ class Runner(ABC):
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise ConfigError unless every task has rows in each part that `parts` names, such as "train".
+        """Raise ConfigError unless every task has labelled rows in each part that `parts` names, such as "train".
 
         Raises:
             UnknownNameError: If a task does not have the part at all.
-            ConfigError: If the part has no rows.
+            ConfigError: If the part has no rows, or none with a label.
         """
-        for task in tasks.values():
+        for name, task in tasks.items():
             for part in parts:
-                if not len(task.split(part)):
+                if not len(split := task.split(part)):
                     raise ConfigError(f"task {task.name}: its {part} part is empty; it needs at least one row.")
+                if split.unlabelled == len(split):
+                    got = f"none of the {len(split)} rows of the {part} part has a label for '{name}'"
+                    raise ConfigError(f"{self.op}: {got}; at least one needs one. Give more labelled rows.")
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
         """Return the value of `option` that the learners `names` were trained with; here None, for unknown."""

@@ -36,6 +36,7 @@ class FitResult:
             `importance_steps` there are also rows between epochs, whose "epoch" is None. "step" counts the steps of
             the reader itself.
         truncated: Name -> number of training examples whose end was cut off.
+        unlabelled: Name -> number of training examples without a label, which gave no loss, where there are any.
         table: One row per name, the best validation score first: "task", "reader", its settings in the grid, "metric",
             "score" (None without a validation part), the other metrics at that epoch, "best_epoch", "epochs_run",
             "stopped" (whether it stopped early), "parameters" and "trained" (their numbers), and "importances" (layer
@@ -50,6 +51,7 @@ class FitResult:
     history: list[TableRow] = field(repr=False)
     importances: list[TableRow] = field(repr=False)
     truncated: dict[str, int] = field(default_factory=dict)
+    unlabelled: dict[str, int] = field(default_factory=dict)
     table: list[TableRow] = field(default_factory=list, repr=False)
     test: dict[str, dict[str, float]] = field(default_factory=dict)
     steps: int = 0

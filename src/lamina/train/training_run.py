@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import set_location
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, DataError
 from lamina.layers.wrappers import unwrapped
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from lamina.store.files import Files
     from lamina.train.base import Runner
     from lamina.train.engine import Engine
-    from lamina.train.groups import Encodings
+    from lamina.train.groups import Encodings, Group
     from lamina.train.learner import Learner
     from lamina.train.options import PassOptions
 
@@ -122,7 +122,7 @@ def train(  # noqa: PLR0913
         specs = _specs(target, tasks, grid or {}, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
-        groups = groups_of(runner, tasks, "train", options, encodings)
+        groups = _training_groups(runner, tasks, specs, options, encodings)
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = groups_of(runner, validated, "validation", options, encodings)
         plan = Plan(
@@ -180,13 +180,46 @@ def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: F
     return scored
 
 
+def _training_groups(
+    runner: Runner,
+    tasks: Mapping[str, Task],
+    specs: Mapping[str, RunSpec],
+    options: FitOptions,
+    encodings: Encodings | None,
+) -> list[Group]:
+    """Return the encoded training examples of the learners of a run; see `groups_of`.
+
+    Args:
+        runner: Runs the model.
+        tasks: Learner name -> task.
+        specs: Learner name -> its spec, which names the task.
+        options: Options of the run.
+        encodings: Encoded examples of earlier runs.
+
+    Raises:
+        DataError: If rows of a task have no label and were masked by default, and no other task shares its rows.
+    """
+    groups = groups_of(runner, tasks, "train", options, encodings)
+    task_of = {name: spec.task for name, spec in specs.items()}
+    for group in (group for group in groups if len({task_of[name] for name in group.names}) == 1):
+        for name in group.names:
+            task: Task = group.tasks[name]
+            if task.missing_labels is None and (count := task.split("train").unlabelled):
+                got = f"{count} of {len(task.split('train'))} training rows of '{task_of[name]}' have no label"
+                rule = "no other task shares these rows"
+                hint = "Give the task missing_labels='mask' to train on the others, or 'drop' to leave them out"
+                raise DataError(f"{runner.op}: {got}, and {rule}. {hint}.")
+    return groups
+
+
 def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
     """Log a warning for each scored task (by name) with fewer than 8 validation rows, if they choose the best epoch.
 
     Few rows give many epochs the same score. The first of them counts as the best, and it may have learnt very little.
     """
     for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
-        if (rows := len(task.split("validation"))) < _FEW_ROWS and task.metric not in LOWER:
+        rows = len(task.split("validation")) - task.split("validation").unlabelled
+        if rows < _FEW_ROWS and task.metric not in LOWER:
             problem = f"'{name}' has {rows} validation rows, which can hardly tell which epoch is best"
             logger.warning('%s: %s. Use more, or keep="last".', op, problem)
 
@@ -196,18 +229,18 @@ def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
 
     Such tasks train on different rows, so they cannot share passes of the model, which takes more time.
     """
-    by_examples = {task.split("train").key: task for task in tasks.values() if not rank()}
-    counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for task in by_examples.values())
+    by_examples = {task.split("train").key: (name, task) for name, task in tasks.items() if not rank()}
+    counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for _, task in by_examples.values())
     same_rows: dict[tuple[str, frozenset[int]], list[str]] = defaultdict(list)
-    for task in by_examples.values():
+    for name, task in by_examples.values():
         parts = [task.split(part) for part in _READ_PARTS]
         # texts are compared only if another task has as many rows, since hashing all of them takes a while
         if counts[sum(map(len, parts))] > 1 and all(part.written for part in parts):
             texts = frozenset(hash(text) for part in parts for text in part.texts)
-            same_rows[task.kind.inputs, texts].append(task.name)
+            same_rows[task.kind.inputs, texts].append(name)
     for names in (names for names in same_rows.values() if len(names) > 1):
         problem = f"{', '.join(map(repr, names))} have the same rows but different validation parts"
-        hint = "Give them one validation part, or make them with stratify=False"
+        hint = "Give them one validation part, or read them from one file with the same seed"
         logger.warning("%s: %s, so they cannot share a pass. %s.", op, problem, hint)
 
 
@@ -290,7 +323,7 @@ def _record_training(engine: Engine) -> None:
                 "metric": task.metric,
                 "scores": learner.progress.scores,
                 "epoch": learner.progress.best_epoch,
-                "rows": len(task.split("train")),
+                "rows": len(task.split("train")) - task.split("train").unlabelled,
                 "pair": task.split("train").pairs,
                 "max_length": max_length(engine.runner, {name: task}, engine.options.max_length),
                 "stride": engine.options.stride,
@@ -342,6 +375,9 @@ def _result(
         history=engine.history,
         importances=engine.importances,
         truncated={name: group.truncated(name) for group in engine.plan.groups for name in group.names},
+        unlabelled={
+            name: count for name, task in engine.plan.tasks.items() if (count := task.split("train").unlabelled)
+        },
         table=sorted_rows([_row(engine, learner, specs[name]) for name, learner in engine.learners.items()]),
         test=test,
         steps=engine.steps,

@@ -27,7 +27,7 @@ def ours(task: TaskOutline, metric: str, guesses, truths) -> float:
 def test_classes(classes: int, metric: str):
     truths = RNG.integers(0, classes, 80)
     guesses = np.where(RNG.random(80) < 0.6, truths, RNG.integers(0, classes, 80))
-    task = TaskOutline("sequence_classification", "classification", tuple("abcd"[:classes]))
+    task = TaskOutline("sequence_classification", "classification", tuple("0123"[:classes]))
     expected = score_classes([metric], torch.tensor(guesses), torch.tensor(truths), classes)[metric]
     assert ours(task, metric, guesses.tolist(), truths.tolist()) == pytest.approx(expected, rel=1e-5)
     constant = np.zeros(80, int)

@@ -106,7 +106,7 @@ def test_folder_without_published_files(tmp_path: Path):
 
 
 def test_folder_without_validation_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    put(tmp_path / "train.tsv", PUBLISHED["cola"][0])
+    put(tmp_path / "train.tsv", PUBLISHED["cola"][0] * 2)
     task = Task.preset("cola", files=str(tmp_path))
     assert len(task.split("validation")) == 1
     assert "has no validation file" in caplog.text

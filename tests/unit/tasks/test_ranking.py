@@ -76,10 +76,57 @@ def test_scores_of_a_part_are_by_the_second_class():
 def test_without_classes_in_view_every_task_sets_the_same_rows_aside():
     pairs = [{"text": str(at), "label": ("no", "yes")[at % 3 == 0], "spans": []} for at in range(100)]
     one = Task.from_dataset(KIND, {"train": pairs}, text="text", stratify=False)
-    two = Task.from_dataset("token_classification", {"train": pairs}, text="text", label="spans")
+    two = Task.from_dataset("token_classification", {"train": pairs}, text="text", label="spans", stratify=False)
     other = Task.from_dataset(KIND, {"train": pairs}, text="text")
     for part in ("train", "validation"):
         assert one.split(part).key == two.split(part).key != other.split(part).key
-        assert one.held_out(stratify=False).split(part).key == two.held_out().split(part).key
+        assert one.held_out(stratify=False).split(part).key == two.held_out(stratify=False).split(part).key
     with pytest.raises(ConfigError, match="by_row is set for a task of kind"):
         Task.from_dataset(KIND, {"train": pairs}, text="text", by_row=True)
+
+
+BAD = {"train": [{"text": str(at), "label": ("ok", "bad")[at % 3 == 0]} for at in range(90)]}
+
+
+@pytest.mark.parametrize(
+    ("labels", "positive"),
+    [
+        (("0", "1"), "1"),
+        (("no", "yes"), "yes"),
+        (("False", "True"), "True"),
+        (("YES", "No"), "YES"),
+        (("bad", "ok"), None),
+    ],
+)
+def test_the_usual_positive_class(labels: tuple[str, str], positive: str | None):
+    rows = [{"text": str(at), "label": labels[at % 2]} for at in range(20)]
+    made = Task.from_dataset(KIND, {"train": rows}, text="text", labels=labels)
+    assert (made.positive, "f1" in made.metrics) == (positive, positive is not None)
+
+
+def test_no_class_is_positive_because_of_its_letters():
+    """Every F1 and recall is of the class that the user calls positive, and of none without one."""
+    plain = Task.from_dataset(KIND, BAD, text="text")
+    assert (plain.labels, plain.positive, plain.metrics) == (("bad", "ok"), None, ("accuracy", "mcc", "macro_f1"))
+    for metric in ("f1", "recall_at_1"):
+        with pytest.raises(
+            ConfigError, match=rf"'{metric}' is about the positive class, and the classes are bad and ok"
+        ):
+            Task.from_dataset(KIND, BAD, text="text", metric=metric)
+    made = Task.from_dataset(KIND, BAD, text="text", metric="recall_at_5", positive="bad")
+    assert plain.with_positive("bad").metrics == (*plain.metrics, "f1")
+    split = made.split("train")
+    targets = torch.tensor(list(split.labels))
+    flagged = torch.zeros(len(split), 2)
+    flagged[:, 0] = (targets == 0).float() * (torch.arange(len(split)) % 2 == 0)  # half of the bad rows, and none else
+    flagged[:, 1] = 0.5
+    results = ClassResults(made, split, torch.arange(len(split)).numpy())
+    results.add(range(len(split)), flagged)
+    found = float((flagged[:, 0] == 1).sum() / (targets == 0).sum())
+    scores = results.scores(made.metrics)
+    assert scores["f1"] == pytest.approx(2 * found / (1 + found))
+    assert scores["recall_at_5"] == pytest.approx(found)
+    with pytest.raises(ConfigError, match="only one of two classes can be positive"):
+        Task.from_dataset(KIND, {"train": [*BAD["train"], {"text": "x", "label": "z"}]}, text="text", positive="bad")
+    with pytest.raises(UnknownNameError, match="unknown label 'good'; known: bad, ok"):
+        Task.from_dataset(KIND, BAD, text="text", positive="good")

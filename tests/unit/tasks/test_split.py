@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lamina.errors import ConfigError, DataError
-from lamina.tasks.split import Split, held_out, limited, shares
+from lamina.tasks.split import Split, held_out, limited
+from lamina.tasks.stratify import shares
 
 
 def rows(labels: list[int]) -> Split:

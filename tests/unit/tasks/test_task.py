@@ -60,7 +60,7 @@ def test_limit_leaves_validation_whole(tmp_path: Path):
 
 def test_metric_first(tmp_path: Path):
     path = tsv(tmp_path / "t.tsv", ["a\tx", "b\ty"])
-    task = Task.from_files(SEQUENCE, train=path, validation=path, metric="mcc", name="moods")
+    task = Task.from_files(SEQUENCE, train=path, validation=path, metric="mcc", positive="y", name="moods")
     assert (task.metric, task.metrics, task.name) == ("mcc", ("mcc", "accuracy", "f1", "macro_f1"), "moods")
     with pytest.raises(UnknownNameError, match=r"unknown metric 'acuracy'; known: .*macro_f1, auroc.* Did you mean"):
         Task.from_files(SEQUENCE, train=path, metric="acuracy")
@@ -322,7 +322,11 @@ def test_images_at_hand(tmp_path: Path):
             "task/train has no column 'label'; its columns are: sentence, class",
         ),
         ({"train": [ROWS[0], {"sentence": "b"}]}, DataError, "task/train row 2 has no label in column 'label'"),
-        ({"train": ROWS, "dev": ROWS}, UnknownNameError, "task task: unknown split 'dev'; known: train, validation"),
+        (
+            {"train": ROWS, "dev": ROWS},
+            UnknownNameError,
+            r"task task: unknown split 'dev'; known: train, validation, test. Give parts=\{.*'validation': 'dev'\}",
+        ),
         ({}, DataError, "task: the dataset has no splits"),
         ({"train": []}, DataError, "task: split 'train' is empty; it needs at least one row"),
         ({"train": datasets.Dataset.from_list(ROWS).select([])}, DataError, "task: split 'train' is empty"),
@@ -401,3 +405,39 @@ def test_labels_that_are_given_may_have_blanks_around_them():
     rows = [{"sentence": f"text {row}", "label": ("spam ", "ham")[row % 2]} for row in range(4)]
     given = {"train": rows}
     assert Task.from_dataset("sequence_classification", given, labels=["spam ", "ham"]).labels == ("spam", "ham")
+
+
+def test_parts_are_named_by_the_user(caplog: pytest.LogCaptureFixture):
+    dataset = {"train": ROWS, "validation_matched": ROWS[:4], "validation_mismatched": ROWS[:6], "dev": ROWS[:2]}
+    parts = {"train": "train", "validation": "validation_matched", "test": "validation_mismatched"}
+    task = Task.from_dataset(SEQUENCE, dataset, parts=parts)
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 20, "validation": 4, "test": 6}
+    assert not caplog.messages
+    for wrong, told in (
+        ({"train": "train", "dev": "dev"}, "unknown part 'dev'; known: train, validation, test"),
+        ({"train": "train", "validation": "valid"}, "unknown split of the dataset 'valid'; known: train, validation_m"),
+    ):
+        with pytest.raises(UnknownNameError, match=told):
+            Task.from_dataset(SEQUENCE, dataset, parts=wrong)
+
+
+@pytest.mark.parametrize("label", [-1, None, "-1", ""])
+def test_a_part_without_labels_is_left_out_and_named(label: Any, caplog: pytest.LogCaptureFixture):
+    """As the unsupervised part of IMDB, and the secret labels of a test part of GLUE."""
+    hidden = [row | {"label": label} for row in ROWS]
+    task = Task.from_dataset(SEQUENCE, {"train": ROWS, "test": hidden, "unsupervised": hidden}, name="imdb")
+    assert list(task.splits) == ["train", "validation"]
+    assert caplog.messages == [
+        "task imdb: the split 'unsupervised' has no labels, so it is left out",
+        "task: imdb/test has no label in column 'label' (every cell is -1 or empty), so it is left out of the task",
+    ]
+    classes = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=["a", "b"])})
+    rows = datasets.Dataset.from_dict({"sentence": ["x", "y"], "label": [-1, -1]}, features=classes)
+    both = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS), "unsupervised": rows, "test": rows})
+    assert list(Task.from_dataset(SEQUENCE, both).splits) == ["train", "validation"]
+
+
+def test_minus_one_may_be_a_class():
+    rows = [{"sentence": str(at), "label": 1 - 2 * (at % 2)} for at in range(20)]
+    task = Task.from_dataset(SEQUENCE, {"train": rows, "test": [row for row in rows if row["label"] == -1]})
+    assert (task.labels, len(task.split("test"))) == (("-1", "1"), 10)

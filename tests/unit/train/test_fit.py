@@ -65,26 +65,6 @@ def test_few_validation_rows_are_told_of(
     assert [record.getMessage() for record in caplog.records] == [wanted] * told
 
 
-@pytest.mark.parametrize("pair", [{}, {"text_pair": "other"}])
-@pytest.mark.parametrize("stratify", [True, False])
-def test_tasks_that_hold_out_other_rows_of_the_same_are_told_of(
-    stratify: bool, pair: dict[str, Any], caplog: pytest.LogCaptureFixture
-):
-    rows = [
-        {"text": f"alpha {number}", "other": "beta", "a": "xy"[number % 2], "b": "xxy"[number % 3]}
-        for number in range(90)
-    ]
-    tasks = {
-        name: Task.from_dataset(
-            "sequence_classification", {"train": rows}, text="text", label=name, name=name, stratify=stratify, **pair
-        )
-        for name in "ab"
-    }
-    train(bank_for(**tasks), tasks, epochs=2)
-    wanted = "fit: 'a', 'b' have the same rows but different validation parts, so they cannot share a pass."
-    assert [wanted in record.getMessage() for record in caplog.records] == [True] * stratify
-
-
 @pytest.fixture
 def no_collector() -> Iterator[None]:
     gc.collect()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
 import numpy as np
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from lamina.errors import check_known
 from lamina.studies.statistics import Array, Metric
+from lamina.tasks.class_results import positive_id
 
 if TYPE_CHECKING:
     from lamina.tasks.base import KindedTask
@@ -60,8 +62,8 @@ def row_counts(
     elif task.problem_type == "multi_label":
         known = _MULTI_LABEL_METRICS
     else:
-        # with two classes, "f1" is the F1 of the second one, as in `lamina.tasks.metrics`
-        f1 = _second_class_f1 if len(task.labels) == 2 else _macro_f1
+        positive = positive_id(task, [metric])
+        f1 = _macro_f1 if positive is None else partial(_f1_of_class, positive)
         known = {**_CLASS_METRICS, "f1": _RowMetric(_confusion, f1)}
     check_known("statistics", [metric], known, "metric")
     chosen = known[metric]
@@ -165,9 +167,9 @@ def _macro_f1(totals: Array) -> Array:
     return _ratio(scores.sum(-1), present.sum(-1).astype(float))
 
 
-def _second_class_f1(totals: Array) -> Array:
-    """Return the F1 score `[...]` of the second class, from summed, flattened confusion matrices."""
-    return _per_class_f1(totals)[0][..., 1]
+def _f1_of_class(number: int, totals: Array) -> Array:
+    """Return the F1 score `[...]` of the class with this number, from summed, flattened confusion matrices."""
+    return _per_class_f1(totals)[0][..., number]
 
 
 def _mcc(totals: Array) -> Array:

@@ -1,0 +1,87 @@
+"""Rows that a user has in memory: which splits of a dataset a task reads, and their rows as columns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import ConfigError, DataError, UnknownNameError, check_known
+from lamina.tasks.base import PARTS
+from lamina.tasks.labels import is_hidden
+
+if TYPE_CHECKING:
+    import datasets
+
+logger = logging.getLogger(__name__)
+
+
+def named_parts(
+    name: str, dataset: Mapping[str, object], parts: Mapping[str, str] | None, label: str
+) -> dict[str, object]:
+    """Return part ("train", "validation" or "test") -> its rows in a dataset; see `Task.from_dataset`.
+
+    Raises:
+        UnknownNameError: If `parts` names a part or a split that does not exist, or a split of another name has labels.
+    """
+    if parts is not None:
+        check_known(f"task {name}", parts, PARTS, "part")
+        check_known(f"task {name}", parts.values(), dataset, "split of the dataset")
+        return {part: dataset[split] for part, split in parts.items()}
+    named = {part: rows for part, rows in dataset.items() if part in PARTS}
+    for split in (split for split in dataset if split not in PARTS):
+        if not named or _has_labels(dataset[split], label):
+            hint = f"Give parts={{'train': ..., 'validation': '{split}'}} to say which splits are read"
+            raise UnknownNameError(op=f"task {name}", got=split, known=PARTS, what="split", hint=hint)
+        logger.warning("task %s: the split '%s' has no labels, so it is left out", name, split)
+    return named
+
+
+def _has_labels(rows: object, label: str) -> bool:
+    """Return whether a row of a dataset, or of a list of dicts, has a label; True for anything else."""
+    if isinstance(rows, Sequence):
+        return not all(is_hidden(row.get(label)) for row in rows if isinstance(row, Mapping))
+    import datasets
+
+    if not isinstance(rows, datasets.Dataset):
+        return True
+    return label in rows.column_names and not all(map(is_hidden, rows[label]))
+
+
+def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
+    """Return the rows of a split as a dataset, or as a mapping of columns if they are dicts.
+
+    Args:
+        part: Name of the split, for messages.
+        source: A dataset, or an iterable of dicts.
+        label: Column of the labels, in which arrays become lists.
+
+    Raises:
+        ConfigError: If it is neither.
+        DataError: If it has no rows.
+    """
+    import datasets
+
+    if isinstance(source, datasets.IterableDataset) and source.features is not None:
+        source = datasets.Dataset.from_list(list(source.decode(False)), features=source.features)  # keeps class names
+    is_dataset = isinstance(source, datasets.Dataset)
+    rows: Any = source if is_dataset else [None]
+    if isinstance(source, Iterable) and not isinstance(source, datasets.Dataset | str | bytes | Mapping):
+        rows = list(source)
+    if not is_dataset and not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(f"task: split '{part}' is {type(source).__name__}; it must be a Dataset or a list of dicts.")
+    if len(rows) == 0:
+        raise DataError(f"task: split '{part}' is empty; it needs at least one row.")
+    if is_dataset:
+        return rows.with_format(None)
+    names = dict.fromkeys(key for row in rows for key in row)
+    return {key: [_plain(row.get(key), whole=key == label) for row in rows] for key in names}
+
+
+def _plain(cell: Any, *, whole: bool) -> object:
+    """Return a number of NumPy or torch as a number of Python, and any other cell as it is.
+
+    `whole` says that arrays become lists too; in other columns they are images or audio.
+    """
+    is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
+    return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell

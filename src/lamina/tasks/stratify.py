@@ -1,0 +1,200 @@
+"""Choose which rows are held out for validation, so that both splits have the same share of every class.
+
+The choice is one for all tasks over a table: it depends on the label columns of the whole table, and not on the label
+column of one task. So tasks over one file hold out the same rows, and share every pass of the model.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from lamina.data.arrow import Column
+
+if TYPE_CHECKING:
+    from lamina.data.read import Table
+
+Strata: TypeAlias = Sequence[tuple[int, ...]]  # for each row the numbers of its classes, in all label columns
+
+MAX_CLASSES = 1000  # a column with more values than this is not one of labels
+_LONGEST = 200  # characters of the longest class name
+_PLAIN_FEATURES = frozenset({"Value", "ClassLabel", "List", "LargeList", "Sequence"})  # types of `datasets`
+
+
+def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[Hashable]]]:
+    """Return the columns of a table that hold labels: name -> the labels of each row, none for an empty cell.
+
+    These are the columns whose cells are names, numbers or lists of them (or spans with a "label"), with at least two
+    values and at most half as many values as the table has rows. The columns in `texts` are left out.
+    """
+    limit = min(MAX_CLASSES, len(table) // 2)
+    columns = {name: cells for name, cells in table.columns.items() if name not in texts and _is_plain(cells)}
+    labels = {name: _few_values(cells, limit) for name, cells in columns.items()}
+    return {name: rows for name, rows in labels.items() if rows is not None}
+
+
+def _is_plain(cells: Sequence[object]) -> bool:
+    """Return whether a column can be read without decoding images or audio."""
+    features = cells.rows.features.values() if isinstance(cells, Column) else ()
+    return all(type(part).__name__ in _PLAIN_FEATURES for feature in features for part in _nested(feature))
+
+
+def _nested(feature: object) -> list[object]:
+    """Return a feature of `datasets` and, for a list, the feature of its items; spans (dicts) count as their list."""
+    inner = getattr(feature, "feature", None)
+    return [feature] if inner is None or isinstance(inner, dict) else [feature, *_nested(inner)]
+
+
+def _few_values(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
+    """Return the labels in each cell; None if a cell holds none, or there are less than two or more than `limit`."""
+    seen: set[Hashable] = set()
+    rows: list[list[Hashable]] = []
+    for cell in cells:
+        if (labels := _labels_in(cell)) is None:
+            return None
+        seen.update(labels)
+        if len(seen) > limit:
+            return None
+        rows.append(labels)
+    return rows if len(seen) > 1 else None
+
+
+def _labels_in(cell: object) -> list[Hashable] | None:
+    """Return the labels in a cell: one, those of a list, or none if it is empty; None if the cell cannot be a label."""
+    if isinstance(cell, list | tuple):
+        parts = [_labels_in(part.get("label") if isinstance(part, Mapping) else part) for part in cell]
+        return None if None in parts else list(dict.fromkeys(label for part in parts for label in part or ()))
+    if isinstance(cell, str):
+        name = cell.strip()
+        return None if len(name) > _LONGEST else [name] * bool(name)
+    if isinstance(cell, float) and math.isnan(cell):
+        return []
+    return [] if cell is None else [cell] if isinstance(cell, bool | int | float) else None
+
+
+def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
+    """Return the numbers of the classes of each row in all label columns; None if the table has no such column.
+
+    A column with empty cells has one more class, of the rows that have a label. The columns in `texts` are left out.
+    """
+    columns = label_columns(table, texts)
+    number: dict[tuple[str, Hashable], int] = {}
+    rows: list[list[int]] = [[] for _ in range(len(table))]
+    for name, cells in columns.items():
+        has_gaps = not all(cells)
+        for row, labels in zip(rows, cells, strict=True):
+            keys = [(name, (type(label).__name__, label)) for label in labels]
+            keys += [(name, ())] * (has_gaps and bool(labels))
+            row.extend(number.setdefault(key, len(number)) for key in keys)
+    return [tuple(row) for row in rows] if columns else None
+
+
+def choose(strata: Strata, count: int, seed: int) -> set[int]:
+    """Return the indices of `count` rows that have about the same share of every class as all rows.
+
+    No class loses its last row to the choice, unless too few other rows are left.
+
+    Args:
+        strata: The classes of each row.
+        count: Number of rows to choose.
+        seed: Seed of the choice.
+
+    Source:
+        Rows with several classes are drawn by iterative stratification: Sechidis et al. 2011, "On the stratification of
+        multi-label data".
+    """
+    rng = random.Random(seed)
+    draw = _by_class if all(len(row) == 1 for row in strata) else _iteratively
+    return spare_last(draw(strata, count, rng), strata, seed)
+
+
+def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
+    """Return `count` rows, of each class in proportion to its size; every row has one class."""
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for row, label in enumerate(strata):
+        groups[label].append(row)
+    sizes = shares([len(group) for group in groups.values()], count)
+    return {row for group, size in zip(groups.values(), sizes, strict=True) for row in rng.sample(group, size)}
+
+
+def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
+    """Return `count` rows: class by class, the rarest first, each row goes to the side that lacks its class most."""
+    members: dict[int, list[int]] = defaultdict(list)
+    order = rng.sample(range(len(strata)), len(strata))
+    for row in order:
+        for label in strata[row]:
+            members[label].append(row)
+    share = count / len(strata)
+    wanted = {label: [len(rows) * (1 - share), len(rows) * share] for label, rows in members.items()}
+    left = {label: len(rows) for label, rows in members.items()}
+    room, side_of = [len(strata) - count, count], dict[int, int]()
+    queue = [(size, label) for label, size in left.items()]
+    heapq.heapify(queue)
+    while queue:
+        size, label = heapq.heappop(queue)
+        if size != left[label]:  # rows of it were placed with another class meanwhile; its newer entry comes later
+            continue
+        for row in members[label]:
+            if row not in side_of:
+                side = int(wanted[label][1] > wanted[label][0])
+                side_of[row] = side = side if room[side] > 0 else 1 - side
+                room[side] -= 1
+                for other in strata[row]:
+                    wanted[other][side] -= 1
+                    left[other] -= 1
+                    if other != label and left[other]:
+                        heapq.heappush(queue, (left[other], other))
+    rest = [row for row in order if row not in side_of]
+    return {row for row, side in side_of.items() if side} | set(rest[: room[1]])
+
+
+def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = False) -> set[int]:
+    """Return the chosen rows after giving back the last row of every class, in exchange for rows of larger classes.
+
+    Args:
+        chosen: Indices of the chosen rows.
+        strata: The classes of each row.
+        seed: Seed of the exchange.
+        strict: Whether a last row is given back even if no other row can be taken in its place.
+    """
+    left = Counter(label for row, labels in enumerate(strata) if row not in chosen for label in labels)
+    lost = [row for row in sorted(chosen) if any(not left[label] for label in strata[row])]
+    if not lost:
+        return chosen
+    chosen, returned = set(chosen), set[int]()
+    others = iter(random.Random(seed).sample(range(len(strata)), len(strata)))
+    for row in lost:
+        if all(left[label] for label in strata[row]):  # an earlier row of the class was given back
+            continue
+        other = next((at for at in others if _is_spare(at, strata, left) and at not in chosen | returned), None)
+        if other is None and not strict:
+            break
+        chosen.remove(row)
+        returned.add(row)
+        left.update(strata[row])
+        if other is not None:
+            chosen.add(other)
+            left.subtract(strata[other])
+    return chosen
+
+
+def _is_spare(row: int, strata: Strata, left: Mapping[int, int]) -> bool:
+    """Return whether every class of a row has another row among those that are left."""
+    return all(left[label] > 1 for label in strata[row])
+
+
+def shares(sizes: list[int], total: int) -> list[int]:
+    """Return how many members of each group to draw, so that `total` are drawn in proportion to the groups' `sizes`.
+
+    Counts are rounded down; what is missing goes to the groups with the largest remainders.
+    """
+    exact = [total * size / sum(sizes) for size in sizes]
+    whole = [int(x) for x in exact]
+    order = sorted(range(len(sizes)), key=lambda i: (whole[i] - exact[i], -sizes[i]))
+    for i in order[: total - sum(whole)]:
+        whole[i] += 1
+    return whole
