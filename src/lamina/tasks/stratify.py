@@ -70,7 +70,7 @@ def _labels_in(cell: object) -> list[Hashable] | None:
         return None if None in parts else list(dict.fromkeys(label for part in parts for label in part or ()))
     if isinstance(cell, str):
         name = cell.strip()
-        return None if len(name) > _LONGEST else [name] * bool(name)
+        return None if len(name) > _LONGEST else [name] if name else []
     if isinstance(cell, float) and math.isnan(cell):
         return []
     return [] if cell is None else [cell] if isinstance(cell, bool | int | float) else None

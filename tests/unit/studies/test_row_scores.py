@@ -27,7 +27,7 @@ def ours(task: TaskOutline, metric: str, guesses, truths) -> float:
 def test_classes(classes: int, metric: str):
     truths = RNG.integers(0, classes, 80)
     guesses = np.where(RNG.random(80) < 0.6, truths, RNG.integers(0, classes, 80))
-    task = TaskOutline("sequence_classification", "classification", tuple("0123"[:classes]))
+    task = TaskOutline("sequence_classification", "classification", tuple("0123"[:classes]))  # pyright: ignore
     expected = score_classes([metric], torch.tensor(guesses), torch.tensor(truths), classes)[metric]
     assert ours(task, metric, guesses.tolist(), truths.tolist()) == pytest.approx(expected, rel=1e-5)
     constant = np.zeros(80, int)
@@ -39,7 +39,7 @@ def test_classes(classes: int, metric: str):
 def test_numbers(metric: str):
     truths = RNG.normal(size=60) + 100
     guesses = truths + RNG.normal(size=60)
-    task = TaskOutline("sequence_classification", "regression", ("score",))
+    task = TaskOutline("sequence_classification", "regression", ("score",))  # pyright: ignore
     expected = score_numbers([metric], guesses.tolist(), truths.tolist())[metric]
     assert ours(task, metric, guesses.tolist(), truths.tolist()) == pytest.approx(expected, rel=1e-5)
     assert ours(task, metric, [1.0] * 60, truths.tolist()) == 0
@@ -48,7 +48,7 @@ def test_numbers(metric: str):
 def test_the_correlation_of_a_subset_of_rows():
     truths, noise = np.random.default_rng(1).normal(size=(2, 60))
     guesses = truths + noise
-    task = TaskOutline("sequence_classification", "regression", ("score",))
+    task = TaskOutline("sequence_classification", "regression", ("score",))  # pyright: ignore
     counts, score = row_counts(task, "pearson", guesses.tolist(), truths.tolist())
     high = truths > 0
     assert float(score(counts[high].sum(0))) == pytest.approx(np.corrcoef(guesses[high], truths[high])[0, 1])
@@ -57,7 +57,7 @@ def test_the_correlation_of_a_subset_of_rows():
 @pytest.mark.parametrize("metric", ["accuracy", "f1"])
 def test_several_labels(metric: str):
     truths, guesses = RNG.integers(0, 2, (2, 40, 3))
-    task = TaskOutline("sequence_classification", "multi_label", ("a", "b", "c"))
+    task = TaskOutline("sequence_classification", "multi_label", ("a", "b", "c"))  # pyright: ignore
     expected = score_multi_label([metric], torch.tensor(guesses), torch.tensor(truths))[metric]
     both = [[tuple(row) for row in rows.tolist()] for rows in (guesses, truths)]
     assert ours(task, metric, *both) == pytest.approx(expected, rel=1e-5)
@@ -68,11 +68,11 @@ def test_tags(metric: str):
     labels = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
     truths = [tuple(RNG.integers(0, 5, size).tolist()) for size in RNG.integers(1, 9, 30)]
     guesses = [tuple(tag if RNG.random() < 0.7 else int(RNG.integers(0, 5)) for tag in row) for row in truths]
-    task = TaskOutline("token_classification", "classification", labels)
+    task = TaskOutline("token_classification", "classification", labels)  # pyright: ignore
     expected = score_tags([metric], guesses, truths, labels)[metric]
     assert ours(task, metric, guesses, truths) == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_metric_that_is_no_function_of_sums_is_refused():
     with pytest.raises(UnknownNameError, match="unknown metric 'perplexity'"):
-        row_counts(TaskOutline("sequence_classification", "classification", ("a", "b")), "perplexity", [0], [0])
+        row_counts(TaskOutline("sequence_classification", "classification", ("a", "b")), "perplexity", [0], [0])  # pyright: ignore

@@ -72,7 +72,7 @@ def test_preset_reads_published_files(tmp_path: Path, name: str):
     text, texts, labels = PUBLISHED[name]
     for names in PRESETS[name].files.values():
         for file, content in [(names[0], text)] if isinstance(text, str) else zip(names[0], text, strict=True):
-            put(tmp_path / file, content)
+            put(tmp_path / file, content)  # pyright: ignore
     task = Task.preset(name, files=tmp_path)
     part = "test" if name == "imdb" else "validation"  # IMDB has no validation file: a row of train is set aside
     assert task.split(part).texts == texts
@@ -238,7 +238,7 @@ def on_the_hub(
 
     def load(*args: Any, **options: Any) -> datasets.DatasetDict:
         asked.append(args)
-        return datasets.DatasetDict(sets)
+        return datasets.DatasetDict(sets)  # pyright: ignore
 
     monkeypatch.setattr(datasets, "load_dataset", load)
     return asked

@@ -250,12 +250,12 @@ def test_a_config_gets_the_classes():
         ("multi_label", "multi_label_classification"),
         ("regression", "regression"),
     ]:
-        config = BertConfig(num_labels=2)
+        config = BertConfig(num_labels=2)  # pyright: ignore
         KIND.configure(config, task(problem_type, ("no", "yes"), [0]))
         assert (config.problem_type, config.id2label) == (expected, {0: "no", 1: "yes"})
     KIND.configure(BertConfig(id2label={0: "NO", 1: "YES"}), task("classification", ("no", "yes"), [0]))
     with pytest.raises(ConfigError, match=r"the head has 3 classes, the task has 2 \(no, yes\); .* num_labels=2"):
-        KIND.configure(BertConfig(num_labels=3), task("classification", ("no", "yes"), [0]))
+        KIND.configure(BertConfig(num_labels=3), task("classification", ("no", "yes"), [0]))  # pyright: ignore
     with pytest.raises(ConfigError, match="the classes of the head are yes, no, those of the task no, yes"):
         KIND.configure(BertConfig(id2label={0: "yes", 1: "no"}), task("classification", ("no", "yes"), [0]))
 

@@ -72,14 +72,13 @@ def test_a_file_and_rows_in_memory_are_held_out_alike(tmp_path: Any):
 )
 def test_a_class_keeps_its_last_row(counts: dict[str, int], held: int, caplog: pytest.LogCaptureFixture):
     rows = [{"text": f"{name} {at}", "label": name} for name, count in counts.items() for at in range(count)]
-    for seed in range(10):
-        made = task(rows, "label", seed=seed)
+    for made in [task(rows, "label", seed=seed) for seed in range(10)]:
         assert set(made.split("train").labels) == set(range(len(counts)))
         assert len(made.splits.get("validation", ())) == held
     assert ("every row of the train split is the only one of a class" in caplog.text) == (not held)
     if not held:
         with pytest.raises(DataError, match=r"task label: every row .* none can be held out"):
-            made.held_out()
+            task(rows, "label").held_out()
 
 
 @pytest.mark.parametrize("stratify", [True, False])

@@ -434,7 +434,7 @@ def test_a_part_without_labels_is_left_out_and_named(label: Any, caplog: pytest.
     classes = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(names=["a", "b"])})
     rows = datasets.Dataset.from_dict({"sentence": ["x", "y"], "label": [-1, -1]}, features=classes)
     both = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS), "unsupervised": rows, "test": rows})
-    assert list(Task.from_dataset(SEQUENCE, both).splits) == ["train", "validation"]
+    assert list(Task.from_dataset(SEQUENCE, both).splits) == ["train", "validation"]  # pyright: ignore
 
 
 def test_minus_one_may_be_a_class():

@@ -412,9 +412,9 @@ def test_a_reader_of_pairs_says_so():
 
 
 def test_random_numbers_of_the_caller_are_left_alone():
-    before = torch.get_rng_state(), np.random.get_state()[1].tobytes()
+    before = torch.get_rng_state(), np.random.get_state()[1].tobytes()  # pyright: ignore
     train(bank_for(a=TASK), {"a": TASK})
-    after = torch.get_rng_state(), np.random.get_state()[1].tobytes()
+    after = torch.get_rng_state(), np.random.get_state()[1].tobytes()  # pyright: ignore
     assert torch.equal(before[0], after[0])
     assert before[1] == after[1]
 
