@@ -34,6 +34,7 @@ _ROOT = (
 )
 _RAY = "Serve with replicas on Ray Serve: on this machine (local), on the running cluster (auto) or at HOST:PORT."
 _PASSES = "Number of passes of the model that run at once, each with OMP_NUM_THREADS threads."
+_REQUEST_TOKENS = "Maximum tokens of all texts of a request together; a text that is cut counts as far as it is read."
 _TITLE = "Title of the page. Default: the names of the bank and its model."
 _EXAMPLE = 'Text that the page offers as an example, or a pair as ["A", "B"]; may be repeated. Default: three that fit.'
 _ORIGIN = "Origin, such as https://example.org, whose web pages may send requests (CORS); may be repeated."
@@ -57,6 +58,7 @@ def serve(  # noqa: PLR0913
         int, Option(min=2, help="Maximum tokens of a prompt and its generated text together.")
     ] = 4096,
     max_client_batch_size: Annotated[int, Option(min=1, help="Maximum texts per request.")] = 32,
+    max_request_tokens: Annotated[int, Option(min=1, help=_REQUEST_TOKENS)] = 65536,
     payload_limit: Annotated[int, Option(min=1, help="Maximum size of a request in bytes.")] = 2_000_000,
     request_timeout: Annotated[float, Option(min=0.001, help="Maximum time of a request in seconds.")] = 60.0,
     api_key: Annotated[str | None, Option(envvar="LAMINA_API_KEY", show_envvar=False, help=_KEY)] = None,
@@ -102,6 +104,7 @@ def serve(  # noqa: PLR0913
         max_concurrent_generations=max_concurrent_generations,
         max_total_tokens=max_total_tokens,
         max_client_batch_size=max_client_batch_size,
+        max_request_tokens=max_request_tokens,
         payload_limit=payload_limit,
         request_timeout=request_timeout,
         api_key=api_key,

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -23,10 +23,10 @@ from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import Group, encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
-from lamina.train.scoring import collect
+from lamina.train.scoring import passes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from transformers import PreTrainedModel
 
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from lamina.train.base import Runner
 
 logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
 
 _TRAINED = ("max_length", "stride", "add_prefix_space")  # options of training that decide how examples are read
 
@@ -270,19 +272,33 @@ class Predictor:
         Raises:
             NotFiniteError: If a reader gives NaN or infinity for an example.
         """
-        results = self.results(prepared, budget=budget)
+        return _finish(self.answer_by_pass(prepared, raw=raw, budget=budget))
+
+    def answer_by_pass(
+        self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
+    ) -> Generator[None, None, list[dict[str, Any]]]:
+        """Do what `answer` does, but yield between two passes, so that the caller can do other work meanwhile."""
+        results = yield from self._results_by_pass(prepared, budget)
         answers = {name: result.raw_predictions() if raw else result.predictions() for name, result in results.items()}
         return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
 
     def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
         """Run the model and return reader name -> the outputs for all examples; see `answer` for `budget`."""
+        return _finish(self._results_by_pass(prepared, budget))
+
+    def _results_by_pass(self, prepared: Prepared, budget: Budget | None) -> Generator[None, None, dict[str, Results]]:
+        """Run the model, yield between two passes, and return what `results` returns."""
         collected: dict[str, Results] = {}
-        for group in prepared.groups:
+        for number, group in enumerate(prepared.groups):
+            if number:
+                yield
             results = {
                 name: task.kind.answers(task, prepared.splits[task.kind], group.inputs, self._runner.processor)
                 for name, task in group.tasks.items()
             }
-            collect(self._runner, group, results, self._options, progress=self._options.progress, budget=budget)
+            yield from passes(
+                self._runner, group, results, self._options, progress=self._options.progress, budget=budget
+            )
             collected |= results
         return collected
 
@@ -340,3 +356,12 @@ class Predictor:
             prefix=self._options.prefix if encoder.takes_prefix else "",
         )
         return Reading(tuple(names), encoder, options)
+
+
+def _finish(steps: Generator[None, None, ResultT]) -> ResultT:
+    """Run a generator to its end, and return its result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value

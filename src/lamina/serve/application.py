@@ -31,6 +31,7 @@ from lamina.serve.disconnects import wait_while_connected
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.routes import add_generation
 from lamina.serve.info import info_of
+from lamina.serve.lengths import TooLongError
 from lamina.serve.middleware import RequestGuard
 from lamina.serve.prometheus import RequestMetrics, ServerMetrics
 from lamina.serve.reload import Reloader, add_reader_routes
@@ -39,7 +40,7 @@ from lamina.serve.schemas import EmbedRequest, ExplainRequest, InferRequest, Mod
 from lamina.serve.settings import Settings
 from lamina.serve.uploads import Example, TooLargeError
 from lamina.serve.web_page import add_page
-from lamina.serve.workers import EmbedWorker, TooLongError
+from lamina.serve.workers import EmbedWorker
 from lamina.utils import JSON
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, TypedDict, final
 
 import torch
@@ -86,10 +86,19 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         """Encode each text, pair or file by itself."""
         return PreparedTexts([self._predictor.prepare(plain([text])) for text in texts])
 
-    def run(self, prepared: PreparedTexts, budget: Budget) -> list[Explanation]:  # noqa: ARG002  passes have one text
+    def run(
+        self,
+        prepared: PreparedTexts,
+        budget: Budget,  # noqa: ARG002  passes have one text
+    ) -> Generator[None, None, list[Explanation]]:
         """Return an explanation of each text; raise NotFiniteError if a contribution is NaN or infinite."""
-        with evaluating(self.bank), torch.no_grad():
-            return [self._explanation(text) for text in prepared.texts]
+        explanations: list[Explanation] = []
+        for text in prepared.texts:
+            if explanations:
+                yield
+            with evaluating(self.bank), torch.no_grad():
+                explanations.append(self._explanation(text))
+        return explanations
 
     @property
     def max_length(self) -> int:

@@ -20,12 +20,23 @@ _FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # least tokens a file counts for; its 
 AnswerT = TypeVar("AnswerT")
 
 
+class Answers(Future[AnswerT]):
+    """The future of a request's answers, which remembers that its client has left even while it is being computed."""
+
+    has_left = False
+
+    def cancel(self) -> bool:
+        """Note that nobody waits any more; return whether the request had not begun, and so is cancelled."""
+        self.has_left = True
+        return super().cancel()
+
+
 @dataclass(eq=False)
 class Job(Generic[AnswerT]):
     """A queued request.
 
     Attributes:
-        texts: Its texts, pairs of texts or files; all of one kind, and at least one.
+        texts: Its texts, pairs of texts or files; all of one kind, and at least one. `fit` shortens them.
         worker: The worker that answers it.
         truncate: Whether texts that are too long are cut. False: the job fails with TooLongError.
         future: Will hold one answer per text, in their order.
@@ -37,14 +48,23 @@ class Job(Generic[AnswerT]):
     texts: Sequence[Example]
     worker: Worker[Any, AnswerT]
     truncate: bool
-    future: Future[list[AnswerT]] = field(default_factory=Future)
+    future: Answers[list[AnswerT]] = field(default_factory=Answers)
     since: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.lengths = [_estimated_tokens(text) for text in self.texts]
         self.size = sum(self.lengths)
-        self._started = False
+        self._started = self._fits = False
         self._group = (self.worker, isinstance(self.texts[0], tuple))
+
+    def fit(self, limit: int) -> None:
+        """Cut its texts to what is read of them, if it may; a second call changes nothing.
+
+        Raises:
+            TooLongError: If all texts together have more than `limit` tokens.
+        """
+        if not self._fits:
+            self.texts, self._fits = self.worker.fit(self.texts, truncate=self.truncate, limit=limit), True
 
     def start(self) -> bool:
         """Mark the job as running, after which its client can no longer cancel it; return False if it was cancelled.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Condition, Lock, Thread
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from lamina.data.arrow import spills
 from lamina.data.batches import Budget
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OVERHEAD = {"cpu": 64, "accelerator": 4096}  # fixed cost of a pass, as the number of tokens that take the same time
+_SLICE = {"cpu": 2048, "accelerator": 16384}  # tokens of a pass of a larger batch, after which others have a turn
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
 _SETTLED_S = 0.005  # seconds without a new request before that: a batch should not start with too few texts
 _MAX_WORKERS = 256  # cached workers; the one that was built first is dropped
@@ -80,11 +81,39 @@ class ServedBank:
 
 
 @dataclass
+class _Run:
+    """A batch whose passes have begun. Between two of them, it may wait while other batches have theirs.
+
+    Attributes:
+        jobs: Its requests.
+        passes: Runs the next pass at each step, and returns the answers of all texts at the end.
+        begin: When the first pass began, in seconds of `time.perf_counter`.
+        read: Seconds of tokenising.
+        tokens: Number of tokens of all texts.
+        seconds: Seconds of its passes so far.
+    """
+
+    jobs: Sequence[AnyJob]
+    passes: Generator[None, None, Sequence[Any]]
+    begin: float
+    read: float
+    tokens: int
+    seconds: float = 0.0
+
+
+@dataclass
 class _Turn:
-    """A batch on its way through one thread, and whether its pass counts as running already."""
+    """What one thread does next, and whether its pass counts as running already.
+
+    Attributes:
+        jobs: A new batch, or that of `run`.
+        begun: Whether the pass counts as running.
+        run: The batch whose passes go on. None: the batch is new.
+    """
 
     jobs: Sequence[AnyJob]
     begun: bool
+    run: _Run | None = None
 
 
 @final
@@ -94,7 +123,10 @@ class Scheduler:
     A batch consists of the oldest queued request and of those that are cheapest to run along with it (`next_batch`).
     There are `max_concurrent_passes + 1` threads, which all do the same: take a batch from the queue, tokenise it, wait
     until one of the allowed passes is free, run it, answer it. The extra thread tokenises the next batch while all
-    passes are running. A request that its client has given up is not computed.
+    passes are running. A request that its client has given up is not computed, or not any further.
+
+    A batch of more than some thousand tokens waits between its passes: a batch of newer requests may then have a turn,
+    and the two take turns until one of them is done.
 
     The bank can be replaced while the server runs. A request is answered by the bank that was served when it arrived.
 
@@ -123,8 +155,9 @@ class Scheduler:
         self._on_batch = on_batch
         self.pass_lock = pass_lock(bank.model)
         self.tokenizer_lock = Lock()
-        overhead = _OVERHEAD["cpu" if bank.device.type == "cpu" else "accelerator"]
-        self._budget = Budget(settings.max_batch_tokens, overhead)
+        device = "cpu" if bank.device.type == "cpu" else "accelerator"
+        self._budget = Budget(settings.max_batch_tokens, _OVERHEAD[device])
+        self._slice = self._budget._replace(max_tokens=min(settings.max_batch_tokens, _SLICE[device]))
         # One lock for all fields below and for `served`: they change together, and each change can be what a waiting
         # thread waits for. It is never held while texts are tokenised or the model runs.
         self._changed = Condition()
@@ -134,6 +167,8 @@ class Scheduler:
         self._workers: dict[Hashable, AnyWorker] = {}
         self._free = settings.max_concurrent_passes  # passes that may start now
         self._ready = 0  # tokenised batches that wait for a free pass
+        self._paused: list[_Run] = []  # batches between two passes, oldest first
+        self._is_new_next = False  # whether a new batch goes before the paused ones
         self._threads = [Thread(target=self._work, daemon=True) for _ in range(settings.max_concurrent_passes + 1)]
         for thread in self._threads:
             thread.start()
@@ -278,8 +313,9 @@ class Scheduler:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         with self._changed:
-            left = [*self._waiting]
+            left = [*self._waiting, *(job for run in self._paused for job in run.jobs)]
             self._waiting.clear()
+            self._paused.clear()
         for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
             _fail(job, ClosedError("serve: the server was shut down before this request was answered."))
 
@@ -298,22 +334,26 @@ class Scheduler:
         if (turn := self._next_turn()) is None:
             return False
         try:
-            self._run(turn.jobs, turn)
+            if turn.run is None:
+                self._run(turn.jobs, turn)
+            else:
+                self._continue(turn.run, turn)
         finally:
             self._end(turn)
         return True
 
     def _next_turn(self) -> _Turn | None:
-        """Wait for the next batch and return it; None once the scheduler is closed and the queue is empty.
+        """Wait for the next batch and return it; None once the scheduler is closed and nothing is left to do.
 
-        If a pass is free, any queued request will do. Otherwise the batch is tokenised ahead, once enough tokens are
-        queued and no request has arrived for a moment, so that it does not begin with fewer texts than it could.
+        If a pass is free, any queued request or paused batch will do. Otherwise a batch is tokenised ahead, once enough
+        tokens are queued and no request has arrived for a moment, so that it does not begin with fewer texts than it
+        could.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
             # A free pass that a tokenised batch already waits for is that batch's, hence `_free > _ready`.
-            while not (self._waiting and self._free > self._ready):
-                if self._closing and not self._waiting:
+            while not ((self._waiting or self._paused) and self._free > self._ready):
+                if self._closing and not self._waiting and not self._paused:
                     return None
                 # At most one batch is tokenised ahead: a second would only fix its texts earlier than needed.
                 is_worth = not self._ready and sum(job.size for job in self._waiting) >= _READ_AHEAD_TOKENS
@@ -321,14 +361,25 @@ class Scheduler:
                     break
                 seen = len(self._waiting)
                 self._changed.wait(_SETTLED_S if is_worth else None)
-            turn = _Turn(next_batch(self._waiting, self._budget), begun=self._free > self._ready)
-            if turn.begun:
-                self._free -= 1
-            else:
-                self._ready += 1
-            chosen = set(map(id, turn.jobs))
-            self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
-            return turn
+            return self._take_turn()
+
+    def _take_turn(self) -> _Turn:
+        """Take a new batch from the queue, or the oldest paused one, by turns; the caller holds the lock."""
+        begun = self._free > self._ready
+        if begun and self._paused and not (self._is_new_next and self._waiting):
+            run = self._paused.pop(0)
+            self._free -= 1
+            self._is_new_next = True
+            return _Turn(run.jobs, begun=True, run=run)
+        turn = _Turn(next_batch(self._waiting, self._budget), begun=begun)
+        if begun:
+            self._free -= 1
+        else:
+            self._ready += 1
+        self._is_new_next = False
+        chosen = set(map(id, turn.jobs))
+        self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
+        return turn
 
     def _begin(self, turn: _Turn) -> None:
         """Wait until the pass of a batch that was tokenised ahead may begin, and count that pass as running."""
@@ -356,23 +407,22 @@ class Scheduler:
             texts = [text for job in jobs for text in job.texts]
             return jobs[0].worker.read(texts), time.perf_counter() - start
 
-    def _accepted(self, jobs: Sequence[AnyJob]) -> list[AnyJob]:
-        """Return the jobs whose texts fit or may be cut; fail the others with TooLongError."""
+    def _accepted(self, jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:
+        """Return the jobs for which `check` raises no error; fail the others with it."""
         accepted: list[AnyJob] = []
-        for job in jobs:
-            try:
-                if not job.truncate:
-                    job.worker.check_lengths(job.texts)
-                accepted.append(job)
-            except Exception as error:
-                _fail(job, error)
+        with self.tokenizer_lock:  # lengths are measured by the tokenizer
+            for job in jobs:
+                try:
+                    check(job)
+                    accepted.append(job)
+                except Exception as error:
+                    _fail(job, error)
         return accepted
 
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
         """Wait for the pass to begin; return the jobs whose client still waits and whose texts fit or may be cut."""
         if tokenised.cut:
-            with self.tokenizer_lock:  # lengths are measured by the tokenizer
-                jobs = self._accepted(jobs)
+            jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
         if jobs:
             self._begin(turn)
         return [job for job in jobs if job.start()]
@@ -387,30 +437,71 @@ class Scheduler:
             jobs: All jobs of the batch, or those of them that are run again.
             turn: The batch; it keeps whether its pass was counted as begun.
         """
-        worker = jobs[0].worker
+        jobs = self._accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
+        if not jobs:
+            return
         try:
             tokenised, read = self._read(jobs)
             still = self._still_asked(jobs, tokenised, turn)
-            if len(still) < len(jobs):
-                if still:
-                    self._run(still, turn)
-                return
-            begin = time.perf_counter()
-            with self.pass_lock.shared():
-                answers = iter(worker.run(tokenised, self._budget))
         except Exception as error:
-            if len(jobs) == 1:
-                _fail(jobs[0], error)
-                return
-            for job in jobs:
-                self._run([job], turn)
+            self._run_apart(jobs, error, turn)
             return
-        end = time.perf_counter()
-        if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics
-            queue, texts = [begin - read - job.since for job in jobs], sum(len(job.texts) for job in jobs)
-            self._on_batch(worker, BatchTiming(queue, read, end - begin, len(jobs), texts, tokenised.tokens))
+        if len(still) < len(jobs):
+            if still:
+                self._run(still, turn)
+            return
+        passes = jobs[0].worker.run(tokenised, self._slice)
+        self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
+
+    def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
+        """Run each job of a batch that failed with `error` alone, or fail the job if it was alone."""
+        if len(jobs) == 1:
+            _fail(jobs[0], error)
+            return
         for job in jobs:
-            job.future.set_result([next(answers) for _ in job.texts])
+            self._run([job], turn)
+
+    def _continue(self, run: _Run, turn: _Turn) -> None:
+        """Run the passes of a batch and answer its jobs; pause a batch that is larger than a slice after one pass.
+
+        If all clients have left, the batch is given up.
+        """
+        is_large = run.tokens > self._slice.max_tokens
+        while True:
+            if all(job.future.has_left for job in run.jobs):
+                run.passes.close()
+                for job in run.jobs:
+                    _fail(job, ClosedError("serve: the client has left."))
+                return
+            start = time.perf_counter()
+            try:
+                with self.pass_lock.shared():
+                    next(run.passes)
+            except StopIteration as end:
+                run.seconds += time.perf_counter() - start
+                self._answer(run, end.value)
+                return
+            except Exception as error:
+                self._run_apart(run.jobs, error, turn)
+                return
+            run.seconds += time.perf_counter() - start
+            if is_large:
+                with self._changed:
+                    # The first pass of a new batch was its turn, unless others have been paused for longer.
+                    self._is_new_next = self._is_new_next or not self._paused
+                    self._paused = sorted([*self._paused, run], key=lambda paused: paused.begin)
+                return
+
+    def _answer(self, run: _Run, answers: Sequence[Any]) -> None:
+        """Give each job of a batch the answers about its texts, and report the batch."""
+        jobs = run.jobs
+        if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics
+            queue, texts = [run.begin - run.read - job.since for job in jobs], sum(len(job.texts) for job in jobs)
+            timing = BatchTiming(queue, run.read, run.seconds, len(jobs), texts, run.tokens)
+            self._on_batch(jobs[0].worker, timing)
+        rest = iter(answers)
+        for job in jobs:
+            job.future.set_result([next(rest) for _ in job.texts])
 
 
 def _fail(job: AnyJob, error: Exception) -> None:

@@ -26,6 +26,7 @@ class Settings(BaseModel):
     max_concurrent_generations: int = Field(4, ge=1)  # texts generated at a time; a further request gets status 429
     max_total_tokens: int = Field(4096, ge=2)  # of a prompt and its generated text together
     max_client_batch_size: int = Field(32, ge=1)  # texts per request
+    max_request_tokens: int = Field(65536, ge=1)  # of all texts of a request that are read; beyond it, status 413
     payload_limit: int = Field(2_000_000, ge=1)  # bytes of a request's body
     max_depth: int = Field(8, ge=2)  # levels of nested lists and objects in a body
     request_timeout: float = Field(60.0, gt=0)  # seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 import torch
@@ -11,12 +11,14 @@ import torch
 from lamina.data.arrow import encodable
 from lamina.data.batches import length_batches, padding_of, tokenizer_of
 from lamina.data.encode import encode, length_limit
-from lamina.errors import LaminaError, NotFiniteError
+from lamina.errors import NotFiniteError
 from lamina.layers.discovery import pick_stack
 from lamina.layers.preserve import evaluating
 from lamina.layers.selectors import select
 from lamina.prediction.predict import Predictor, Prepared
+from lamina.serve.lengths import Side, TooLongError, check_request, first_tokens, near_end
 from lamina.serve.uploads import Example, Upload, plain
+from lamina.tasks import kind_of
 from lamina.tasks.inputs import check_tokenizer
 from lamina.train.options import PassOptions
 from lamina.utils import JSON
@@ -28,14 +30,11 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.data.batches import Budget
     from lamina.data.windows import Encoded
+    from lamina.tasks.kind import Kind
 
 _ROWS = 4096  # maximum rows of a pass; in practice the budget of tokens limits a pass first
 
 Prediction: TypeAlias = Mapping[str, JSON]  # task -> the prediction for one text, as `lamina.predict` returns it
-
-
-class TooLongError(LaminaError):
-    """Raised where a text has more tokens than are read, and the request does not allow cutting it."""
 
 
 @runtime_checkable  # so that annotations can be checked in tests
@@ -78,13 +77,61 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         """
 
     @abstractmethod
-    def run(self, prepared: TokenisedT, budget: Budget) -> Sequence[AnswerT]:
-        """Run the model in passes of at most `budget` tokens; return one answer per text, in their order."""
+    def run(self, prepared: TokenisedT, budget: Budget) -> Generator[None, None, Sequence[AnswerT]]:
+        """Run the model in passes of at most `budget` tokens, and yield between two passes.
+
+        The generator may be continued in another thread. It returns one answer per text, in their order.
+        """
 
     @property
     @abstractmethod
     def max_length(self) -> int:
         """Maximum number of tokens of a text that are read, special tokens included."""
+
+    @property
+    def side(self) -> Side | None:
+        """The side on which texts that are too long lose tokens; None if the readers differ."""
+        return tokenizer_of(self.bank.processor).truncation_side
+
+    @property
+    def window_length(self) -> int | None:
+        """Number of tokens to which texts are cut if a reader would read longer ones in windows; else None."""
+        return None
+
+    def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:
+        """Return the texts of a request as they are to be tokenised, those that are too long without most of the rest.
+
+        Args:
+            texts: Texts, pairs of texts or files. Files are returned unchanged.
+            truncate: Cut texts that are too long, for every kind of reader.
+            limit: Number of tokens that the request may have.
+
+        Raises:
+            TooLongError: If all texts together have more than `limit` tokens.
+            ConfigError: If the bank has no tokenizer.
+        """
+        if any(isinstance(text, Upload) for text in texts):
+            return texts
+        parts = [[text] if isinstance(text, str) else [*text] for text in texts if not isinstance(text, Upload)]
+        tokenizer = tokenizer_of(check_tokenizer(self.bank.processor))
+        most = self.window_length or self.max_length
+        if truncate and (side := self.side) is not None:
+            parts = [[near_end(tokenizer, part, most, side) for part in row] for row in parts]
+        check_request(tokenizer, parts, limit, most if truncate else None)
+        if truncate and self.window_length is not None and tokenizer.is_fast:  # windows need a fast one, as `read` says
+            parts = [self._cut(row) for row in parts]
+        return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
+
+    def _cut(self, parts: Sequence[str]) -> list[str]:
+        """Return a text or pair as far as it fits into one window; the first text of a pair gets at most half of it."""
+        tokenizer = tokenizer_of(self.bank.processor)
+        room = (self.window_length or 0) - tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
+        cut: list[str] = []
+        for number, part in enumerate(parts):
+            text, count = first_tokens(tokenizer, part, room // 2 if number < len(parts) - 1 else room)
+            cut.append(text)
+            room -= count
+        return cut
 
     def check_lengths(self, texts: Sequence[Example]) -> None:
         """Raise TooLongError if one of the texts, pairs or files would be cut; the message has its number."""
@@ -128,14 +175,33 @@ class PredictWorker(Worker[Prepared, Prediction]):
         """Encode texts or files as inputs of the model; raise ConfigError if a reader does not read such examples."""
         return self._predictor.prepare(plain(texts))
 
-    def run(self, prepared: Prepared, budget: Budget) -> Sequence[Prediction]:
+    def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
         """Return for each text task -> prediction; raise NotFiniteError if a reader gives NaN or infinity."""
-        return self._predictor.answer(prepared, raw=self._raw, budget=budget)
+        return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
     @property
     def max_length(self) -> int:
         """Number of tokens that every reader reads: the least of the lengths that the readers were trained with."""
         return min(self._predictor.max_length([task]) for task in self.tasks)
+
+    @property
+    def side(self) -> Side | None:
+        """The side on which texts that are too long lose tokens; None if the readers differ."""
+        sides = {self._side_of(kind_of(self.bank[task].config.head.kind)) for task in self.tasks}
+        return sides.pop() if len(sides) == 1 else None
+
+    def _side_of(self, kind: Kind) -> Side:
+        """Return the side on which texts lose tokens where a reader of a kind of task reads them."""
+        if kind.keeps_end:
+            return "left"
+        return "right" if kind.per_token else tokenizer_of(self.bank.processor).truncation_side
+
+    @property
+    def window_length(self) -> int | None:
+        """The largest of the lengths that the readers were trained with, if one reads in windows; else None."""
+        if not any(kind_of(self.bank[task].config.head.kind).per_token for task in self.tasks):
+            return None
+        return max(self._predictor.max_length([task]) for task in self.tasks)
 
 
 @final
@@ -172,11 +238,13 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         words = [text for text in texts if not isinstance(text, Upload)]  # /embed accepts texts only
         return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
 
-    def run(self, prepared: TokenisedTexts, budget: Budget) -> list[list[float]]:
+    def run(self, prepared: TokenisedTexts, budget: Budget) -> Generator[None, None, list[list[float]]]:
         """Return a vector for each text; raise NotFiniteError if one has NaN or infinity."""
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: dict[int, list[float]] = {}
-        for rows in length_batches(lengths, _ROWS, budget=budget):
+        for number, rows in enumerate(length_batches(lengths, _ROWS, budget=budget)):
+            if number:
+                yield
             batch = {key: value.to(self.bank.device) for key, value in self._batch(encoded, rows).items()}
             with evaluating(self.bank), torch.no_grad():
                 states = self.bank.record_states({self._stack.name: [self._layer]}, batch)

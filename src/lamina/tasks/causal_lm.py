@@ -88,6 +88,7 @@ class CausalLMKind(LanguageModelingKind):
     name = "causal_lm"
     auto_class = base_class = "AutoModelForCausalLM"
     inputs = predict_inputs = "causal_text"
+    keeps_end = True
     reads_pairs = True
     judges_second = True
 

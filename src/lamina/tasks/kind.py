@@ -134,6 +134,7 @@ class Kind(ABC, Generic[InputsT]):
         predict_inputs: The same for prediction.
         file: Class of the files that examples are. None: examples are texts.
         per_token: Whether answers are given token by token, so that long texts are cut into windows.
+        keeps_end: Whether prediction keeps the end of a text that is too long, whatever the tokenizer's side.
         tags_words: Whether every word has a label, which all of its sub-tokens may carry.
         has_classes: Whether a model's outputs are one score per label.
         reads_pairs: Whether an example may be a pair of texts.
@@ -157,6 +158,7 @@ class Kind(ABC, Generic[InputsT]):
     predict_inputs: ClassVar[str] = "text"
     file: ClassVar[type[LazyFile] | None] = None
     per_token: ClassVar[bool] = False
+    keeps_end: ClassVar[bool] = False
     tags_words: ClassVar[bool] = False
     has_classes: ClassVar[bool] = True
     reads_pairs: ClassVar[bool] = False

@@ -111,7 +111,23 @@ def collect(
     progress: bool = False,
     budget: Budget | None = None,
 ) -> None:
-    """Run learners over all rows of a group without gradients, and add their outputs to `results`.
+    """Run learners over all rows of a group without gradients, and add their outputs to `results`; see `passes`."""
+    for _ in passes(runner, group, results, options, progress=progress, budget=budget):
+        pass
+
+
+def passes(
+    runner: Runner,
+    group: Group,
+    results: Mapping[str, Results],
+    options: PassOptions,
+    *,
+    progress: bool = False,
+    budget: Budget | None = None,
+) -> Iterator[None]:
+    """Run learners over all rows of a group without gradients, and yield between two batches.
+
+    Modes and gradients are restored before each yield, so that the caller may continue in another thread.
 
     Args:
         runner: Runs the batches.
@@ -129,8 +145,10 @@ def collect(
     order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
     loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
     bar = progress_bar(order, show=progress, unit="batch", leave=False)
-    with eval_mode(*runner.modules), autocast(runner, options):
-        for rows, batch in zip(bar, loader, strict=True):
+    for number, (rows, batch) in enumerate(zip(bar, loader, strict=True)):
+        if number:
+            yield
+        with eval_mode(*runner.modules), autocast(runner, options):
             labels = batch.pop("labels", None)
             labels = None if labels is None else labels.to(runner.device)
             states = None if group.states is None else group.states.batch(rows)

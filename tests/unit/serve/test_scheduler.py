@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from threading import Event, Thread
 from typing import Any
@@ -17,9 +17,10 @@ from lamina.data import arrow
 from lamina.errors import LaminaError, UnknownNameError
 from lamina.layers.preserve import preserve_model
 from lamina.serve import Scheduler, Settings
+from lamina.serve.lengths import TooLongError
 from lamina.serve.scheduler import BatchTiming, ClosedError, OverloadedError, ServedBank
 from lamina.serve.uploads import Upload
-from lamina.serve.workers import TooLongError, Worker
+from lamina.serve.workers import Worker
 
 
 class Slow(Worker):
@@ -36,12 +37,13 @@ class Slow(Worker):
         self.read_at_once.append(len(texts))
         return Texts(texts)
 
-    def run(self, prepared: Any, budget: Any) -> Sequence[Any]:
+    def run(self, prepared: Any, budget: Any) -> Generator[None, None, Sequence[Any]]:
         self.begun.set()
         assert self.go.wait(10)
         self.seen += prepared
         if "bad" in prepared:
             raise ZeroDivisionError("bad")
+        yield from ()  # a generator whose only pass is the last
         return list(prepared)
 
 
@@ -177,7 +179,8 @@ def test_passes_run_at_the_same_time_if_allowed(make: Callable[..., Scheduler]):
     both, go = Event(), Event()
 
     class Held(Slow):
-        def run(self, prepared: Any, budget: Any) -> Sequence[Any]:
+        def run(self, prepared: Any, budget: Any) -> Generator[None, None, Sequence[Any]]:
+            yield from ()
             running.extend(prepared)
             if len(running) == 2:
                 both.set()
@@ -368,6 +371,130 @@ def test_tasks_must_exist(make: Callable[..., Scheduler]):
         make().ask(["a"], ["mod"])
 
 
+class ByPass(Slow):
+    """A worker that needs a pass for each text, and more tokens than one pass has."""
+
+    def __init__(self, bank: ReaderBank, tokens: int) -> None:
+        super().__init__(bank)
+        self.tokens = tokens
+
+    def read(self, texts: Sequence[Any]) -> Any:
+        read = Texts(texts)
+        read.tokens = self.tokens
+        return read
+
+    def run(self, prepared: Any, budget: Any) -> Generator[None, None, Sequence[Any]]:
+        for number, text in enumerate(prepared):
+            if number:
+                yield
+            self.begun.set()
+            assert self.go.wait(10)
+            self.seen.append(text)
+        return list(prepared)
+
+
+def test_other_requests_have_a_turn_between_the_passes_of_a_large_one(make: Callable[..., Scheduler]):
+    scheduler = make(max_batch_tokens=40)
+    large = ByPass(scheduler.bank, tokens=41)
+    first = scheduler.submit(["1", "2", "3", "4"], "large", lambda: large, truncate=True)
+    assert large.begun.wait(10)
+    second = scheduler.submit(["5", "6"], "large", lambda: large, truncate=True)
+    small = Slow(scheduler.bank)
+    small.seen = large.seen  # the order of all passes
+    small.go.set()
+    others = scheduler.submit(["other"], "small", lambda: small, truncate=True)
+    large.go.set()
+    assert [len(future.result(10)) for future in (first, second, others)] == [4, 2, 1]
+    # the oldest is not overtaken by those that came later: it has every second pass
+    assert large.seen == ["1", "5", "2", "other", "3", "4", "6"]
+    assert scheduler.unanswered == 0
+
+
+def test_a_request_that_fits_into_a_pass_is_not_interrupted(make: Callable[..., Scheduler]):
+    scheduler = make(max_batch_tokens=40)
+    whole = ByPass(scheduler.bank, tokens=40)
+    first = scheduler.submit(["1", "2", "3"], "whole", lambda: whole, truncate=True)
+    assert whole.begun.wait(10)
+    second = scheduler.submit(["4"], "whole", lambda: whole, truncate=True)
+    whole.go.set()
+    assert (first.result(10), second.result(10)) == (["1", "2", "3"], ["4"])
+    assert whole.seen == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("tokens", [40, 41])
+def test_the_passes_of_a_request_end_when_its_client_leaves(make: Callable[..., Scheduler], tokens: int):
+    scheduler = make(max_batch_tokens=40)
+    large = ByPass(scheduler.bank, tokens)
+    left = scheduler.submit(["1", "2", "3"], "large", lambda: large, truncate=True)
+    assert large.begun.wait(10)
+    assert not left.cancel()  # it has begun, and so ends after its pass
+    large.go.set()
+    until(lambda: scheduler.unanswered == 0)
+    assert large.seen == ["1"]
+
+
+def test_large_requests_that_are_paused_fail_on_close():
+    scheduler = Scheduler(tiny_bank(), Settings.of(shutdown_timeout=0.05, max_batch_tokens=40))
+    slow, _ = held(scheduler)
+    late = scheduler.submit(["1", "2"], "large", lambda: ByPass(scheduler.bank, 41), truncate=True)
+    scheduler.close()
+    with pytest.raises(ClosedError, match=r"serve: the server was shut down before this request was answered"):
+        late.result(1)
+    slow.go.set()
+
+
+LIMITS = [
+    (["film " * 20], 22, None),
+    (["film " * 21], 22, "the request has 23 tokens; at most 22 are accepted"),
+    (["film " * 10, "film " * 9], 22, "the request has 23 tokens; at most 22 are accepted"),
+    ([("film " * 10, "film " * 10)], 22, "the request has 23 tokens; at most 22 are accepted"),
+    (["film " * 7999], 5000, r"the request has at least \d+ tokens; at most 5000 are accepted"),
+    (["film" * 40], 22, None),  # a word that the tokenizer does not know is one token
+    (["film" * 400], 22, "the request has 1600 characters; at most 176 are accepted"),
+]
+
+
+@pytest.mark.parametrize(("texts", "limit", "error"), LIMITS)
+def test_a_request_has_a_limited_number_of_tokens(
+    make: Callable[..., Scheduler], texts: list[Any], limit: int, error: str | None
+):
+    scheduler = make(max_request_tokens=limit)
+    asked = scheduler.ask(texts, ["who"], truncate=False)
+    if error is None:
+        assert len(asked.result(10)) == len(texts)
+        return
+    with pytest.raises(TooLongError, match=error):
+        asked.result(10)
+
+
+@pytest.mark.parametrize("tasks", [["mood"], ["who"], ["mood", "who"]])
+@pytest.mark.parametrize("more", ["and ", "anna "])
+def test_truncate_cuts_a_text_at_the_same_token_for_every_reader(
+    make: Callable[..., Scheduler], tasks: list[str], more: str
+):
+    """The limit of tokens counts what is read, and what lies behind changes no answer."""
+    scheduler = make(max_request_tokens=200)
+    begin = "anna went to paris . " * 6  # of its 30 tokens, all are read
+    (found,) = scheduler.ask([begin + more * 30_000], tasks).result(10)
+    (read,) = lamina.predict(scheduler.bank, [begin.strip()], readers=tasks)
+    if "mood" in tasks:
+        assert found["mood"]["probabilities"] == pytest.approx(read["mood"]["probabilities"], abs=1e-5)
+    if "who" in tasks:
+        assert [(span["start"], span["end"], span["label"]) for span in found["who"]] == [
+            (span["start"], span["end"], span["label"]) for span in read["who"]
+        ]
+
+
+def test_truncate_cuts_pairs_for_readers_of_tokens(make: Callable[..., Scheduler]):
+    """The first text has at most half of the 29 tokens beside special ones; the reader answers about the second."""
+    scheduler = make(max_request_tokens=200)
+    (found,) = scheduler.ask([("film " * 500, "anna went to paris " * 500)], ["who"]).result(10)
+    (read,) = lamina.predict(scheduler.bank, [("film " * 14, ("anna went to paris " * 4)[:-7])], readers=["who"])
+    assert [(span["start"], span["end"]) for span in found["who"]] == [
+        (span["start"], span["end"]) for span in read["who"]
+    ]
+
+
 def test_the_cache_of_workers_is_limited(make: Callable[..., Scheduler]):
     scheduler = make()
     slow = Slow(scheduler.bank)
@@ -396,7 +523,8 @@ def test_large_files_share_no_batch(make: Callable[..., Scheduler]):
     taken: list[int] = []
 
     class Counted(Slow):
-        def run(self, prepared: Any, budget: Any) -> Sequence[Any]:
+        def run(self, prepared: Any, budget: Any) -> Generator[None, None, Sequence[Any]]:
+            yield from ()
             taken.append(len(prepared))
             return list(prepared)
 

@@ -165,7 +165,7 @@ class Generation:
         """Generate the text and return its end, or the error; of an unexpected error, only the log has the message."""
         try:
             with self._scheduler.tokenizer_lock:
-                prompt = encode_prompt(self._bank, self._request.prompt)
+                prompt = encode_prompt(self._bank, self._request.prompt, self._scheduler.settings.max_total_tokens)
             with self._scheduler.pass_lock.shared():
                 return self._generate(prompt)
         except LaminaError as error:

@@ -11,7 +11,7 @@ from lamina.data.arrow import encodable
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.errors import ConfigError
-from lamina.serve.workers import TooLongError
+from lamina.serve.lengths import TooLongError, count_tokens
 from lamina.tasks.chat_templates import Chat, Message, chat_problem, render
 
 if TYPE_CHECKING:
@@ -68,14 +68,24 @@ def generates_text(bank: ReaderBank) -> bool:
     return can_generate(bank.model) and bank.model.main_input_name == "input_ids" and bank.processor is not None
 
 
-def encode_prompt(bank: ReaderBank, prompt: str | Messages) -> dict[str, Tensor]:
+def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: int) -> dict[str, Tensor]:
     """Return the inputs of `generate` for a prompt or a chat: input_ids and attention_mask, `[1, tokens]`.
+
+    Args:
+        bank: The bank, whose tokenizer is used.
+        prompt: A text, or the messages of a chat.
+        max_total_tokens: Number of tokens that the server allows for prompt and text together.
 
     Raises:
         ConfigError: If the prompt is empty, or the messages are not a chat that the tokenizer's template accepts.
+        TooLongError: If the prompt alone has more tokens than that.
     """
     is_text = isinstance(prompt, str)
     tokenizer, text = tokenizer_of(bank.processor), prompt if is_text else _rendered(bank, prompt)
+    most = min(max_total_tokens, length_limit(bank.model, bank.processor))
+    count, is_whole = count_tokens(tokenizer, text, most) if len(text) > most else (0, True)
+    if not is_whole:  # a prompt of megabytes would take seconds to tokenise
+        raise _too_long(f"at least {count}", most)
     # A chat template writes the special tokens itself.
     encoded = tokenizer(encodable(text), return_tensors="pt", add_special_tokens=is_text, verbose=False)
     if not encoded["input_ids"].shape[1]:
@@ -113,10 +123,16 @@ def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | Non
     """
     total = min(max_total_tokens, length_limit(bank.model, bank.processor))
     if prompt_tokens >= total:
-        came = f"the prompt has {prompt_tokens} tokens"
-        raise TooLongError(f"serve: {came}; together with the generated text at most {total} are accepted.")
+        raise _too_long(prompt_tokens, total)
     room = total if bank.model.config.is_encoder_decoder else total - prompt_tokens
     if max_new_tokens is not None and max_new_tokens > room:
         came = f"{max_new_tokens} tokens are to be generated after a prompt of {prompt_tokens}"
         raise ConfigError(f"serve: {came}; there is room for {room}.")
     return room if max_new_tokens is None else max_new_tokens
+
+
+def _too_long(tokens: int | str, most: int) -> TooLongError:
+    """Return the error about a prompt of so many tokens, where prompt and text together may have `most`."""
+    return TooLongError(
+        f"serve: the prompt has {tokens} tokens; together with the generated text at most {most} are accepted."
+    )
