@@ -187,7 +187,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
     @property
     def side(self) -> Side | None:
         """The side on which texts that are too long lose tokens; None if the readers differ."""
-        sides = {self._side_of(kind_of(self.bank[task].config.head.kind)) for task in self.tasks}
+        sides: set[Side] = {self._side_of(kind_of(self.bank[task].config.head.kind)) for task in self.tasks}
         return sides.pop() if len(sides) == 1 else None
 
     def _side_of(self, kind: Kind) -> Side:

@@ -1,5 +1,9 @@
 """Generation over HTTP as clients see it: events are read as lines of bytes."""
 
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalIterable=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportReturnType=false
+
 from __future__ import annotations
 
 import asyncio
