@@ -1,6 +1,7 @@
 # pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalIterable=false
-# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportReturnType=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportReturnType=false, reportAssignmentType=false
+# pyright: reportIncompatibleMethodOverride=false
 
 from __future__ import annotations
 
