@@ -184,7 +184,10 @@ LESS_WORK: dict[str, dict[str, str]] = {  # changed in these pages, which only `
         "layer_decay=0.9": "epochs=1, layer_decay=0.9",
         "layer_rates=": "epochs=1, layer_rates=",
     },
-    "docs/guides/which-reader.md": {"epochs=10": "epochs=2"},
+    "docs/guides/which-reader.md": {
+        "layers=[0, 3, 6], epochs=10": "layers=[0], seeds=[0], epochs=1",
+        "epochs=10,": "epochs=2,",
+    },
     "docs/index.md": {"epochs=20": "epochs=10"},
 }
 

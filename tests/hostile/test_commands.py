@@ -335,11 +335,11 @@ def check(case: Case, names: Sequence[str], world: Callable[[], None]) -> None:
     assert wrong == {}
 
 
-@pytest.mark.parametrize("number", range(len(ALL)), ids=NAMES)
+@pytest.mark.parametrize("number", range(0, len(ALL), 2), ids=NAMES[::2])
 def test_a_bad_file_is_one_sentence(number: int, world: Callable[[], None]):
-    """Two kinds of damage to each file; together the cases try all of them many times."""
+    """One kind of damage per case; the cases try every kind. With `-m full` each case meets all kinds."""
     names = list(DAMAGE)
-    check(ALL[number], [names[(5 * number + step) % len(names)] for step in (0, 7)], world)
+    check(ALL[number], [names[5 * number // 2 % len(names)]], world)
 
 
 @pytest.mark.full

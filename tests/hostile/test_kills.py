@@ -109,8 +109,8 @@ class Reported:
 full = pytest.mark.full
 SAMPLED = [
     (Toy, dies, 1),
-    (Bank, dies, 3),
-    (Model, dies, 2),
+    (Bank, dies, 4),
+    (Model, dies, 4),
     (Toy, is_killed, 5),
     (Toy, is_interrupted, 1),
     (Reported, dies, 5),

@@ -38,7 +38,7 @@ letters = st.characters(exclude_categories=["Cs", "Cc", "Z"])  # a byte-level to
 words = st.lists(st.text(letters, min_size=1, max_size=12), max_size=25)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=50)
 @given(rows=st.lists(words, min_size=1, max_size=4), max_length=st.integers(3, 40), data=st.data())
 def test_no_word_is_lost_and_none_counts_twice(rows: list[list[str]], max_length: int, data: st.DataObject):
     stride = data.draw(st.integers(0, max_length - 3))
@@ -53,7 +53,7 @@ def test_no_word_is_lost_and_none_counts_twice(rows: list[list[str]], max_length
         assert sorted(found) == list(range(len(row)))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(text=st.text(max_size=200), max_length=st.integers(3, 30), data=st.data())
 def test_windows_hold_every_token_once(text: str, max_length: int, data: st.DataObject):
     stride = data.draw(st.integers(0, max_length - 3))
@@ -69,7 +69,7 @@ def test_windows_hold_every_token_once(text: str, max_length: int, data: st.Data
     assert max(encoded.lengths) <= max_length
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(
     lengths=st.lists(st.integers(1, 500), max_size=300),
     batch_size=st.integers(1, 40),
@@ -91,7 +91,7 @@ def test_iob2_is_reached_in_one_step(tags: list[str]):
         assert not tag.startswith("I-") or before[2:] == tag[2:]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(labels=st.lists(st.integers(0, 4), min_size=2, max_size=200), seed=st.integers(0, 99), limit=st.integers(1, 250))
 def test_parts_share_no_row(labels: list[int], seed: int, limit: int):
     split = Split.of(map(str, range(len(labels))), labels)

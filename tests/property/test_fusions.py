@@ -15,7 +15,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.base import LayerView
 from lamina.heads.sequence_classification import SequenceClassification
 
-FEW = settings(deadline=None, max_examples=40, database=None)  # torch's first call is slow
+FEW = settings(deadline=None, max_examples=20, database=None)  # torch's first call is slow
 
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 3), st.integers(1, 5), st.integers(1, 9))
 SCORES = st.floats(-2, 2, width=32)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support import shipped
+from tests.support.portions import set_apart
 
 from lamina.layers.discovery import same_stacks
 from lamina.recipes.edits import apply_edits, config_of
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parents[3] / "recipes/papers/insertion"
 DEBERTA, VIT = "microsoft/deberta-v3-large", "google/vit-base-patch16-224-in21k"
 DEBERTA_RECIPES = ("table-1", "table-4", "table-5", "figure-3", "figure-4", "figure-6")
+SELDOM = [name for name in DEBERTA_RECIPES if name not in ("table-1", "table-4")]  # whose dry runs need -m full
 VIT_RECIPES = ("table-3-cifar100", "table-3-imagenet")
 POSITIONS = ("attention", "ffn", "both")
 
@@ -78,7 +80,7 @@ def edited(name: str, task: str, method: str, **settings: Any) -> PreTrainedMode
 # What they start from and read
 
 
-@pytest.mark.parametrize("name", DEBERTA_RECIPES)
+@pytest.mark.parametrize("name", set_apart(DEBERTA_RECIPES, *SELDOM))
 def test_texts_start_from_the_pretrained_deberta(name: str):
     found = recipe(name)
     assert (found.model, found.revision) == (DEBERTA, None)
@@ -88,7 +90,7 @@ def test_texts_start_from_the_pretrained_deberta(name: str):
     assert "max_length" not in found.fit
 
 
-@pytest.mark.parametrize("name", VIT_RECIPES)
+@pytest.mark.parametrize("name", set_apart(VIT_RECIPES, "table-3-imagenet"))
 def test_images_start_from_imagenet_21k_and_have_384_pixels(name: str):
     found = recipe(name)
     assert found.model == VIT  # which has no classifier, and positions of 224 pixels
@@ -113,7 +115,7 @@ GLUE = {"cola": (8551, 1043), "sst2": (67349, 872), "mrpc": (3668, 408), "stsb":
         "rte": (2490, 277), "wnli": (635, 71)}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", DEBERTA_RECIPES)
+@pytest.mark.parametrize("name", set_apart(DEBERTA_RECIPES, *SELDOM))
 def test_glue_is_learnt_whole_and_scored_on_its_validation_part(name: str):
     assert recipe(name).evaluate is None
     for task in tried(name).tasks:
@@ -122,6 +124,7 @@ def test_glue_is_learnt_whole_and_scored_on_its_validation_part(name: str):
         assert list(recipe(name).tasks) == list(GLUE)
 
 
+@pytest.mark.full
 def test_image_sets_are_split_as_their_headers_say():
     (cifar,), (imagenet,) = tried("table-3-cifar100").tasks, tried("table-3-imagenet").tasks
     assert (cifar["rows"], cifar["validation"]) == (45_000, 5_000)
@@ -158,16 +161,14 @@ def test_how_many_models_are_trained(name: str, runs: int):
 
 # Which parameters are trained
 
+MORE_FROZEN = [("both", "1-24"), *((part, layers) for part in ("attention", "ffn") for layers in ("1-20", "1-24"))]
+
 
 @pytest.mark.parametrize(
     ("position", "layers"),
     [
-        ("attention", "1-20"),
-        ("ffn", "1-24"),
         ("both", "1-20"),
-        pytest.param("attention", "1-24", marks=pytest.mark.full),
-        pytest.param("ffn", "1-20", marks=pytest.mark.full),
-        pytest.param("both", "1-24", marks=pytest.mark.full),
+        *(pytest.param(*case, marks=pytest.mark.full) for case in MORE_FROZEN),
     ],
 )
 def test_the_frozen_variant_trains_the_inserted_layers_and_the_classifier(position: str, layers: str):
@@ -199,6 +200,7 @@ def test_trained_counts_of_the_frozen_rows_of_table_1(task: str):
     }
 
 
+@pytest.mark.full
 def test_a_frozen_t5_trains_its_inserted_layers_and_its_classification_head():
     sizes = Sizes(config_of(recipe("table-9").architecture or {}))
     size = sizes.model("AutoModelForSequenceClassification", ("no", "yes"))

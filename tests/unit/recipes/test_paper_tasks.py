@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.support import shipped
+from tests.support.portions import set_apart
 
 from lamina.errors import LaminaError
 from lamina.recipes.estimate import Estimate, estimate
@@ -111,7 +112,11 @@ def test_the_thesis_learns_from_all_sub_tokens(model: str):
     assert found.fit["add_prefix_space"] is True
 
 
-@pytest.mark.parametrize("path", sorted(p.stem for p in (PAPERS / "dwatt").glob("*.yaml") if p.stem != "published"))
+DWATT = sorted(path.stem for path in (PAPERS / "dwatt").glob("*.yaml") if path.stem != "published")
+RARE = ("figure-5", "figure-6-finetuning", "figure-7-base", "figures-8-and-9")  # their dry runs take seconds
+
+
+@pytest.mark.parametrize("path", set_apart(DWATT, *RARE))
 def test_dwatt_learns_from_first_sub_tokens(path: str):
     found = recipe(f"dwatt/{path}")
     assert not any(task.label_all_tokens for task in found.tasks.values())
@@ -132,7 +137,7 @@ def test_all_sub_tokens_are_of_tasks_with_tags(tmp_path: Path):
         tuned({"mrpc": {"preset": "mrpc", "label_all_tokens": True}})
 
 
-@pytest.mark.parametrize("name", ["cnn-dailymail", "wmt16-en-ro"])
+@pytest.mark.parametrize("name", [pytest.param("cnn-dailymail", marks=pytest.mark.full), "wmt16-en-ro"])
 def test_t5_writes_without_a_prefix_and_up_to_300_tokens(name: str):
     fit = recipe(f"insertion/table-2-{name}").fit
     assert (fit.get("prefix", ""), fit["max_target_length"]) == ("", 300)
@@ -227,6 +232,7 @@ def test_languages_fit_the_tiers_of_table_1():
     assert set(tiers["low"]) == {100}
 
 
+@pytest.mark.full
 def test_five_trials_have_other_rows_where_there_are_more_than_100_and_else_other_seeds():
     found = recipe("dwatt/figures-8-and-9")
     rows = {row["task"]: row for row in tried("dwatt/figures-8-and-9").tasks}

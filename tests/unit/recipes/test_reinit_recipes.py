@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 from tests.support import shipped
+from tests.support.portions import set_apart
 from transformers import AutoModelForSequenceClassification
 
 from lamina.recipes.edits import apply_edits, config_of
@@ -77,7 +78,7 @@ ROWS = {
 SCORED = {"sst2": 872, "qnli": 5_463, "cola": 1_043}
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", set_apart(ROWS, *(name for name in ROWS if name[-1] in "bcd")))
 def test_rows_to_learn_from_and_to_score(name: str):
     tasks = shipped.tried(f"papers/partial-reinit/{name}").tasks
     assert {task["task"]: task["rows"] for task in tasks} == ROWS[name]

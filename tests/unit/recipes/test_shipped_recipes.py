@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support import shipped
+from tests.support.portions import set_apart
 
 if TYPE_CHECKING:
     from lamina.recipes.estimate import Estimate
@@ -21,6 +22,12 @@ FILES = [
     and not path.name.startswith("demo-")  # whose rows the demo makes; see tests/unit/studies/test_report_recipes.py
 ]
 PATHS = sorted(path.as_posix() for path in FILES if path.name != "published.yaml")
+SELDOM = [  # their dry runs are as those of their neighbours, and need `-m full`
+    *(f"papers/insertion/{name}.yaml" for name in ("table-2-cnn-dailymail", "table-3-imagenet", "table-5", "table-9")),
+    *(f"papers/insertion/{name}.yaml" for name in ("figure-3", "figure-4", "figure-5", "figure-6")),
+    *(f"papers/partial-reinit/figure-1{part}.yaml" for part in "bcd"),
+    *(f"papers/dwatt/{name}.yaml" for name in ("figure-5", "figure-6-finetuning", "figure-7-base", "figures-8-and-9")),
+]
 ADA, DWATT, INSERTION, REINIT = "papers/adalayers", "papers/dwatt", "papers/insertion", "papers/partial-reinit"
 LINEAR = 1024 * 9 + 9  # the head of every reader of CoNLL-2003 in the second paper
 
@@ -50,7 +57,7 @@ def test_the_tables_and_figures_that_there_are():
     assert thesis | {f"{DWATT}/{name}.yaml" for name in (*figures, *more)} | tuned | small <= set(PATHS)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", set_apart(PATHS, *SELDOM))
 def test_a_recipe_is_estimated_without_network(path: str):
     found = tried(path)
     assert found.flops["total"] == found.flops["base"] + found.flops["runs"]
@@ -68,7 +75,7 @@ def test_a_recipe_begins_with_its_command(path: str):
     assert sum(f"lamina train recipes/{path} " in line for line in header) == 1
 
 
-@pytest.mark.parametrize("path", [path for path in PATHS if path.startswith("papers/")])
+@pytest.mark.parametrize("path", set_apart([path for path in PATHS if path.startswith("papers/")], *SELDOM))
 def test_a_paper_s_recipe_carries_its_architecture(path: str):
     assert tried(path).model["config"] == "that of the recipe, since the hub cannot be reached"
 
@@ -167,6 +174,10 @@ def test_the_few_shot_runs_are_those_of_figure_3():
     assert {row["repeats"] for row in found.tasks} == {5}
     shown = {(row["method"], row["epochs"], row["count"]) for row in found.runs}
     assert shown == {(m, e, 5) for m in ("RoBERTa+2", "Concat", "DWAtt") for e in (25, 50, 75, 100)}
+
+
+@pytest.mark.full
+def test_the_few_shot_runs_of_figure_5_have_fewer_rows():
     assert [row["rows"] for row in tried(f"{DWATT}/figure-5.yaml").tasks] == [24, 48, 96, 192, 384]
 
 
@@ -194,6 +205,8 @@ def test_the_small_twins():
 
 # Recipes that fine-tune the model: inserted layers
 
+TABLE_9_DEPTHS, TABLE_9_RUNS = ("table-9", 12, 10), ("table-9", 6, 152)
+CURVES = ("figure-3", "figure-6", "figures-3-and-6-masked-lm")
 DEBERTA, T5 = 435_063_810, 223_495_682  # table 8, with two classes
 ADDED = {"deberta": (4_718_592, 25_165_824), "t5": (5_308_416, 14_155_776), "vit": (1_769_472, 7_077_888)}
 
@@ -214,7 +227,7 @@ def methods(path: str, task: str) -> dict[tuple[str, str | None, str | None], tu
     ("name", "task", "base", "added", "layers"),
     [
         ("table-1", "cola", DEBERTA, ADDED["deberta"], "1-24"),
-        ("table-9", "cola", T5, ADDED["t5"], "1-12"),
+        pytest.param("table-9", "cola", T5, ADDED["t5"], "1-12", marks=pytest.mark.full),
         ("table-2-wmt16-en-ro", "wmt16_en_ro", 222_903_552, ADDED["t5"], "1-12"),
         ("table-3-cifar100", "cifar100", 86_167_396 - 380 * 768, ADDED["vit"], None),  # printed: 577 positions, not 197
     ],
@@ -228,7 +241,7 @@ def test_parameters_of_table_8(name: str, task: str, base: int, added: tuple[int
             assert found[method, position, layers] == (base, more, base + more)
 
 
-@pytest.mark.parametrize(("name", "depth", "part"), [("table-1", 24, 20), ("table-9", 12, 10)])
+@pytest.mark.parametrize(("name", "depth", "part"), set_apart([("table-1", 24, 20), TABLE_9_DEPTHS], TABLE_9_DEPTHS))
 def test_fewer_blocks_have_fewer_inserted_layers(name: str, depth: int, part: int):
     found = methods(f"{INSERTION}/{name}.yaml", "mrpc")
     for position in ("attention", "ffn", "both"):
@@ -240,7 +253,7 @@ def test_fewer_blocks_have_fewer_inserted_layers(name: str, depth: int, part: in
     ("name", "classifier"),
     [
         ("table-1", 2 * 1024 + 2),  # its pooler stays frozen
-        ("table-9", 768 * 768 + 768 + 2 * 768 + 2),
+        pytest.param("table-9", 768 * 768 + 768 + 2 * 768 + 2, marks=pytest.mark.full),
     ],
 )
 def test_the_frozen_variant_trains_what_is_inserted_and_the_classifier(name: str, classifier: int):
@@ -254,7 +267,7 @@ def test_regression_has_one_class_less():
     assert methods(f"{INSERTION}/table-1.yaml", "stsb")["no insertion", None, None][0] == DEBERTA - 1025
 
 
-@pytest.mark.parametrize(("name", "tasks", "runs"), [("table-1", 7, 152), ("table-9", 6, 152)])
+@pytest.mark.parametrize(("name", "tasks", "runs"), set_apart([("table-1", 7, 152), TABLE_9_RUNS], TABLE_9_RUNS))
 def test_the_searched_settings_of_table_7(name: str, tasks: int, runs: int):
     found = tried(f"{INSERTION}/{name}.yaml")
     assert [row["runs"] for row in found.tasks] == [runs] * tasks
@@ -287,6 +300,7 @@ def test_settings_of_table_7(name: str):
     )
 
 
+@pytest.mark.full
 def test_texts_are_written_for_15_thousand_steps():
     found = tried(f"{INSERTION}/table-2-cnn-dailymail.yaml")
     assert {row["steps"] for row in found.runs} == {15_000}
@@ -294,11 +308,12 @@ def test_texts_are_written_for_15_thousand_steps():
     assert found.tasks[0]["steps_per_epoch"] == 2244
 
 
+@pytest.mark.full
 def test_images_have_384_pixels():
     assert tried(f"{INSERTION}/table-3-imagenet.yaml").tasks[0]["tokens"] == (384 // 16) ** 2 + 1
 
 
-@pytest.mark.parametrize("name", ["figure-3", "figure-6", "figures-3-and-6-masked-lm"])
+@pytest.mark.parametrize("name", set_apart(CURVES, *CURVES[:2]))
 def test_curves_over_the_bottom_and_the_top_blocks(name: str):
     path = f"{INSERTION}/{name}.yaml"
     found = methods(path, next(iter(recipe(path).tasks)))
@@ -335,9 +350,9 @@ def test_the_ablations():
     ("name", "rows"),
     [
         ("figure-1a", [67349, 6735, 673]),
-        ("figure-1b", [104743, 10474, 1047]),
-        ("figure-1c", [673, 628]),
-        ("figure-1d", [8551, 855, 86]),
+        pytest.param("figure-1b", [104743, 10474, 1047], marks=pytest.mark.full),
+        pytest.param("figure-1c", [673, 628], marks=pytest.mark.full),
+        pytest.param("figure-1d", [8551, 855, 86], marks=pytest.mark.full),
     ],
 )
 def test_from_no_block_to_all_of_them_starts_anew(name: str, rows: list[int]):

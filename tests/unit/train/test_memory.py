@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.support.masked import masked_bank, running
+from tests.support.portions import one_in
 from tests.support.stored import tiny_tokenizer
 from tests.support.training import LENGTH, names, tiny_bank, tiny_model, yes_no
 
@@ -51,8 +52,9 @@ def really_saved(bank: ReaderBank, batch: dict[str, Any], labels: dict[str, Any]
     return saved_bytes(lambda: bank(**batch, labels=labels), own)
 
 
-@pytest.mark.parametrize("name", [name for name in FUSIONS.names() if name != "extra_layers"])
-@pytest.mark.parametrize("rows", [2, 7])
+@pytest.mark.parametrize(
+    ("name", "rows"), one_in(2, [(name, rows) for rows in (2, 7) for name in FUSIONS.names() if name != "extra_layers"])
+)
 def test_few_rows_tell_what_a_step_keeps(name: str, rows: int):
     fusion = FUSIONS.get(name)()
     of_texts = name in ("pooled_layers", "paired_layers")
