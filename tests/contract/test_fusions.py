@@ -286,8 +286,21 @@ def test_configs_survive_the_registry(name: str, settings: dict[str, Any]):
         config.layers = "all"
 
 
-@pytest.mark.parametrize(("name", "settings"), CASES)
-@pytest.mark.parametrize(("family", "stack"), READ)
+def read_in_turn() -> list[Any]:
+    """Every case on a third of the stacks, and on all of them with `-m full`."""
+    return [
+        pytest.param(
+            *case.values,
+            *place,
+            id="-".join((str(case.id), *place)),
+            marks=() if (number + other) % 3 == 0 else pytest.mark.full,
+        )
+        for number, case in enumerate(CASES)
+        for other, place in enumerate(READ)
+    ]
+
+
+@pytest.mark.parametrize(("name", "settings", "family", "stack"), read_in_turn())
 @torch.no_grad()
 def test_a_bank_streams_what_the_module_gives_on_the_stacked_states(
     name: str, settings: dict[str, Any], family: str, stack: str

@@ -137,7 +137,8 @@ def test_all_sub_tokens_are_of_tasks_with_tags(tmp_path: Path):
         tuned({"mrpc": {"preset": "mrpc", "label_all_tokens": True}})
 
 
-@pytest.mark.parametrize("name", [pytest.param("cnn-dailymail", marks=pytest.mark.full), "wmt16-en-ro"])
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["cnn-dailymail", "wmt16-en-ro"])
 def test_t5_writes_without_a_prefix_and_up_to_300_tokens(name: str):
     fit = recipe(f"insertion/table-2-{name}").fit
     assert (fit.get("prefix", ""), fit["max_target_length"]) == ("", 300)

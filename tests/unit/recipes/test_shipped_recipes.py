@@ -23,11 +23,14 @@ FILES = [
 ]
 PATHS = sorted(path.as_posix() for path in FILES if path.name != "published.yaml")
 SELDOM = [  # their dry runs are as those of their neighbours, and need `-m full`
-    *(f"papers/insertion/{name}.yaml" for name in ("table-2-cnn-dailymail", "table-3-imagenet", "table-5", "table-9")),
+    *(f"papers/insertion/{name}.yaml" for name in ("table-3-imagenet", "table-5", "table-9")),
+    *(f"papers/insertion/table-2-{name}.yaml" for name in ("cnn-dailymail", "wmt16-en-ro")),
     *(f"papers/insertion/{name}.yaml" for name in ("figure-3", "figure-4", "figure-5", "figure-6")),
-    *(f"papers/partial-reinit/figure-1{part}.yaml" for part in "bcd"),
+    *(f"papers/partial-reinit/figure-{name}.yaml" for name in ("1b", "1c", "1d", "2")),
+    *(f"small/default-{name}.yaml" for name in ("pairs", "queries", "texts-fusions")),
     *(f"papers/dwatt/{name}.yaml" for name in ("figure-5", "figure-6-finetuning", "figure-7-base", "figures-8-and-9")),
 ]
+PAPERS, PAPERS_SELDOM = ([path for path in paths if path.startswith("papers/")] for paths in (PATHS, SELDOM))
 ADA, DWATT, INSERTION, REINIT = "papers/adalayers", "papers/dwatt", "papers/insertion", "papers/partial-reinit"
 LINEAR = 1024 * 9 + 9  # the head of every reader of CoNLL-2003 in the second paper
 
@@ -75,7 +78,7 @@ def test_a_recipe_begins_with_its_command(path: str):
     assert sum(f"lamina train recipes/{path} " in line for line in header) == 1
 
 
-@pytest.mark.parametrize("path", set_apart([path for path in PATHS if path.startswith("papers/")], *SELDOM))
+@pytest.mark.parametrize("path", set_apart(PAPERS, *PAPERS_SELDOM))
 def test_a_paper_s_recipe_carries_its_architecture(path: str):
     assert tried(path).model["config"] == "that of the recipe, since the hub cannot be reached"
 
@@ -228,7 +231,7 @@ def methods(path: str, task: str) -> dict[tuple[str, str | None, str | None], tu
     [
         ("table-1", "cola", DEBERTA, ADDED["deberta"], "1-24"),
         pytest.param("table-9", "cola", T5, ADDED["t5"], "1-12", marks=pytest.mark.full),
-        ("table-2-wmt16-en-ro", "wmt16_en_ro", 222_903_552, ADDED["t5"], "1-12"),
+        pytest.param("table-2-wmt16-en-ro", "wmt16_en_ro", 222_903_552, ADDED["t5"], "1-12", marks=pytest.mark.full),
         ("table-3-cifar100", "cifar100", 86_167_396 - 380 * 768, ADDED["vit"], None),  # printed: 577 positions, not 197
     ],
 )
@@ -367,6 +370,7 @@ def test_from_no_block_to_all_of_them_starts_anew(name: str, rows: list[int]):
     assert (recipe(path).fit["learning_rate"], recipe(path).fit["epochs"]) == (2e-5, 3)
 
 
+@pytest.mark.full
 def test_probes_train_the_classifier_alone():
     found = tried(f"{REINIT}/figure-2.yaml")
     pooler, classifier, block = 768 * 768 + 768, 2 * 768 + 2, 7_087_872
