@@ -93,7 +93,7 @@ def test_every_command_has_its_help(site: Path):
         assert f"Usage: lamina {name} " in text
 
 
-def test_a_page_is_a_notebook_that_runs(site: Path, tmp_path: Path):
+def test_a_page_is_a_notebook_too(site: Path):
     notebooks = sorted(site.rglob("*.ipynb"))
     assert len(notebooks) > 5
     for path in notebooks:
@@ -102,6 +102,11 @@ def test_a_page_is_a_notebook_that_runs(site: Path, tmp_path: Path):
         code = [cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
         wanted = [block.code.strip() for block in blocks(ROOT / "docs" / path.relative_to(site).with_suffix(".md"))]
         assert [re.sub("^%%writefile.*\n", "", cell) for cell in code] == wanted
+
+
+@pytest.mark.full
+def test_a_notebook_runs(site: Path, tmp_path: Path):
+    """The Python of every page runs in test_docs.py; this starts a kernel of Jupyter too."""
     notebook = nbformat.read(site / "files.ipynb", 4)
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     printed = [output.text for cell in notebook.cells for output in cell.get("outputs", []) if output.name == "stdout"]
