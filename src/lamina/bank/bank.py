@@ -82,7 +82,8 @@ class ReaderBank(ReaderCollection):
         Each reader reads the first pass over its stack; with `over="output"` or "both", a reader of a decoder reads the
         first call of `generate`. Call `outputs.clear()` before the next pass or text. Passes that a bank runs itself
         are ignored. Only passes of the thread or task that entered the `with` block are read, and those of tasks and
-        `asyncio.to_thread` calls that it starts. The readers are in eval mode inside the `with` block.
+        `asyncio.to_thread` calls that it starts; a thread started by hand must run `contextvars.copy_context().run`.
+        The readers are in eval mode inside the `with` block.
 
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once

@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
 from torch import Tensor, nn
+from transformers import StoppingCriteriaList
 
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from jaxtyping import Bool, Int
+    from transformers import GenerationConfig, PreTrainedModel
 
-Generate = Callable[..., Any]  # `GenerationMixin.generate`, or a function in its place
+Method = Callable[..., Any]  # a method of `GenerationMixin`, or a function in its place
+
+# The methods in which `generate` decodes, once it has prepared the prompt, the options and the stopping criteria. It
+# looks them up when it runs, so they are intercepted even where `model.generate` was bound before.
+DECODING_METHODS = ("_sample", "_beam_search", "_assisted_decoding")
 
 # option of `generate` -> (whether a value of it is refused, why its states could not be assigned to the text)
 _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
@@ -40,133 +46,119 @@ class Generated(NamedTuple):
 
 
 @final
+class _RecordedCriteria(StoppingCriteriaList):
+    """The stopping criteria of one call of `generate`, which records their results."""
+
+    def __init__(self, criteria: list[Any]) -> None:
+        super().__init__(criteria)
+        self.results: list[Tensor] = []  # one per call, [rows]: True where the criteria end the sequence
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        """Return and record whether each sequence ends with its newest token."""
+        ended = super().__call__(input_ids, scores, **kwargs)
+        self.results.append(ended)
+        return ended
+
+
+@final
 class GenerateCall:
-    """The arguments of one call of `generate`, and the mapping from its forward passes to the returned sequences.
+    """One call of `generate` from its first decoding step on, and the mapping from its passes to the sequences.
 
     Each decoding step reads the token that the step before chose. The states of a sequence are therefore those of its
-    prompt and of all its new tokens except the last, which no step reads. Row i of a pass belongs to row i of the
-    result, except in beam search: there `beam_indices` says for each step in which row the winning sequence was at that
-    time, and is -1 once the sequence had ended.
+    prompt and of all its new tokens but the last, which no step reads. Row i of a pass belongs to row i of the result,
+    except in beam search: there `beam_indices` says for each step in which row the winning sequence was at that time,
+    and is -1 once the sequence had ended. Without beams, the stopping criteria of `generate` say where a sequence ends.
 
     Args:
-        model: The model whose `generate` is called.
-        function: The original `generate` function.
-        args: Positional arguments of the call.
-        kwargs: Keyword arguments of the call.
+        model: The model that generates.
+        method: Name of its decoding method, one of `DECODING_METHODS`.
+        input_ids: Ids `[rows, tokens]` of the prompt as the decoder reads it, one row per beam or sample.
+        kwargs: Keyword arguments of the decoding method.
 
     Attributes:
         model: The model.
-        kwargs: All arguments of the call by name.
-        beams: Whether the call decodes by beam search.
-        assisted: Whether the call uses speculative decoding: some passes then read draft tokens that may be rejected.
+        config: The options of the call, as `generate` uses them.
+        beams: Whether it decodes by beam search.
+        assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
         prompt_in_pieces: Whether the first pass may read less, or more, than the prompt.
+        prompt_ids: Length of the prompt in the returned sequences, in tokens.
+        prompt: Length of the prompt that the decoder reads; the sequences do not contain a prompt of embeddings.
     """
 
     def __init__(
-        self, model: PreTrainedModel, function: Generate, args: tuple[object, ...], kwargs: Mapping[str, object]
+        self, model: PreTrainedModel, method: str, input_ids: Int[Tensor, "rows tokens"], kwargs: Mapping[str, Any]
     ) -> None:
-        bound = dict(inspect.signature(function).bind(model, *args, **kwargs).arguments)
-        more: dict[str, Any] = bound.pop("kwargs", {})
-        self.model: PreTrainedModel = bound.pop("self")
-        self.kwargs = {**bound, **more}
-        self.beams = (self.option("num_beams") or 1) > 1
-        self.assisted = self.kwargs.get("assistant_model") is not None or any(
-            self.option(name) for name in ("prompt_lookup_num_tokens", "use_mtp", "speculation_type")
-        )
-        self.prompt_in_pieces = self.assisted or self.option("prefill_chunk_size") is not None
-
-    def option(self, name: str) -> Any:
-        """Return the value of a generation option; None if it is not set.
-
-        It is looked up in the call, then in the generation config of the call, then in the model's generation config.
-        """
-        configs = (self.kwargs.get("generation_config"), getattr(self.model, "generation_config", None))
-        values = (self.kwargs.get(name), *(getattr(config, name, None) for config in configs))
-        return next((value for value in values if value is not None), None)
+        self._criteria = _RecordedCriteria(kwargs["stopping_criteria"])
+        self._kwargs = {**kwargs, "stopping_criteria": self._criteria}
+        self._input_ids = input_ids
+        self.model, self.config = model, kwargs["generation_config"]
+        self.beams, self.assisted = method == "_beam_search", method == "_assisted_decoding"
+        self.prompt_in_pieces = self.assisted or self.config.prefill_chunk_size is not None
+        embedded = None if model.config.is_encoder_decoder else kwargs.get("inputs_embeds")
+        self.prompt_ids: int = input_ids.shape[1]
+        self.prompt: int = self.prompt_ids if embedded is None else embedded.shape[1]
+        # as in `generate`: an ended sequence is padded only if one of the criteria looks for an end token
+        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in self._criteria)
 
     def check(self) -> None:
         """Raise ConfigError if the call decodes in a way whose states cannot be assigned to the returned text."""
-        for name, (is_refused, why) in _REFUSED.items():
-            value = self.option(name)
-            if value is not None and is_refused(value):
-                problem = f"generate is called with {name}={value!r}, which {why}"
-                raise ConfigError(f"bank.listen: {problem}; the readers' outputs would be wrong. Leave it out.")
-        if self.kwargs.get("assistant_model") is self.model:
+        _check_options(lambda name: getattr(self.config, name, None))
+        if self._kwargs.get("assistant_model") is self.model:
             problem = "the model drafts for itself, so that the readers' outputs would be wrong"
             raise ConfigError(f"bank.listen: {problem}. Use another assistant model.")
 
-    def run(self, function: Generate) -> Generated:
-        """Call the original `generate`, and return its result in the form that the caller asked for.
+    def run(self, function: Method) -> Generated:
+        """Call the original decoding method, and return its result in the form that `generate` expects.
 
         Beam search is called with `return_dict_in_generate=True`, because only that result has the beam indices.
         """
-        kwargs, wants_dict = self.kwargs, bool(self.option("return_dict_in_generate"))
-        if self.beams and not wants_dict:
-            if kwargs.get("generation_config") is None:
-                kwargs = {**kwargs, "return_dict_in_generate": True}
-            else:
-                config = copy.deepcopy(kwargs["generation_config"])
-                config.return_dict_in_generate = True
-                kwargs = {**kwargs, "generation_config": config}
-        output = function(self.model, **kwargs)
+        config: GenerationConfig = copy.copy(self.config)
+        config.return_dict_in_generate = bool(config.return_dict_in_generate) or self.beams
+        output = function(self.model, self._input_ids, **{**self._kwargs, "generation_config": config})
         if isinstance(output, Tensor):
             return Generated(output, output, None)
         beam_indices = getattr(output, "beam_indices", None)
+        wants_dict = self.config.return_dict_in_generate
         return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
-    def prompt_ids(self) -> Tensor | None:
-        """Return the ids `[batch, tokens]` that the decoder starts from; None if it starts from just a start token."""
-        input_ids, inputs = self.kwargs.get("input_ids"), self.kwargs.get("inputs")
-        if self.model.config.is_encoder_decoder:
-            ids = self.kwargs.get("decoder_input_ids")
-            return input_ids if ids is None and self.model.main_input_name != "input_ids" else ids
-        return input_ids if input_ids is not None else inputs
+    def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
+        """Return on the CPU where the new tokens `first`, `first + 1`, ... end their sequence; not for beams or drafts.
 
-    def prompt_width(self, sequences: Tensor | None = None) -> tuple[int, int]:
-        """Return two lengths of the prompt in tokens: as the decoder reads it, and as the sequences contain it.
-
-        They differ for prompts of embeddings, which the sequences do not contain. Without the returned `sequences` the
-        lengths are lower bounds, because an encoder-decoder may put a start token before the ids that it was called
-        with.
+        The text of an ended sequence is padded from there on. If `generate` does not pad, the sequences go on until
+        the last one ends, and no token counts as an end.
         """
-        ids, embedded = self.prompt_ids(), self.kwargs.get("inputs_embeds")
-        width = 1 if ids is None else ids.shape[1]
-        if ids is not None and sequences is not None and not torch.equal(sequences[0, :width].cpu(), ids[0].cpu()):
-            width += 1
-        if embedded is None or self.model.config.is_encoder_decoder:
-            return width, width
-        return embedded.shape[1], 0 if ids is None else width
+        results = self._criteria.results[first : first + count]
+        if not self._pads or not results:
+            return torch.zeros(len(self._input_ids), len(results), dtype=torch.bool)
+        return (results[0].unsqueeze(1) if len(results) == 1 else torch.stack(results, dim=1)).cpu()
 
-    def tokens_read(self, new: Tensor, beam_indices: Tensor | None) -> Tensor:
-        """Return `[sequences]`: how many new tokens of each sequence the model read, which is all except its last.
+    def tokens_read(self, new: Int[Tensor, "sequences tokens"], beam_indices: Tensor | None) -> Tensor:
+        """Return `[sequences]`: how many new tokens of each sequence the model read, which is all but its last.
 
-        `new` are the new tokens `[sequences, tokens]`, padded after the end of each sequence; `beam_indices` is as in
-        `Generated`.
+        Args:
+            new: New tokens, padded after the end of each sequence.
+            beam_indices: As in `Generated`; None without beam search.
         """
         if beam_indices is not None:
             return (beam_indices >= 0).sum(1) - 1
-        count = new.shape[1]
-        length = torch.full_like(new[:, 0], count)
-        ends, pad = self.option("eos_token_id"), self.option("pad_token_id")
-        if ends is None:
-            return length - 1
-        ended = torch.isin(new, torch.as_tensor(ends, device=new.device))
-        if pad is not None:
-            # a sequence stopped by another criterion has no end token: it ends where the padding begins
-            written = (new != pad).flip(1)
-            length = torch.where(written.any(1), count - written.int().argmax(1), 1)
-        return torch.where(ended.any(1), ended.int().argmax(1) + 1, length) - 1
+        count = torch.full_like(new[:, 0], new.shape[1])
+        # with drafts there is one sequence, which is not padded; more tokens than steps were not written by the steps
+        if self.assisted or new.shape[1] > len(self._criteria.results):
+            return count - 1
+        ended = self.ended(0, new.shape[1]).to(new.device)
+        return torch.where(ended.any(1), ended.int().argmax(1) + 1, count) - 1
 
-    def mask(self, stack: str, rows: int) -> Tensor | None:
-        """Return the mask `[rows, tokens]` of the decoder's prompt; None if the call has none.
+    def mask(self, stack: str) -> Tensor | None:
+        """Return the mask `[rows, tokens]` of the decoder's prompt, if the call has one; else None.
 
-        `stack` is the name of the stack. Each prompt is repeated for its beams or samples, up to `rows` rows.
+        Args:
+            stack: Name of the stack, which decides the argument to look at.
         """
-        mask = self.kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
-        return mask.repeat_interleave(rows // len(mask), 0) if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        mask = self._kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
+        return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
-# A context that is entered around a call of `generate`; it yields a function that gets the result of the call.
+# A context that is entered around the decoding of a call of `generate`; it yields a function that gets the result.
 OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated], None]]]
 
 
@@ -175,25 +167,33 @@ class _Interception(NamedTuple):
 
     model: nn.Module
     on_generate: OnGenerate
+    is_waiting: Callable[[], bool]
 
 
 @contextmanager
-def intercept_generate(model: nn.Module, on_generate: OnGenerate) -> Iterator[None]:
-    """Pass the calls of `generate` on a model, or on a part of it, through `on_generate`, inside the `with` block.
+def intercept_generate(model: nn.Module, on_generate: OnGenerate, is_waiting: Callable[[], bool]) -> Iterator[None]:
+    """Pass the calls of `generate` on a model, or on a part of it, through `on_generate`.
 
-    Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks are not
-    affected. While any of these contexts is open, `GenerationMixin.generate` is replaced by a function that forwards
-    every call. The models themselves are not changed.
+    Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
+    While any of these contexts is open, methods of `GenerationMixin` are replaced by functions that forward every call.
+    The models themselves are not changed.
+
+    Args:
+        model: The model.
+        on_generate: A context around the decoding of each call.
+        is_waiting: Returns whether the next call must be one that can be followed: it is then checked before it runs.
     """
     from transformers import GenerationMixin
 
     mixin: Any = GenerationMixin
-    interception = _Interception(model, on_generate)
+    interception = _Interception(model, on_generate, is_waiting)
     _in_context.set((*_in_context.get(), interception))
     with _lock:
         if not _open:
-            _original.append(mixin.generate)
-            mixin.generate = _intercepted(mixin.generate)
+            _original.update({name: getattr(mixin, name) for name in ("generate", *DECODING_METHODS)})
+            mixin.generate = _checked(mixin.generate)
+            for name in DECODING_METHODS:
+                setattr(mixin, name, _followed(name, _original[name]))
         _open.append(interception)
     try:
         yield
@@ -202,36 +202,78 @@ def intercept_generate(model: nn.Module, on_generate: OnGenerate) -> Iterator[No
         with _lock:
             _open.remove(interception)
             if not _open:
-                mixin.generate = _original.pop()
+                for name, function in _original.items():
+                    setattr(mixin, name, function)
 
 
 # The interceptions of this context. A task that was started within one inherits a copy, which outlives the context:
 # an interception therefore counts only while it is in `_open` too.
 _in_context: ContextVar[tuple[_Interception, ...]] = ContextVar("intercepted_generate", default=())
 _open: list[_Interception] = []  # of all threads
-_original: list[Generate] = []  # the one original `generate`, while it is replaced
-_lock = Lock()  # threads open and close contexts: the first must replace `generate` once, and the last restore it
+_original: dict[str, Method] = {}  # name -> original method; valid while they are replaced
+_lock = Lock()  # threads open and close contexts: the first must replace the methods once, and the last restore them
 
 
-def _intercepted(function: Generate) -> Generate:
-    """Return a function that replaces the original `generate`.
+def _interceptions(model: object) -> list[_Interception]:
+    """Return the interceptions of this context that are open for `model`."""
+    mine = [interception for interception in _in_context.get() if interception in _open]
+    return [hook for hook in mine if any(part is model for part in hook.model.modules())]
+
+
+def _checked(function: Method) -> Method:
+    """Return a function to put in place of the original `generate`: it checks the options before it calls that.
+
+    Some of the refused options take effect before or without a decoding method.
+    """
+
+    @functools.wraps(function)
+    def generate(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
+        if any(hook.is_waiting() for hook in _interceptions(model)):
+            bound = dict(inspect.signature(function).bind(model, *args, **kwargs).arguments)
+            options: dict[str, Any] = {**bound, **bound.get("kwargs", {})}
+            configs = options.get("generation_config"), getattr(model, "generation_config", None)
+
+            def option(name: str) -> object:
+                values = (options.get(name), *(getattr(config, name, None) for config in configs))
+                return next((value for value in values if value is not None), None)
+
+            _check_options(option)
+        return function(model, *args, **kwargs)
+
+    return generate
+
+
+def _check_options(option: Callable[[str], object]) -> None:
+    """Raise ConfigError if an option says that `generate` decodes in a way that cannot be followed.
+
+    Args:
+        option: Returns the value of an option; None if it is not set.
+    """
+    for name, (is_refused, why) in _REFUSED.items():
+        value = option(name)
+        if value is not None and is_refused(value):
+            problem = f"generate is called with {name}={value!r}, which {why}"
+            raise ConfigError(f"bank.listen: {problem}; the readers' outputs would be wrong. Leave it out.")
+
+
+def _followed(method: str, function: Method) -> Method:
+    """Return a function to put in place of an original decoding method.
 
     It calls the original inside the `on_generate` contexts that are open for the model in the caller's context, or
     directly if there are none.
     """
 
     @functools.wraps(function)
-    def generate(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
-        mine = [interception for interception in _in_context.get() if interception in _open]
-        hooks = [hook.on_generate for hook in mine if any(part is model for part in hook.model.modules())]
+    def decode(model: PreTrainedModel, input_ids: Tensor, **kwargs: Any) -> object:
+        hooks = _interceptions(model)
         if not hooks:
-            return function(model, *args, **kwargs)
-        call = GenerateCall(model, function, args, kwargs)
+            return function(model, input_ids, **kwargs)
+        call = GenerateCall(model, method, input_ids, kwargs)
         with ExitStack() as contexts:
-            on_results = [contexts.enter_context(hook(call)) for hook in hooks]
+            on_results = [contexts.enter_context(hook.on_generate(call)) for hook in hooks]
             result = call.run(function)
             for on_result in on_results:
                 on_result(result)
         return result.output
 
-    return generate
+    return decode

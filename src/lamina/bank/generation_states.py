@@ -47,6 +47,10 @@ class GenerationObserver(ABC):
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
         """Finish; called after `generate` has returned, with all new tokens of its sequences."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """End the text; called last, and also if `generate` has failed."""
+
 
 @final
 class GenerationStates:
@@ -70,11 +74,12 @@ class GenerationStates:
     ) -> None:
         self.call, self.over, self._template, self._observer = call, over, template, observer
         self._buffered = _BUFFERED if observer is None else observer.every
-        self._skipped = call.prompt_width()[0] if over == "output" else 0  # positions at the start that no reader reads
+        self._skipped = call.prompt if over == "output" else 0  # positions at the start that no reader reads
         self._token_wise = {name: r for name, r in template.readers.items() if r.fusion.is_token_wise()}
         self._whole = {name: r for name, r in template.readers.items() if name not in self._token_wise}
         self._read = 0  # positions that the model has read
-        self._past = 0  # positions in the key-value cache at the start of the present pass
+        self._passes = 0  # passes so far
+        self._past = 0  # positions in the key-value cache: at the start of the second pass, with drafts of every pass
         self._column_of: list[int] = []  # position - _skipped -> column of its last reading in the lists below
         self._columns = 0  # columns stored so far, rejected drafts included
         self._ids: list[Tensor] = []  # each [rows, columns]; -1 where a pass got no ids
@@ -86,7 +91,6 @@ class GenerationStates:
         self._arguments: tuple[Inputs, tuple[object, ...], Mapping[str, object]] = {}, (), {}
         self._layers_seen: list[int] = []  # in the present pass
         self._fresh = 0  # columns that the present pass adds
-        self._prompt = 0  # length of the prompt, as far as it is known
 
     def on_start(self, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Begin a pass: store its arguments and, before the first block adds to it, the length of the cache.
@@ -97,8 +101,9 @@ class GenerationStates:
             kwargs: Keyword arguments of the stack.
         """
         self._layers_seen, self._arguments = [], (batch, args, kwargs)
-        if self.call.assisted or not self._read:
+        if self.call.assisted or self._passes < 2:
             self._past = past_tokens(inputs_of(self._template, batch, args, kwargs))
+        self._passes += 1
 
     def on_state(self, layer: int, state: Tensor) -> None:
         """Store the state `[rows, tokens, width]` of a layer in this pass; raise ConfigError if a layer was skipped."""
@@ -119,30 +124,46 @@ class GenerationStates:
 
     def _place(self, state: Tensor) -> None:
         """Find out which positions of the text the current pass reads, and store their token ids and mask."""
-        batch = inputs_of(self._template, *self._arguments)
+        key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
+        ids = inputs_of(self._template, *self._arguments).get(key)
         rows, count = state.shape[:2]
-        if "past_key_values" not in batch and self._read < count:
+        self._check_tokens(count, ids)
+        if self._read and not self._past and not self.call.assisted and count > self._read:
             count -= self._read  # without a cache every pass reads the whole text again: only its end is new
         elif self.call.assisted or not self._read:
             if self._past > self._read:
                 problem = f"generate goes on from a cache of {self._past} tokens, whose states are not computed again"
                 raise ConfigError(f"bank.listen: {problem}. Generate without that cache, or without listening.")
             self._read = self._past  # after rejected drafts the cache is shorter, and their positions are read again
-        if not self._read:
-            self._prompt = max(count, self.call.prompt_width()[0])
         begin, self._read = self._read, self._read + count
         self._fresh = fresh = min(count, max(0, self._read - self._skipped))
         del self._column_of[max(0, begin - self._skipped) :]
         self._column_of += range(self._columns, self._columns + fresh)
         self._columns += fresh
         if fresh:
-            key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
-            ids = batch.get(key)
-            if not isinstance(ids, Tensor) or ids.shape[1] < fresh:
+            if not isinstance(ids, Tensor):
                 refuse_pairs(self._whole, key)
                 ids = state.new_full((rows, fresh), -1, dtype=torch.long)
             self._ids.append(ids[:, -fresh:])
             self._masks.append(self._real(state, begin + count - fresh, fresh))
+
+    def _check_tokens(self, count: int, ids: object) -> None:
+        """Raise ConfigError if the states of a pass are not those of the tokens of the text.
+
+        Args:
+            count: Tokens of the states.
+            ids: Token ids `[rows, tokens]` that the model was called with, if it was.
+        """
+        expected = ids.shape[1] if isinstance(ids, Tensor) else count
+        if self._passes == 1 and not self.call.assisted:  # the first pass reads the prompt, or a piece of it
+            expected = min(expected, self.call.prompt)
+        if count != expected:
+            problem = (
+                f"{type(self.call.model).__name__} computes states of {count} tokens where the text has {expected}"
+            )
+            raise ConfigError(
+                f"bank.listen: {problem}, so they cannot be assigned to the text. Use over='prompt', or another model."
+            )
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
         """Return a mask `[rows, fresh]` of the `fresh` new positions from `begin` on: False at padding of the prompt.
@@ -151,11 +172,11 @@ class GenerationStates:
         """
         batch, args, kwargs = self._arguments
         stack, all_real = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
-        if begin >= self.call.prompt_width()[0] + 1:
+        if begin >= self.call.prompt:
             return all_real
         mask = batch.get("decoder_attention_mask" if stack.name == "decoder" else "attention_mask")
         if not is_token_mask(mask):  # no mask, or one that `generate` prepared for a cache of fixed size
-            prompt_mask = None if mask is None else self.call.mask(stack.name, len(state))
+            prompt_mask = None if mask is None else self.call.mask(stack.name)
             mask = token_mask(stack, batch, args, kwargs) if prompt_mask is None else prompt_mask
         part = all_real[:, :0] if mask is None else mask[:, begin : begin + fresh].to(state.device).bool()
         return F.pad(part, (0, fresh - part.shape[1]), value=True)
@@ -184,7 +205,7 @@ class GenerationStates:
         self._ids.clear()
         self._masks.clear()
         first = self._skipped + self._columns - tokens.shape[1]
-        observer.on_tokens(TokenBlock(first, self._prompt, tokens, real, states))
+        observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, states))
 
     def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
         """Return reader name -> its output for the returned sequences, or a text that says why there is no output.
@@ -193,8 +214,7 @@ class GenerationStates:
         the model did not read.
         """
         self._read_waiting()
-        prompt, shown = self.call.prompt_width(result.sequences)
-        new = result.sequences[:, shown:]
+        prompt, new = self.call.prompt, result.sequences[:, self.call.prompt_ids :]
         if self._observer is not None:
             self._observer.on_end(new)
             return {}

@@ -11,8 +11,9 @@ from threading import get_ident
 from typing import TYPE_CHECKING, final, get_args
 
 from torch import Tensor, nn
+from transformers import GenerationMixin
 
-from lamina.bank.generation import GenerateCall, Generated, intercept_generate
+from lamina.bank.generation import DECODING_METHODS, GenerateCall, Generated, intercept_generate
 from lamina.bank.generation_states import GenerationObserver, GenerationStates, Over, inputs_of
 from lamina.bank.reader import BankOutput
 from lamina.bank.stack_pass import StackPass, is_internal, past_tokens
@@ -48,7 +49,8 @@ def listening(
         ConfigError: If an enclosing `with` block already uses one of the readers.
     """
     listener, model = _Listener(bank, passes, over, new_observer), bank.model
-    with uncompiled(), _registered(listener), intercept_generate(model, listener.on_generate), ContextHooks() as hooks:
+    intercepted = intercept_generate(model, listener.on_generate, listener.is_waiting)
+    with uncompiled(), _registered(listener), intercepted, ContextHooks() as hooks:
         for template in passes:
             on_state, on_start = partial(listener.on_state, template), partial(listener.on_start, template)
             hooks.enter_context(template.hooked(on_state, on_start))
@@ -109,7 +111,8 @@ class _Listener:
         # (thread, template) -> the text of the `generate` that runs now; None if its readers have an output already
         self._texts: dict[tuple[int, StackPass], GenerationStates | None] = {}
         for template in passes:
-            self._explain(template, f"no pass of the stack '{template.stack.name}' ran while the bank listened")
+            problem = f"no pass of the stack '{template.stack.name}' ran in this context"
+            self._explain(template, f"{problem} (a thread started by hand must run contextvars.copy_context().run)")
 
     def _explain(self, template: StackPass, reason: str) -> None:
         """Set the reason why the readers of a stack have no output."""
@@ -118,6 +121,11 @@ class _Listener:
     def _has_output(self, template: StackPass) -> bool:
         """Return whether the readers of the template have an output already; all of them read the same pass."""
         return not self.outputs.readers.keys().isdisjoint(template.readers)
+
+    def is_waiting(self) -> bool:
+        """Return whether the readers of a stack wait for a generated text."""
+        stacks = [template for template in self._templates if reads_generated_text(template, self._model)]
+        return self.over != "prompt" and not all(map(self._has_output, stacks))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Store the arguments of a module around a stack (a forward pre-hook)."""
@@ -157,7 +165,7 @@ class _Listener:
             if text := self._texts[thread, template]:
                 text.on_start(batch, args, kwargs)
             return
-        if self._new_observer is not None or self._has_output(template):
+        if self._has_output(template):
             return
         if reads_generated_text(template, self._model) and self.over != "prompt":
             if past_tokens(inputs_of(template, batch, args, kwargs)):
@@ -165,6 +173,8 @@ class _Listener:
                     "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; a text that is "
                     "written in another way cannot be followed. Use over='prompt'."
                 )
+            if self._new_observer is not None:
+                return
             if self.over == "output":
                 self._explain(template, "the model was called, which writes no output; only generate does")
                 return
@@ -198,6 +208,20 @@ class _Listener:
         elif stack_pass := self._running.pop(key, None):
             stack_pass.finish()  # the pass is incomplete, so this raises the error that names the missing layer
 
+    def _readable(self, templates: Sequence[StackPass]) -> list[StackPass]:
+        """Return the stacks whose readers wait for an output and can read a text; ConfigError if monitors cannot."""
+        waiting: list[StackPass] = []
+        for template in templates:
+            if self._has_output(template):
+                continue
+            if (reason := self._refusal(template)) is None:
+                waiting.append(template)
+            elif self._new_observer is not None:  # a monitor that is silent would pass for one that flags nothing
+                raise ConfigError(f"bank.watch: {reason}.")
+            else:
+                self._explain(template, reason)
+        return waiting
+
     @contextmanager
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
         """Read a call of `generate`, on the decoder stacks whose readers have no output yet."""
@@ -205,13 +229,7 @@ class _Listener:
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
         if self.over == "prompt" and not call.prompt_in_pieces:
             templates = []  # the first pass reads the whole prompt, like any other pass
-        waiting = [template for template in templates if not self._has_output(template)]
-        for template in waiting:
-            if reason := self._refusal(template):
-                if self._new_observer is not None:  # a monitor that is silent would pass for one that flags nothing
-                    raise ConfigError(f"bank.watch: {reason}.")
-                self._explain(template, reason)
-                waiting = [other for other in waiting if other is not template]
+        waiting = self._readable(templates)
         if waiting:
             call.check()
         observer = self._new_observer(call) if waiting and self._new_observer is not None else None
@@ -234,6 +252,8 @@ class _Listener:
         finally:
             for template in texts:
                 del self._texts[thread, template]
+            if observer is not None:
+                observer.close()
 
 
 _listeners: ContextVar[tuple[_Listener, ...]] = ContextVar("listeners", default=())
@@ -259,7 +279,8 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
 
     Raises:
         UnknownNameError: If `over` has another value.
-        ConfigError: If the model does not generate text, or a fusion cannot be computed token by token.
+        ConfigError: If the model does not generate text or decodes by a loop of its own, or a fusion cannot be computed
+            token by token.
     """
     check_known("bank.listen", [over], get_args(Over), "over")
     if over == "prompt":
@@ -267,6 +288,9 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
     if not can_generate(model):
         problem = f"over is '{over}', but {type(model).__name__} has no head that generates text"
         raise ConfigError(f"bank.listen: {problem}. Load it with one, or use over='prompt'.")
+    if any(getattr(type(model), name, None) is not getattr(GenerationMixin, name) for name in DECODING_METHODS):
+        problem = f"over is '{over}', and {type(model).__name__} decodes by a loop of its own, which is not known"
+        raise ConfigError(f"bank.listen: {problem}. Use over='prompt'.")
     for stack_pass in passes:
         for name, reader in stack_pass.readers.items():
             if reads_generated_text(stack_pass, model) and reader.config.fusion.needs_block_inputs:

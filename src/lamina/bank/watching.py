@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import StoppingCriteria
 
 from lamina.bank.generation import GenerateCall
@@ -92,10 +93,7 @@ class Watch:
 
     def _text(self) -> _WatchedText:
         """Return the text of this thread, or the latest text of any thread; raise ConfigError if there is none."""
-        text = self._texts.get(get_ident(), self._latest)
-        if text is None:
-            raise ConfigError("bank.watch: no text was written yet. Call model.generate in this context.")
-        return text
+        return _require_text(self._texts.get(get_ident(), self._latest))
 
     @property
     def steps(self) -> list[Step]:
@@ -124,10 +122,20 @@ class Watch:
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:
         """Return `[sequences]`: whether any of these monitors has flagged the sequence, in this thread's text.
 
-        None if the model has not read a token yet.
+        None if the model has not read a token yet. ConfigError if no text of this thread is watched.
         """
-        text = self._text()
+        text = self._texts.get(get_ident())
+        text = _require_text(text if text is not None and text.is_open else None)  # a new thread may get an old number
         return None if text.flags is None else text.flags[[text.rows.index(name) for name in names]].any(0)
+
+
+def _require_text(text: _WatchedText | None) -> _WatchedText:
+    """Return the text; ConfigError if there is none."""
+    if text is None:
+        problem = "no text was written yet in the context that watches. Call model.generate in it"
+        rule = "a thread started by hand must run contextvars.copy_context().run"
+        raise ConfigError(f"bank.watch: {problem}; {rule}.")
+    return text
 
 
 @final
@@ -148,11 +156,12 @@ class _WatchedText(GenerationObserver):
         on_token: Callable[[Step], None] | None,
     ) -> None:
         self.every = every
+        self.is_open = True  # while `generate` writes it
         self.steps: list[Step] = []
         self.places: list[tuple[str, int, int]] = []  # monitor, sequence and token index of every first flag
         self.flags: Tensor | None = None  # [monitors, sequences]; None before the first token was read
         heads = {name: reader.config.head for name, reader in template.readers.items()}
-        self._template, self._on_token = template, on_token
+        self._template, self._call, self._on_token = template, call, on_token
         self._running = start_monitors(monitors, heads)
         self.rows = [name for names, _ in self._running for name in names]
         self.monitor_names = list(monitors)
@@ -162,12 +171,8 @@ class _WatchedText(GenerationObserver):
         self._always = list(dict.fromkeys(monitor.readers[0] for monitor in monitors.values()))
         self._is_cascade = [isinstance(monitors[name], Cascade) for name in self.rows]
         self._scores: Tensor | None = None  # [monitors, sequences], up to the last token that was read
-        criteria = [item for item in call.kwargs.get("stopping_criteria") or () if not isinstance(item, StopOnEvent)]
-        # such a criterion ends a sequence without an end token, and pads it from there: padding then marks the end
-        pads = call.option("pad_token_id") if criteria or call.option("stop_strings") else None
-        self._pads = torch.tensor(_token_ids(pads), dtype=torch.long)
-        self._ends = torch.tensor(_token_ids(call.option("eos_token_id")), dtype=torch.long)
-        self._ended: Tensor | None = None  # [sequences], True once a sequence has ended
+        self._ended = torch.zeros(1, dtype=torch.bool)  # [sequences], True once a sequence has ended
+        self._tokens_seen = 0  # new tokens of which `_running_sequences` has heard
         self._tokens_read = 0  # real tokens
         self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # of those, with a finite score
 
@@ -175,7 +180,8 @@ class _WatchedText(GenerationObserver):
         """Score the tokens of a block, and add a step for each new token; prompt tokens are only scored."""
         tokens, real = block.tokens.cpu(), block.real.cpu()
         is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
-        running, is_last = self._running_sequences(tokens, is_new)
+        prompt_columns = int((~is_new).sum())
+        running, is_last = self._running_sequences(prompt_columns, tokens.shape[1] - prompt_columns)
         real = real & running & ~is_last
         values = self._score(block.states, real)
         hits = real & (values >= self._thresholds.unsqueeze(-1))
@@ -189,22 +195,21 @@ class _WatchedText(GenerationObserver):
             if is_new[column]:
                 self._add_step(tokens[:, column], running[:, column])
 
-    def _running_sequences(
-        self, tokens: Int[Tensor, "rows columns"], is_new: Bool[Tensor, " columns"]
-    ) -> tuple[Tensor, Tensor]:
+    def _running_sequences(self, prompt: int, new: int) -> tuple[Tensor, Tensor]:
         """Return two masks `[rows, columns]`: tokens of sequences that have not ended, and tokens that end one.
 
         Remembers which sequences have ended for the next call.
+
+        Args:
+            prompt: Number of columns with tokens of the prompt, which come first.
+            new: Number of columns with new tokens.
         """
-        if self._ended is None:
-            self._ended = torch.zeros(len(tokens), dtype=torch.bool)
-        is_end = torch.isin(tokens, self._ends) & is_new
-        is_pad = torch.isin(tokens, self._pads) & is_new & ~is_end
-        ends = is_end | is_pad
+        ends = F.pad(self._call.ended(self._tokens_seen, new), (prompt, 0))
+        self._tokens_seen += new
         # ended in an earlier call, or at an earlier column: the count of ends without the column's own
         before = self._ended.unsqueeze(1) | (ends.cumsum(1) - ends.long() > 0)
         self._ended = before[:, -1] | ends[:, -1]
-        return ~before & ~is_pad, is_end
+        return ~before, ends
 
     def _score(
         self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
@@ -255,9 +260,13 @@ class _WatchedText(GenerationObserver):
         """Add a step for each new token that the model did not read: the last one."""
         rest = new.cpu()[:, len(self.steps) :]
         if rest.shape[1]:
-            running, _ = self._running_sequences(rest, torch.ones(rest.shape[1], dtype=torch.bool))
+            running, _ = self._running_sequences(0, rest.shape[1])
             for column in range(rest.shape[1]):
                 self._add_step(rest[:, column], running[:, column])
+
+    def close(self) -> None:
+        """Mark the text as ended."""
+        self.is_open = False
 
     def asked(self) -> dict[str, float]:
         """Return cascade name -> fraction of the real tokens for which its second reader ran."""
@@ -290,17 +299,12 @@ class StopOnEvent(StoppingCriteria):
 def _check_call(call: GenerateCall) -> None:
     """Raise ConfigError if a call of `generate` reads tokens that may not be part of the final text."""
     if call.beams:
-        problem = f"generate is called with num_beams={call.option('num_beams')}"
+        problem = f"generate is called with num_beams={call.config.num_beams}"
         why = "only at its end is it known which beam wins, so no token is final while the text is written"
         raise ConfigError(f"bank.watch: {problem}; {why}. Use one beam, or bank.listen(over='output').")
     if call.assisted:
         problem = "generate is called with drafts, which are read before it is known whether they are taken"
         raise ConfigError(f"bank.watch: {problem}. Leave them out, or use bank.listen(over='output').")
-
-
-def _token_ids(value: int | Sequence[int] | Tensor | None) -> list[int]:
-    """Return token ids as a list, from one id, several ids or None."""
-    return [] if value is None else [int(token) for token in torch.as_tensor(value).flatten()]
 
 
 @contextmanager

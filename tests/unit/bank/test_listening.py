@@ -11,10 +11,9 @@ import pytest
 import torch
 from tests.support.tiny import FAMILIES
 from torch import Tensor
-from transformers import GenerationConfig, GenerationMixin
+from transformers import GenerationMixin
 
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.generation import GenerateCall
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.extra_layers import ExtraLayers
@@ -150,7 +149,7 @@ def test_a_missing_output_says_why():
         assert outputs["r"].mask.shape == (2, 3)
     with bank.listen() as outputs:
         pass
-    with pytest.raises(ConfigError, match="no pass of the stack 'main' ran while the bank listened"):
+    with pytest.raises(ConfigError, match=r"no pass of the stack 'main' ran in this context(.|\n)*copy_context"):
         outputs["r"]
     with pytest.raises(UnknownNameError, match="unknown reader 's'"):
         outputs["s"]
@@ -167,14 +166,15 @@ def test_a_missing_output_says_why():
 @torch.no_grad()
 def test_the_tokens_read_are_compared_to_those_returned(change: Callable[[Tensor], Tensor], message: str | None):
     bank = bank_of("gpt2-CausalLM")
-    sample = type(bank.model)._sample
+    sample = GenerationMixin._sample
 
     def changed(*args: Any, **kwargs: Any) -> Tensor:
         return change(sample(*args, **kwargs))
 
-    with pytest.MonkeyPatch.context() as patch, bank.listen(over="output") as outputs:
-        patch.setattr(type(bank.model), "_sample", changed)
-        bank.model.generate(**prompt(bank), **SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GenerationMixin, "_sample", changed)
+        with bank.listen(over="output") as outputs:
+            bank.model.generate(**prompt(bank), **SHORT)
     if message is None:
         assert outputs["r"].mask.shape == (2, 1)
     else:
@@ -278,23 +278,3 @@ def test_padding_of_a_shifted_input_is_masked():
     padded = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in whole.items()}
     padded["input_ids"] = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, bank.model.config.pad_token_id)
     assert torch.allclose(bank(**padded)["r"].logits, bank(**whole)["r"].logits, atol=1e-5)
-
-
-# What a call of `generate` says of itself
-
-
-def call_of(**options: Any) -> GenerateCall:
-    return GenerateCall(bank_of("gpt2-CausalLM").model, GenerationMixin.generate, (), options)
-
-
-def test_an_option_comes_from_the_call_then_its_config_then_the_model():
-    config = GenerationConfig(pad_token_id=7)
-    own, of_call = call_of(generation_config=config), call_of(generation_config=config, pad_token_id=8)
-    own.model.generation_config.pad_token_id = 0
-    assert (of_call.option("pad_token_id"), own.option("pad_token_id")) == (8, 7)
-    assert own.option("eos_token_id") == own.model.generation_config.eos_token_id is not None
-
-
-def test_all_tokens_of_a_sequence_but_its_last_were_read():
-    new = torch.tensor([[0, 0, 0], [5, 6, 0], [5, 98, 0], [5, 6, 7]])
-    assert call_of(**SHORT).tokens_read(new, None).tolist() == [0, 1, 1, 2]
