@@ -197,7 +197,7 @@ def test_a_model_that_reads_more_than_the_text_is_refused_by_name():
 
 def test_a_model_whose_states_are_not_those_of_its_tokens_is_refused_by_name():
     """RWKV in transformers 5.23 mixes the rows of a batch, and returns a state of `rows` tokens for each."""
-    bank = bank_of(RwkvForCausalLM(RwkvConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, context_length=32)))
+    bank = bank_of(RwkvForCausalLM(RwkvConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, rescale_every=0)))
     with bank.listen(over="both") as outputs:
         write(bank, [5, 6, 7, 8])
     assert outputs["flag"].mask.sum() == 6
