@@ -41,7 +41,7 @@ Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, tok
 class Step:
     """One new token of each sequence, with the monitors' scores of the text up to it. All tensors are on the CPU.
 
-    The model does not read the last token of a sequence, so the last step repeats the scores of the step before.
+    The model never reads the last token of a sequence, so the last step repeats the scores of the step before.
 
     Attributes:
         index: Number of the new token, from 0.
@@ -116,11 +116,11 @@ class Watch:
 
     @property
     def asked(self) -> dict[str, float]:
-        """Cascade name -> fraction of the tokens for which its second reader was run."""
+        """Cascade name -> fraction of the tokens for which its second reader ran."""
         return self._text().asked()
 
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:
-        """Return `[sequences]`: whether any of these monitors has flagged the sequence, in this thread's text.
+        """Return `[sequences]`: whether any monitor in `names` has flagged the sequence, in the text of this thread.
 
         None if the model has not read a token yet. ConfigError if no text of this thread is watched.
         """
@@ -177,7 +177,7 @@ class _WatchedText(GenerationObserver):
         self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # of those, with a finite score
 
     def on_tokens(self, block: TokenBlock) -> None:
-        """Score the tokens of a block, and add a step for each new token; prompt tokens are only scored."""
+        """Score the tokens that the model has read in one pass (a block), and add a step for each new one."""
         tokens, real = block.tokens.cpu(), block.real.cpu()
         is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
         prompt_columns = int((~is_new).sum())
@@ -216,7 +216,7 @@ class _WatchedText(GenerationObserver):
     ) -> Float[Tensor, "monitors rows columns"]:
         """Return each monitor's score of each sequence up to each of the given tokens (columns).
 
-        The second reader of a cascade runs only for the sequences in which the first monitor is unsure of a token.
+        The second reader of a cascade runs only for sequences with a token of which the first monitor is unsure.
 
         Args:
             states: Layer -> states `[rows, columns, width]` of the tokens.
@@ -237,12 +237,7 @@ class _WatchedText(GenerationObserver):
         return values
 
     def _add_step(self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"]) -> None:
-        """Append a `Step` with the present scores and flags to `steps`, and call `on_token` with it.
-
-        Args:
-            tokens: Id of the new token of each sequence.
-            real: False in sequences that have ended.
-        """
+        """Append a step with the latest scores and flags; in `tokens` and `real` each sequence has one entry."""
         shape = len(self.rows), len(tokens)
         scores = torch.full(shape, torch.nan, dtype=torch.float64) if self._scores is None else self._scores
         flags = torch.zeros(shape, dtype=torch.bool) if self.flags is None else self.flags
@@ -257,7 +252,7 @@ class _WatchedText(GenerationObserver):
         return {name: rows[name] for name in self.monitor_names}
 
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
-        """Add a step for each new token that the model did not read: the last one."""
+        """Add a step for the last token of each sequence, which the model did not read."""
         rest = new.cpu()[:, len(self.steps) :]
         if rest.shape[1]:
             running, _ = self._running_sequences(0, rest.shape[1])
@@ -269,7 +264,7 @@ class _WatchedText(GenerationObserver):
         self.is_open = False
 
     def asked(self) -> dict[str, float]:
-        """Return cascade name -> fraction of the real tokens for which its second reader ran."""
+        """Return cascade name -> fraction of the tokens (without padding) for which its second reader ran."""
         counts = zip(self.rows, self._tokens_scored.tolist(), self._is_cascade, strict=True)
         return {name: count / max(1, self._tokens_read) for name, count, is_cascade in counts if is_cascade}
 
@@ -317,7 +312,7 @@ def watch(
     on_token: Callable[[Step], None] | None = None,
     every: int = 1,
 ) -> Iterator[Watch]:
-    """Run monitors on the calls of `generate` within the context; see `ReaderBank.watch`."""
+    """Run monitors on the calls of `generate` inside the `with` block; see `ReaderBank.watch`."""
     op = "bank.watch"
     readers = bank.select(None, op)
     chosen = check_monitors(op, monitors, stored_monitors(readers), readers)
@@ -348,7 +343,7 @@ def stream(
 
     Args:
         bank: The bank.
-        model: The bank's model, or the part of it whose `generate` runs.
+        model: The bank's model, or a module in it that has a `generate` method.
         inputs: The prompts.
         new_watch: `bank.watch` with all its arguments but `on_token`.
         stop: Whether the monitors may end a sequence.
@@ -391,13 +386,13 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], StopOnEvent], None], device: str) -> Iterator[Step]:
-    """Run `write` in a thread, and yield the steps that it puts.
+    """Run `write` in a thread, and yield the steps that it passes on.
 
-    The thread inherits the caller's context variables and autocast. What it raises is raised here. Closing the iterator
-    ends the generation and waits for the thread.
+    The thread inherits the caller's context variables and autocast. An error in the thread is raised here. Closing the
+    iterator ends the generation and waits for the thread.
 
     Args:
-        write: Called with a function that takes a step, and a stopping criterion that it must pass to `generate`.
+        write: Called with a function that takes each step, and with a stopping criterion for `generate`.
         device: Type of the device, such as "cuda", whose autocast setting is inherited.
     """
     queue: Queue[Step | BaseException | None] = Queue(maxsize=1)  # None: the end

@@ -1,4 +1,4 @@
-"""Run cells as tasks of Ray; a cell whose worker died is tried again."""
+"""Run cells as Ray tasks; a cell whose worker process died is tried again."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ R = TypeVar("R")
 def as_ray_tasks(
     run: Callable[[C, str], R], died: Callable[[C, str], R], todo: Mapping[int, C], address: str, op: str
 ) -> Iterator[tuple[int, R]]:
-    """What `run` gives for each cell and `op`, as they end; or `died`, if its worker died each time that it was tried.
+    """Yield (cell number, `run(cell, op)`) as cells end; `died(cell, reason)` for a cell whose worker kept dying.
 
-    Where the cluster has GPUs, each cell gets one to itself.
+    If the cluster has GPUs, each cell gets one to itself.
 
     Raises:
         ConfigError: If no cluster answers at the address, or a cell cannot be pickled.

@@ -1,4 +1,4 @@
-"""Independent pieces of work, run here or on workers of Ray; what ended is kept as files, and none is done twice."""
+"""Run independent pieces of work here or on workers of Ray; finished ones are kept as files and not repeated."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from lamina.utils import derive_seed, progress_bar, remove_leftovers, seed_torch
 
 FAILURES = "failures.json"
 Value = str | int | float | bool | None
-State = dict[str, Any]  # what a cell gave, as JSON gives it back
+State = dict[str, Any]  # result of a cell, in JSON types
 
 
 @final
 @dataclass(frozen=True)
 class Cell:
-    """One piece of work that needs no other, such as one seed of one task.
+    """One piece of work that depends on no other, such as one seed of one task.
 
     Attributes:
-        key: What tells it from the others.
-        work: Gives what it found, of texts, numbers, None, lists and mappings: in a study its rows. For Ray it must
-            pickle, and should load its model itself: a `functools.partial` of a function of a module over plain data.
-        name: Of its file; by default made of the key.
+        key: The values that distinguish this cell from the others.
+        work: Function that returns the cell's result: texts, numbers, None, lists and dicts; in a study the rows of its
+            table. For Ray it must pickle, and should load its model itself: a `functools.partial` of a module's
+            function over plain data.
+        name: Name of the cell's file. "": a hash of the key.
     """
 
     key: Mapping[str, Value]
@@ -41,7 +42,7 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """The name of its file, without an ending."""
+        """Name of the cell's file, without an extension."""
         text = json.dumps(self.key, sort_keys=True)
         return self.name or hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -49,7 +50,7 @@ class Cell:
 @final
 @dataclass(frozen=True)
 class Failure:
-    """A cell that failed: its key, its error in a sentence, and where in the code it came from."""
+    """A cell that failed: its key, its error in a sentence, and the traceback."""
 
     key: Mapping[str, Value]
     error: str
@@ -65,23 +66,24 @@ def run_cells(
     progress: bool = True,
     ray: str | None = None,
 ) -> tuple[list[State], list[Failure]]:
-    """Run all cells but those that are `done`.
+    """Run all cells except those that are `done`.
 
-    A cell that raises is recorded, and the others go on. Each starts from a random state of its own, so that nothing
-    depends on the order in which cells end, nor on where they ran. Processes that share a run (torchrun) cannot go on
-    without each other: there an error ends the run.
+    A cell that raises an error is recorded as a failure, and the others go on. Each cell starts with its own random
+    state, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the
+    processes cannot go on without each other, so an error ends the run.
 
     Args:
-        cells: Each with a key and file of its own.
-        op: Named in errors.
-        done: File -> what cells gave before; see `Shelf.read`.
-        on_end: Called here with each cell that ended and what it gave, in the order in which they end.
-        progress: Show how many cells ended and the time left.
-        ray: Run the cells as tasks of Ray: on a cluster of this machine alone ("local"), on the one that runs here
-            ("auto"), or at an address; a cell whose worker died is tried again. None: in this process, one by one.
+        cells: The cells, each with its own key and file.
+        op: The operation, which errors name.
+        done: File name -> result of a cell that finished earlier; see `Shelf.read`.
+        on_end: Called in this process with each cell that has finished and its result, in the order in which cells
+            finish.
+        progress: Show how many cells have finished, and the time left.
+        ray: Run the cells as Ray tasks: "local" (on this machine), "auto" (the cluster that runs on this machine), or
+            an address. A cell whose worker died is tried again. None: run the cells in this process, one by one.
 
     Returns:
-        What all cells gave, in their order, without those that failed; and those.
+        The results of all cells that did not fail, in the order of `cells`; and the failures.
 
     Raises:
         ConfigError: If two cells have the same key, or no cluster answers.
@@ -111,7 +113,7 @@ def _in_process(todo: Mapping[int, Cell], op: str) -> Iterator[tuple[int, State 
 
 
 def _outcome(cell: Cell, op: str) -> State | Failure:
-    """What a cell gives, as JSON gives it back; or how it failed."""
+    """Run a cell and return its result, converted to JSON types, or its failure."""
     try:
         with torch.random.fork_rng(), memory_errors(op):
             seed_torch(derive_seed(cell.file))
@@ -126,39 +128,40 @@ def _outcome(cell: Cell, op: str) -> State | Failure:
 
 
 def _died(cell: Cell, reason: str) -> Failure:
-    """A cell whose worker died each time."""
+    """Return the failure of a cell whose worker died at every try."""
     return Failure(dict(cell.key), reason)
 
 
 def _plain(value: Any) -> Any:
-    """A number of NumPy or PyTorch as one of Python."""
+    """Return a number of NumPy or PyTorch as a Python number."""
     return value.item()
 
 
 @final
 class Shelf:
-    """A folder with a file for each cell that ended, written whole, which knows what it depends on.
+    """A folder with one file per finished cell; each file records what its result depends on.
 
     Args:
-        folder: Where the files are.
-        run: What the work of a cell depends on besides its key, JSON-ready; see `lamina.train.identity.difference`.
-        op: Named in errors.
-        what: What errors call the whole: "study" or "run".
+        folder: Folder of the files.
+        run: Function that returns what a cell's result depends on besides its key, JSON-ready; see
+            `lamina.train.identity.difference`.
+        op: The operation, which errors name.
+        what: How errors call the whole: "study" or "run".
     """
 
     def __init__(self, folder: Path, run: Callable[[Cell], Mapping[str, Any]], *, op: str, what: str) -> None:
         self._folder, self._run, self._op, self._what = folder, run, op, what
 
     def path(self, cell: Cell) -> Path:
-        """The file of a cell."""
+        """Return the path of a cell's file."""
         return self._folder / f"{cell.file}.json"
 
     def read(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """File -> what the cell gave, of those that ended.
+        """Return file name -> result, for the cells that have finished.
 
         Raises:
             StoreError: If a file is damaged.
-            ConfigError: If it is of a run that depends on something else; says on what.
+            ConfigError: If a result depends on other settings or data than this run. The message says on which.
         """
         return {cell.file: self._read(self.path(cell), cell) for cell in cells if self.path(cell).exists()}
 
@@ -174,13 +177,13 @@ class Shelf:
         return state
 
     def write(self, cell: Cell, state: State) -> None:
-        """Keep what a cell gave."""
+        """Write the result of a cell to its file."""
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path(cell))
         write_text(self.path(cell), seal(self._run(cell), state))
 
 
 def note_failures(folder: Path, failures: Sequence[Failure]) -> None:
-    """Write `failures.json` into an output folder; without failures only over an older one."""
+    """Write `failures.json` into an output folder. Without failures, only an older file is replaced."""
     if failures or (folder / FAILURES).exists():
         write_text(folder / FAILURES, json.dumps(list(map(asdict, failures)), indent=1))

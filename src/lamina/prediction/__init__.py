@@ -1,6 +1,6 @@
 """Use what was trained: predict, evaluate on labelled examples, and calibrate monitors.
 
-The room is not called `predict`, since `lamina.predict` is the public function.
+The package is not named `predict`, because `lamina.predict` is the public function.
 """
 
 from lamina.prediction.bulk import predict_file

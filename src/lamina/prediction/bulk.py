@@ -1,7 +1,7 @@
-"""Predict from a file of any size into another, at constant memory; a run that was killed goes on where it was.
+"""Predict from a file of any size into another, with constant memory; a killed run resumes where it stopped.
 
-Rows are written as they come, as JSON lines, to a file beside the output; a small file next to it says how much of it
-is whole. At the end it is renamed to the output, or turned into CSV or Parquet.
+Finished rows are appended as JSON lines to a hidden file beside the output, and a small JSON file records how many of
+its bytes are complete. At the end the hidden file is renamed to the output, or converted to CSV or Parquet.
 """
 
 from __future__ import annotations
@@ -35,17 +35,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-USUAL_COLUMNS = ("sentence", "text", "image", "audio")  # in this order, as a task's files are read
-_OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those of answers
+USUAL_COLUMNS = ("sentence", "text", "image", "audio")  # in this order, as in the files of tasks
+_OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those of predictions
 FORMATS = (".jsonl", ".csv", ".parquet")
-_STATE = ("size", "rows", "read", "skipped", "bad")  # what the note says of a `Partial`
+_STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
-_SHOWN = 20  # rows that could not be read, of which each has a warning of its own
+_SHOWN = 20  # bad rows that are logged one by one; further ones are only counted
 
 
 @dataclass(frozen=True)
 class FileResult:
-    """The file that was written, how many rows it has, and how many rows of the source could not be read."""
+    """Result of `predict_file`.
+
+    Attributes:
+        output: The file that was written.
+        rows: Number of rows in it.
+        skipped: Number of rows of the source that could not be read.
+    """
 
     output: Path
     rows: int
@@ -76,49 +82,53 @@ def predict_file(  # noqa: PLR0913
     workers: int | None = None,
     progress: bool = True,
 ) -> FileResult:
-    """Predict from every row of a file, at constant memory.
+    """Predict from every row of a file, with constant memory.
 
-    A run that was killed goes on where it was when it is started again: no row is lost, and none is there twice.
+    A run that was killed resumes when it is started again with the same arguments; no row is lost or written twice.
 
     Args:
-        bank_or_model: The readers and their model; or a whole model.
-        source: JSONL, CSV, TSV, Parquet, or plain text with a text per line.
-        output: JSONL, CSV or Parquet, by its ending; it appears when it is whole. A JSONL row has "row" (its line in
-            the source), "text" (a pair has a list) and "readers" (name -> answer, as `predict` gives it). CSV and
-            Parquet have a column for each part of an answer, such as "cola.label" and "cola.probabilities.yes"; lists
-            are JSON in them.
-        text: Column of the text, or of the path of the image or clip, from the source's folder on; None: the only one,
-            or the first that there is of "sentence", "text", "image" and "audio".
-        text_pair: Column of the second text.
-        readers: Which readers; None: all.
-        kind: What a whole model is asked for; None: what its head is for.
-        processor: Tokenizer or image processor; None: the bank's, or the one that belongs to `model.name_or_path`.
-        batch_size: Rows per pass.
-        chunk_rows: Rows that are read, sorted by length and written at a time.
-        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
-        prefix: Stands before every text that is to be summarised or translated.
-        max_target_length: Tokens of a text to write.
-        num_beams: Of the search for it.
-        length_penalty: Of a search with beams.
-        num_workers: Processes that make batches ahead.
-        skip_bad: Leave out rows that cannot be read, and count them; else the first of them ends the run.
-        resume: Go on where a run with the same arguments was ended; else start anew.
-        ray: Have workers of Ray answer: "local" (processes of this machine), "auto" (the cluster that runs here) or
-            HOST:PORT. This process reads and writes, and the output is the same, row by row.
-        workers: With `ray`, how many; None: one for each GPU of the cluster, or each core. One that dies is started
-            anew, and what it had in hand is answered again.
+        bank_or_model: A bank, or a whole model.
+        source: JSONL, CSV, TSV, Parquet, or plain text with one text per line.
+        output: JSONL, CSV or Parquet file, by its extension. It exists only once it is complete. A JSONL row has "row"
+            (line in the source), "text" (a list for a pair) and "readers" (name -> prediction, as `predict` returns
+            it). CSV and Parquet have a column for each part of a prediction, such as "cola.label" and
+            "cola.probabilities.yes", with lists as JSON.
+        text: Column of the text, or of the path of the image or audio clip, relative to the source's folder. None: the
+            only column, or the first that exists of "sentence", "text", "image" and "audio".
+        text_pair: Column of the second text. None: the examples are no pairs.
+        readers: Names of the readers that answer. None: all readers of the bank.
+        kind: Kind of task that a whole model is used for. None: what its head is for.
+        processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
+            `model.name_or_path`.
+        batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip.
+        chunk_rows: Number of rows that are read, sorted by length and written at a time.
+        add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
+            any other word. False: only for readers that were trained with this option.
+        prefix: Text that is put before every text to summarise or translate. "": none.
+        max_target_length: Maximum number of tokens to generate per example.
+        num_beams: Number of beams for generating. 1: greedy decoding.
+        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
+        num_workers: Number of processes that prepare batches. 0: this process prepares them.
+        skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
+        resume: Continue an earlier run with the same arguments that was stopped. False: start again from the first row.
+        ray: Predict in worker processes of Ray: "local" (on this machine), "auto" (the cluster that runs on this
+            machine) or HOST:PORT of a cluster. This process reads and writes; the output is the same. None: without
+            Ray.
+        workers: Number of Ray workers. None: one per GPU of the cluster or, without GPUs, one per core. A worker that
+            dies is restarted, and its rows are predicted again.
         progress: Show a progress bar.
 
     Returns:
-        How many rows were written and skipped.
+        The output file, and how many rows were written and skipped.
 
     Raises:
-        DataError: If the file or a column is missing, or a row cannot be read; names it. The rows before it are kept
-            for a run with `skip_bad`.
-        ConfigError: If the output's ending is unknown, it is the source, or what an earlier run left there is of other
-            arguments.
+        DataError: If the file or a column is missing, or a row cannot be read. The rows before it are kept: the same
+            call with `skip_bad` continues after them.
+        ConfigError: If the output has an unknown extension or is the source, or an earlier run with other arguments was
+            stopped there.
         UnknownNameError: If a reader does not exist.
-        StoreError: If the output cannot be written, say because the disk is full; what was whole is kept.
+        NotFiniteError: If a reader gives NaN or infinity for a row.
+        StoreError: If the output cannot be written, for example to a full disk. Complete rows are kept.
         MissingExtraError: If Ray is not installed.
     """
     source, output = Path(source), Path(output)
@@ -172,7 +182,7 @@ def predict_file(  # noqa: PLR0913
 
 
 def usual_column(source: Path) -> str:
-    """The column of the text where none is named: the only one, or one of a usual name; else a DataError."""
+    """Return the text column when the user names none: the only one, or one with a usual name; else raise DataError."""
     first = next(read_chunks(source, rows=1, on_bad_row=lambda _: None), None) or next(read_chunks(source, rows=1))
     names = list(first.columns)
     column = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
@@ -193,14 +203,15 @@ def read_examples(
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[list[int], list[Any], int]]:
-    """The examples of a file, in chunks: their lines, themselves, and how many rows were parsed for them.
+    """Yield the examples of a file in chunks: their line numbers, the examples, and how many rows were parsed.
 
     Args:
         source: The file.
-        columns: That of the text, and perhaps that of the second text.
+        columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
-        start: Leave out so many rows of those that could be parsed.
-        bad: Called with what is wrong with a row; None: that is raised, after the rows before it were handed out.
+        start: Number of parsable rows to leave out at the start.
+        bad: Called with the error of a row that cannot be read. None: the error is raised, after the rows before were
+            yielded.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
@@ -223,21 +234,21 @@ def read_examples(
 
 @dataclass
 class Partial:
-    """What was written so far, beside the output."""
+    """The rows that were written so far, in hidden files beside the output, and how far the source was read."""
 
-    lines: Path  # the rows, as JSON lines
-    note: Path  # says how much of them is whole, and of what run they are
-    same: dict[str, Any]  # what the run was started with
-    size: int = 0  # bytes of `lines` that are whole
-    rows: int = 0  # how many rows those are
-    read: int = 0  # how many rows of the source were parsed for them
-    skipped: int = 0  # how many could not be read
-    bad: int = -1  # the last of those that the source itself has
+    lines: Path  # file with the rows, as JSON lines
+    note: Path  # JSON file with `same` and the numbers below
+    same: dict[str, Any]  # arguments of the run, which must be equal to resume
+    size: int = 0  # bytes of `lines` that are complete
+    rows: int = 0  # complete rows in `lines`
+    read: int = 0  # rows of the source that were parsed for them
+    skipped: int = 0  # rows of the source that could not be read
+    bad: int = -1  # number of the last row that could not be read; -1: none
 
     @classmethod
     @contextmanager
     def open(cls, output: Path, same: dict[str, Any], *, resume: bool) -> Iterator[Partial]:
-        """Begin, or go on where an earlier run was ended, which must have had the same arguments; alone with it."""
+        """Open and lock the rows of `output`; `resume` keeps those of an earlier run with equal arguments (`same`)."""
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
         with partial.writing(), ExitStack() as stack:
@@ -246,7 +257,7 @@ class Partial:
             if resume and partial.note.is_file() and beside.is_file():
                 partial._go_on(json.loads(partial.note.read_text(encoding="utf-8")))
             else:
-                partial.note.unlink(missing_ok=True)  # before the rows that it speaks of
+                partial.note.unlink(missing_ok=True)  # before the rows that it describes
             remove_leftovers(partial.note)
             with beside.open("ab") as file:
                 file.truncate(partial.size)
@@ -255,7 +266,7 @@ class Partial:
             try:
                 yield partial
             finally:
-                if not partial.note.is_file():  # no row is whole, so nothing is there to go on with
+                if not partial.note.is_file():  # no row is complete, so there is nothing to resume from
                     beside.unlink(missing_ok=True)
 
     def _go_on(self, state: dict[str, Any]) -> None:
@@ -274,14 +285,14 @@ class Partial:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn what the system says into one sentence."""
+        """Convert an OSError inside the `with` block to a StoreError, which says how many rows are kept."""
         left = f"{self.rows} rows are kept there. Make room and start again to go on."
         where = f"predict: {self.lines.parent} cannot be written"
         with convert_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
             yield
 
     def add(self, rows: Sequence[dict[str, Any]], *, read: int) -> None:
-        """Write rows, then take note of them, and of the rows that were skipped."""
+        """Append rows from the next `read` rows of the source, and record how much is complete."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -293,7 +304,7 @@ class Partial:
         self.size, self.rows, self.read, self.skipped, self.bad = state
 
     def finish(self, output: Path) -> None:
-        """Put the output in place."""
+        """Turn the rows into the complete output file."""
         with self.writing():
             if output.suffix.lower() == ".jsonl":
                 self.lines.replace(output)
@@ -321,7 +332,7 @@ class Partial:
 
 
 def _cells(name: str, answer: Any) -> Iterator[tuple[str, Any]]:
-    """The columns of an answer."""
+    """Yield (column, value) for every part of a reader's answer, for CSV and Parquet."""
     if isinstance(answer, dict):
         for key, value in answer.items():
             yield from _cells(f"{name}.{key}", value)
@@ -355,43 +366,46 @@ def _to_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of the source that belong together."""
+    """Rows of the source that are read, predicted and written together."""
 
-    lines: Sequence[int]  # where they are in the source
+    lines: Sequence[int]  # their numbers in the source
     examples: Sequence[Any]
-    read: int  # how many rows were parsed for them
-    problems: Sequence[DataError] = ()  # with rows that could not be parsed, and are left out
+    read: int  # rows of the source that were parsed for them
+    problems: Sequence[DataError] = ()  # errors of rows that could not be parsed and are left out
 
 
 @dataclass
 class Answered:
-    """What came of a chunk."""
+    """The outcome of a `Chunk`: rows of the output, and errors."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     read: int = 0
     problems: list[DataError] = field(default_factory=list)
-    failed: LaminaError | None = None  # why it ends after these rows
+    failed: LaminaError | None = None  # the error that ends the run after these rows
 
 
 @final
 class Answering:
-    """Answers chunks; it can be sent to another process."""
+    """Predicts the rows of chunks. It can be pickled and sent to another process."""
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
-        self._folder = source.resolve().parent  # paths of images and sound start there, as those that a task names
+        self._folder = source.resolve().parent  # paths of images and audio clips are relative to it
 
     def _located(self, examples: Sequence[Any]) -> Sequence[Any]:
         reads_files = self._predictor.reads_files
         return [str(self._folder / example) for example in examples] if reads_files else examples
 
     def begin(self) -> None:
-        """Use the accelerator of the process that this is in."""
+        """Move the model to the GPU of the process that this object was sent to, if there is one."""
         if torch.cuda.is_available():
             self._predictor.to("cuda")
 
     def __call__(self, chunk: Chunk) -> Answered:
-        """The rows of the output; where one cannot be read, halves are tried until it is found."""
+        """Return the outcome of a chunk; an error is in its fields, not raised.
+
+        If the examples cannot be read together, each half is tried by itself, until the bad row is found.
+        """
         answered = Answered(read=chunk.read, problems=list(chunk.problems))
         try:
             for row in self._rows(chunk.lines, chunk.examples, answered.problems):
@@ -429,13 +443,13 @@ class Answering:
 
 
 class _Job:
-    """From the rows of a file to their answers."""
+    """Reads the rows of a file, has them predicted in chunks, and writes the predictions to a `Partial`."""
 
     def __init__(self, source: Path, columns: Sequence[str], partial: Partial, *, skip_bad: bool) -> None:
         self._source, self._columns, self._partial, self._skip_bad = source, columns, partial, skip_bad
 
     def run(self, answers: Callable[[Iterator[Chunk]], Iterator[Answered]], chunk_rows: int, *, progress: bool) -> None:
-        """Write everything that is not there yet."""
+        """Write all rows that are not written yet."""
         from tqdm.auto import tqdm
 
         partial = self._partial
@@ -450,9 +464,9 @@ class _Job:
                     raise answered.failed
 
     def _chunks(self, rows: int) -> Iterator[Chunk]:
-        """Yield the remaining rows of the source in chunks, each with the errors of the rows before it that are bad."""
+        """Yield the remaining rows of the source in chunks, each with the errors of the bad rows before its end."""
         problems: list[DataError] = []
-        told = self._partial.bad  # rows after the last good one are read again
+        told = self._partial.bad  # a resumed run parses bad rows after the last good one again
 
         def note(problem: DataError) -> None:
             if problem.row is None or problem.row > told:

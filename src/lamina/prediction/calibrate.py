@@ -1,4 +1,4 @@
-"""Choose the threshold of a monitor for a rate of false alarms."""
+"""Choose the threshold of a monitor for a false-positive rate."""
 
 from __future__ import annotations
 
@@ -48,38 +48,41 @@ def calibrate(  # noqa: PLR0913
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     progress: bool = False,
 ) -> Monitor | Cascade:
-    """Choose a monitor's threshold on labelled texts, for a rate of false positives, and keep it with the bank.
+    """Choose a monitor's threshold on labelled texts for a false-positive rate, and keep the monitor in the bank.
 
-    A text is flagged if its score reaches the threshold at any token, as when it is written; so it is the highest score
-    that counts. Special tokens do not; nor does the first text of pairs whose second is tagged; nor rows without a
-    label. Of a text that is longer than the model reads every window is a text.
+    A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
+    counts. Left out are special tokens, the first text of a pair whose second text is labelled word by word, and rows
+    without a label. A text that is longer than the model can read is scored in windows, and its highest score counts.
 
     Args:
         bank: The bank with the monitor's readers, trained.
-        monitor: The monitor, or the cascade, whose second threshold is chosen.
-        task: Labelled texts: by the whole text, or word by word, where a text is positive if one of its words is.
-        false_positive_rate: Share of the negatives that may be flagged; 1 / this rate of them are needed at least.
-        split: Which part of the task. It should be one on which nothing was trained.
-        positive: The task's label, or labels, of texts that should be flagged; None: the labels that the monitor flags.
-        threshold: One that was chosen before, whose rates on this part are to be measured; None: it is chosen.
-        confidence: Of the intervals.
-        store: Keep the monitor in `bank.monitors`, where it is saved with its reader.
-        processor: As of `evaluate`, and so are the others.
-        batch_size: Rows per pass.
-        max_length: Tokens of a text; None: as in training.
-        stride: Tokens that two windows share.
-        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
-        precision: Of the model's pass.
+        monitor: The monitor; or a cascade, whose second threshold is chosen.
+        task: Labelled texts. If words are labelled, a text is positive if one of its words is.
+        false_positive_rate: Fraction of the negative texts that may be flagged. At least 1 / `false_positive_rate`
+            negative texts are needed.
+        split: Part of the task. It should be one that no reader was trained on.
+        positive: Label or labels of the texts that should be flagged. None: the labels that the monitor flags.
+        threshold: An existing threshold, whose rates on this part are measured. None: a threshold is chosen.
+        confidence: Confidence level of the intervals, between 0 and 1.
+        store: Keep the monitor in `bank.monitors`, which is saved with the bank.
+        processor: Tokenizer. None: the bank's.
+        batch_size: Rows per pass. A row is a window of tokens.
+        max_length: Tokens per window. None: as in training.
+        stride: Tokens that two neighbouring windows share. None: as in training.
+        add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
+            any other word. False: only for readers that were trained with this option.
+        precision: "float32", or "bfloat16" or "float16" for mixed precision.
         progress: Show a progress bar.
 
     Returns:
-        The monitor with `threshold` and `calibration`: the rate that was reached and the recall, with their intervals.
+        The monitor with `threshold` and `calibration`: the false-positive rate and the recall that it reached, with
+        their confidence intervals.
 
     Raises:
-        ConfigError: If `confidence` is no share, there are too few negatives or no positives, or the monitor does not
-            fit the bank's readers or reads a decoder beside an encoder.
+        ConfigError: If `confidence` is out of range, there are too few negative texts or no positive ones, or the
+            monitor does not fit the bank's readers or reads the decoder of an encoder-decoder.
         UnknownNameError: If a reader, label or part of the task does not exist.
-        NotFiniteError: If a score is no number.
+        NotFiniteError: If a score is NaN.
     """
     check_confidence(confidence)
     require_packages("calibrate", "metrics", "scipy")
@@ -127,12 +130,12 @@ def calibrate(  # noqa: PLR0913
 def _highest(
     runner: BankRunner, group: Group, task: Task, monitor: Monitor | Cascade, options: PassOptions
 ) -> tuple[np.ndarray[Any, Any], float]:
-    """The highest score of each text, and the share of the tokens for which a cascade's second reader ran."""
+    """Return the highest score of each text `[texts]`, and the fraction of tokens that a second reader read."""
     inputs: Any = group.inputs
     highest = np.full(inputs.encoded.texts, -np.inf)
     tokenizer: Any = tokenizer_of(cast("Any", runner.processor))
     special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
-    second = task.split(group.part).pairs and task.kind.judges_second  # what is judged, as a reply that is watched
+    second = task.split(group.part).pairs and task.kind.judges_second  # only the second text is judged
     asked = count = 0
     batches = length_batches(inputs.lengths, options.scoring_batch_size)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):
@@ -154,13 +157,13 @@ def _highest(
 
 
 def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
-    """Which tokens `[windows, length]` are of the runs."""
+    """Return a mask `[windows, length]`: True at the tokens within the range of their window."""
     at = torch.arange(length)
     return torch.stack([(at >= run.start) & (at < run.stop) for run in runs])
 
 
 def _positives(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:
-    """Whether each text has one of these labels, or a word of it; None where that is not told."""
+    """Return whether each text, or a word of it, has a label in `positive`; None if a missing label leaves it open."""
     wanted = {task.labels.index(label) for label in positive}
 
     def is_positive(label: Any) -> bool | None:

@@ -56,39 +56,43 @@ def evaluate(  # noqa: PLR0913
     Readers whose tasks have the same examples share every pass.
 
     Args:
-        bank_or_model: The readers and their model; or a whole model.
-        tasks: Reader name -> task; for a model any name -> task that its head is for, or the task.
+        bank_or_model: A bank, or a whole model.
+        tasks: Reader name -> task. For a whole model any name -> task that its head is for, or a single task.
         split: "train", "validation" or "test".
-        processor: Tokenizer, image processor or feature extractor; None: the bank's, or the one that belongs to
+        processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
-        batch_size: Rows per pass.
-        per_class: Add "per_class", a list of rows with "label", "precision", "recall", "f1", "count" (true) and
-            "guessed"; after the classes (or types of span) come "micro avg", "macro avg" and "weighted avg".
-        errors: Add "errors", so many of the wrong answers, the most confident first: "row" (from 0), "text" (a pair has
-            a list), "true", "predicted" and "confidence", the probability of the class that was predicted (of several
-            labels that of the surest wrong decision). Numbers have "error" in place of it, and the largest come first.
-            Of token tasks "true" and "predicted" are the spans in error, with "start" and "end" (characters), "label",
-            "score" (the mean probability of the tags that the span's words were given) and "error": "missed", "extra",
-            or "wrong" on both sides where spans overlap; the confidence is the highest score of one that was predicted
-            or missed.
-        max_length: Tokens per window, samples per clip; None: what the readers were trained with, or the model allows.
-        stride: Tokens two windows share; None: what the readers were trained with, or a quarter of the window.
-        add_prefix_space: As of `fit`; readers that were trained with it get it in any case.
-        precision: "float32", "bfloat16" or "float16".
-        prefix: Stands before every text that is to be summarised or translated.
-        max_target_length: Tokens of a text to write.
-        num_beams: Of the search for it.
-        length_penalty: Of a search with beams.
-        num_workers: Processes that make batches ahead.
+        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
+        per_class: Also return "per_class": a row per class (or type of span) and for "micro avg", "macro avg" and
+            "weighted avg", with "label", "precision", "recall", "f1", "count" (true examples) and "guessed"
+            (predictions).
+        errors: Also return "errors": this number of wrong predictions, the most confident first, with "row" (from 0),
+            "text" (a list for a pair), "true", "predicted" and "confidence": the probability of the predicted class;
+            for multi-label tasks that of the most confident wrong decision. Regression has "error" in its place, and
+            the largest come first. For token tasks "true" and "predicted" are lists of wrong spans with "start" and
+            "end" (characters), "label", "score" (mean probability of the tags of the span's words) and "error":
+            "missed", "extra", or "wrong" for overlapping spans; the confidence is the highest of these scores. 0: none.
+        max_length: Tokens per window, or samples per audio clip. None: what the readers were trained with, else the
+            most that the model allows.
+        stride: Tokens that two neighbouring windows share. None: as in training, else a quarter of a window.
+        add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
+            any other word. False: only for readers that were trained with this option.
+        precision: "float32", or "bfloat16" or "float16" for mixed precision.
+        prefix: Text that is put before every text to summarise or translate. "": none.
+        max_target_length: Maximum number of tokens to generate per example.
+        num_beams: Number of beams for generating. 1: greedy decoding.
+        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
+        num_workers: Number of processes that prepare batches. 0: this process prepares them.
         progress: Show a progress bar.
-        **unknown: Refused, with the nearest option.
+        **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
 
     Returns:
-        Reader name (or the name given) -> metric -> value.
+        Reader name (or the given name) -> metric -> value.
 
     Raises:
         UnknownNameError: If a reader, the part or an option does not exist.
-        ConfigError: If a task does not fit its reader or the model, or `errors` are asked of one that has none.
+        ConfigError: If a task does not fit its reader or the model, or `errors` is set for a kind of task whose
+            predictions are not right or wrong.
+        NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")
     check_range("evaluate", "errors", errors, 0)
@@ -128,7 +132,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
-    """A part of some tasks, encoded as what is scored was trained, but for what the options say."""
+    """Return the groups of a part of the tasks, encoded as in training unless the options say otherwise."""
     apart: dict[tuple[Any, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
         how = _as_trained(runner, name, options)
@@ -141,7 +145,7 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
 
 
 def _as_trained(runner: Runner, name: str, options: PassOptions) -> dict[str, Any]:
-    """How a learner's examples are read: by the options, else as in training; whatever else is scored beside it."""
+    """Return "max_length", "stride" and "add_prefix_space" of a learner: from the options, else from training."""
     how = {
         option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value
         for option in ("max_length", "stride")

@@ -62,10 +62,10 @@ def predict(  # noqa: PLR0913
 ) -> list[dict[str, Any]]:
     """Predict with the readers of a bank, which share every pass, or with a whole model.
 
-    Readers of whole texts read the start of a text that is longer than the model allows; readers of tokens read it in
-    overlapping windows. In a pair of texts, readers of tokens answer for the second text. Masked language modelling
-    fills in the mask tokens of a text, such as "[MASK]". Causal language modelling continues a text or a chat, and
-    leaves out the start of one that is too long.
+    Readers that predict one thing per text read only the start of a text that is longer than the model allows; readers
+    that predict per token read it in overlapping windows. Of a pair of texts, readers that predict per token label the
+    second text. Masked language modelling fills in the mask tokens of a text, such as "[MASK]". Causal language
+    modelling continues a text or a chat, and leaves out the start of one that is too long.
 
     Args:
         bank_or_model: A bank, or a whole model. Or the folder or hub id of a saved bank or model, which is loaded, on a
@@ -80,7 +80,7 @@ def predict(  # noqa: PLR0913
             `model.name_or_path`.
         batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word. False: only for readers that were trained with it.
+            any other word. False: only for readers that were trained with this option.
         prefix: Text that is put before every text to summarise or translate. "": none.
         max_target_length: Maximum number of tokens to generate per example.
         num_beams: Number of beams for generating. 1: greedy decoding.
@@ -90,10 +90,10 @@ def predict(  # noqa: PLR0913
 
     Returns:
         For each example reader name (for a whole model: the kind) -> prediction. Classification: "label", "score" and
-        "probabilities". Regression: "value". Multi-label: "labels" and "probabilities". Token classification: a list
-        of spans with "start" and "end" (characters), "label", "text" and "score". Masked language modelling: for each
-        mask token its "start" and "end", and "candidates", the five likeliest tokens with "token" and "score", best
-        first. Summarisation and translation: "text". Causal language modelling: "text", the continuation that a model
+        "probabilities". Regression: "value". Multi-label: "labels" and "probabilities". Token classification: a list of
+        spans with "start" and "end" (characters), "label", "text" and "score". Masked language modelling: for each mask
+        token its "start" and "end", and "candidates", the five likeliest tokens with "token" and "score", best first.
+        Summarisation and translation: "text". Causal language modelling: "text", the continuation that a model
         generates; for a reader "candidates" for the next token.
 
     Raises:
@@ -128,7 +128,7 @@ class Prepared:
 
     @property
     def cut(self) -> int:
-        """How many examples are longer than what is read of them."""
+        """How many examples are too long to be read whole."""
         return max((group.truncated(name) for group in self.groups for name in group.tasks), default=0)
 
     def warn(self, op: str) -> None:
@@ -146,12 +146,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Reading:
-    """How readers (or a whole model) that share inputs encode examples. Derived once for a bank, not for every call."""
+    """How readers (or a whole model) that share inputs encode examples; computed once for a bank, not in every call."""
 
     names: tuple[str, ...]
     kind: Kind  # encodes the examples
     options: EncodeOptions
-    apart: tuple[Reading, ...] = ()  # the same readers by what each reads of a long example; empty if all read alike
+    apart: tuple[Reading, ...] = ()  # one per length that readers read of a long example; empty: one length
 
 
 # Bank or model -> what its plan depends on, and the plan. Plans hold no module, so the weak keys can be collected.
@@ -180,7 +180,7 @@ class Predictor:
     ) -> None:
         target = unwrapped(target)
         self._options = options
-        self._warned: set[str] = set()  # readers about which `warn_about_pairs` has logged what there was to log
+        self._warned: set[str] = set()  # readers that `warn_about_pairs` has checked
         self._tasks: dict[str, Any]  # reader name -> its head's config, a `TaskLike`
         if kind is not None and isinstance(target, ReaderBank):
             raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
@@ -200,14 +200,14 @@ class Predictor:
         self.names = tuple(self._tasks)
 
     def digest(self) -> str:
-        """Return a digest of the weights of the model and its readers: other weights have another digest."""
+        """Return a digest of the weights of the model and its readers, which differs if a weight differs."""
         digest = hashlib.blake2b(digest_size=16)
         for module in dict.fromkeys((*self._runner.modules, self._runner.base)):
             digest.update(fingerprint_of_modules(module.modules()).encode())
         return digest.hexdigest()
 
     def processor_digest(self) -> str:
-        """Return a digest of the processor: processors that make other inputs have another digest."""
+        """Return a digest of the processor, which differs if the processor makes other inputs."""
         return hash_processor(self._runner.processor)
 
     @property
@@ -221,7 +221,7 @@ class Predictor:
             nn.Module.to(module, device)
 
     def __call__(self, examples: Iterable[object]) -> list[dict[str, Any]]:
-        """Return for each example reader name -> prediction; log a warning if an example had to be cut."""
+        """Return for each example reader name -> prediction; log a warning if an example was too long."""
         prepared = self.prepare(examples)
         prepared.warn("predict")
         if prepared.count and not self._warned.issuperset(self.names):
@@ -244,12 +244,12 @@ class Predictor:
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
-        """Encode examples that are splits already: kind of task -> a split; all splits have the same length."""
+        """Encode splits, one per kind of task; all have the same number of examples."""
         count = min(map(len, splits.values()))
         groups: list[Group] = []
         for reading in self._readings() if count else ():
             group = self._encode(reading, splits)
-            # Long examples are encoded again where a reader is shown more or less of them than the others are.
+            # Long examples are encoded again if the readers read different lengths of them.
             if reading.apart and max(group.inputs.lengths) >= min(part.options.max_length for part in reading.apart):
                 groups += [self._encode(part, splits) for part in reading.apart]
             else:
@@ -257,7 +257,7 @@ class Predictor:
         return Prepared(count, splits, groups)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
-        """Return the group of the readers in `reading`, with the examples as their inputs."""
+        """Return the group of the readers in `reading`, with the examples of `splits` as its inputs."""
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", {name: self._tasks[name] for name in reading.names}, inputs, {})
 
@@ -266,8 +266,8 @@ class Predictor:
 
         Args:
             prepared: The examples, from `prepare`.
-            raw: Return logits in place of probabilities, where a kind of task has logits.
-            budget: Limits passes by their number of tokens. None: `batch_size` rows per pass.
+            raw: Return logits in place of probabilities, if the kind of task has logits.
+            budget: Maximum number of tokens per pass. None: `batch_size` rows per pass.
 
         Raises:
             NotFiniteError: If a reader gives NaN or infinity for an example.
@@ -303,12 +303,12 @@ class Predictor:
         return collected
 
     def max_length(self, names: Sequence[str]) -> int:
-        """Return how many tokens of an example, or per window of it, some readers read."""
+        """Return how many tokens of an example, or of each window of it, these readers read."""
         tasks = {name: self._tasks[name] for name in names}
         return max_length(self._runner, tasks, self._runner.trained_with(names, "max_length"))
 
     def _readings(self) -> tuple[Reading, ...]:
-        """Return how the examples are encoded, from the last call on this bank or model if nothing has changed."""
+        """Return how the examples are encoded, as in the last call on this bank or model if nothing has changed."""
         runner, target = self._runner, self._runner.modules[0]
         limit = getattr(getattr(runner.processor, "tokenizer", runner.processor), "model_max_length", None)
         trained = [runner.trained_with([name], option) for name in self.names for option in _TRAINED]
@@ -325,7 +325,7 @@ class Predictor:
         return readings
 
     def _derive_readings(self) -> tuple[Reading, ...]:
-        """Put readers together that share inputs: the same kind of input, and a space before texts for all or none."""
+        """Return one `Reading` per set of readers with equal kinds of input and equal `add_prefix_space`."""
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             space = self._options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
@@ -344,7 +344,7 @@ class Predictor:
         return tuple(readings)
 
     def _reading(self, names: Sequence[str], add_prefix_space: bool) -> Reading:
-        """Return how these readers encode examples together."""
+        """Return how the readers `names` encode examples together."""
         encoder = self._tasks[encoder_of(self._tasks, names)].kind
         per_token = [name for name in names if self._tasks[name].kind.per_token]
         options = EncodeOptions(

@@ -1,4 +1,4 @@
-"""Connect to Ray, and have its workers process items in order; what a worker had in hand when it died is done again."""
+"""Connect to Ray, and have its workers process items in order; the items of a worker that dies are processed again."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any, TypeVar
 
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, first_line
 
-LOCAL, AUTO = "local", "auto"  # addresses: a cluster of this machine alone, the one that runs here
+LOCAL, AUTO = "local", "auto"  # addresses: a new cluster on this machine, the one that runs here
 RETRIES = 3  # how often Ray restarts a worker that died
-_STORE_BYTES = 1 << 27  # of shared memory, for a cluster that is started here; tables of cells are small
-_ANSWER_S = 10.0  # within which an address must answer; Ray itself waits for many minutes
+_STORE_BYTES = 1 << 27  # shared memory of a new cluster; results are small
+_ANSWER_S = 10.0  # seconds until an address must answer; Ray itself waits for many minutes
 C = TypeVar("C")
 R = TypeVar("R")
 
 
 def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str, items: Iterable[C]) -> Iterator[R]:
-    """What `work` gives for each item, in their order, by workers that each hold a copy of it.
+    """Yield `work(item)` for each item, in order, computed by Ray workers that each hold a copy of `work`.
 
-    Two items for each worker are on their way at a time, so that neither they nor this process wait. A `begin` of the
-    work is called in each worker first.
+    Each worker has two items at a time, so that neither the workers nor this process wait. If `work` has a method
+    `begin`, each worker first calls it.
 
     Args:
-        work: Can be sent to another process.
+        work: A function or object that can be pickled.
         address: "local", "auto" or HOST:PORT.
-        workers: How many; None: one for each GPU of the cluster, or each core.
-        op: Who asks, for errors.
-        items: Plain data; what they raise is raised when the items before have been answered.
+        workers: Number of workers. None: one per GPU of the cluster or, without GPUs, one per core.
+        op: The operation, which errors name.
+        items: Items that can be pickled. An error in this iterator is raised after the answers of the items before it.
 
     Raises:
         ConfigError: If no cluster answers at the address, or it has no room for so many workers.
-        LaminaError: If a worker died again and again.
+        LaminaError: If a worker died several times.
         MissingExtraError: If Ray is not installed.
     """
     ray = import_ray(op)
@@ -69,7 +69,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
 
 def _alone(actor: Any, item: Any, op: str) -> Any:
-    """Return the answer of a worker that has no other item in hand; raise LaminaError if the worker dies again."""
+    """Return a worker's answer to an item, its only one; raise LaminaError if the worker dies again."""
     ray = import_ray(op)
     try:
         return ray.get(actor.run.remote(item))
@@ -79,7 +79,7 @@ def _alone(actor: Any, item: Any, op: str) -> Any:
 
 
 class _Worker:
-    """A process that holds its own copy of the work."""
+    """A Ray actor with its own copy of the work."""
 
     def __init__(self, work: Any) -> None:
         self._work = work
@@ -101,7 +101,7 @@ def import_ray(op: str) -> Any:
 
 @contextmanager
 def connected(ray: Any, address: str, op: str) -> Iterator[None]:
-    """Use the cluster that this process is connected to already, or connect for as long as the cells run."""
+    """Use the Ray cluster that this process is connected to, or else connect to `address` inside the `with` block."""
     if ray.is_initialized():
         yield
         return
@@ -121,7 +121,7 @@ def connected(ray: Any, address: str, op: str) -> Iterator[None]:
 
 
 def _check_address(address: str, op: str) -> None:
-    """Raise ConfigError unless something answers there."""
+    """Raise ConfigError unless a server answers at this address."""
     if address in (LOCAL, AUTO):
         return
     host, colon, port = address.removeprefix("ray://").rpartition(":")

@@ -1,4 +1,4 @@
-"""Train and score the readers of a bank, and its base model if `train_base` is set."""
+"""Train and score the readers of a bank, and its base model too if `train_base` is set."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ GIB = 1 << 30
 
 
 class BankRunner(Runner):
-    """Runs batches through the readers of a bank, and trains its base model too if the bank has `train_base`.
+    """Runs batches through the readers of a bank; trains the base model too if the bank has `train_base`.
 
     Args:
         bank: The bank.
@@ -63,7 +63,7 @@ class BankRunner(Runner):
             )
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise an error unless every task has rows in these parts and fits the head of its reader.
+        """Raise an error unless every task has rows in the named parts and fits the head of its reader.
 
         Args:
             tasks: Reader name -> task.
@@ -98,7 +98,7 @@ class BankRunner(Runner):
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
         """Return a fingerprint of the model's weights at the start of a run.
 
-        For a frozen model these are the stacks that readers use, with `train_base` all weights that do not start at
+        For a frozen model it covers the stacks that readers use; with `train_base`, all weights that do not start at
         random.
 
         Args:
@@ -113,8 +113,8 @@ class BankRunner(Runner):
         """Check that batches fit in memory, and attach cached states to the groups if `cache` is set.
 
         Raises:
-            ConfigError: If a batch does not fit in memory; says which batch size does.
-            CacheError: If the states must be cached and cannot be.
+            ConfigError: If a batch does not fit in memory. The message says which batch size does.
+            CacheError: If `cache` is "on" and the states cannot be cached.
         """
         for group in groups:
             (self._check_training if group.part == "train" else self._check_scoring)(group, options)
@@ -136,9 +136,9 @@ class BankRunner(Runner):
             group.states = open_states(self.bank, group.inputs, group.names, fingerprints=marks, settings=settings)
 
     def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
-        """Return how much memory a training batch of the group's readers needs, if all rows are as long as the longest.
+        """Return how much memory a training batch of the group's readers needs, if every row is as long as the longest.
 
-        It is what autograd saves for the gradients, or the states that are buffered if they need more.
+        This is the larger of two amounts: what autograd saves for the gradients, and the states that fusions buffer.
         """
         tokens = self._tokens(group)
         with autocast(self, options):
@@ -146,7 +146,7 @@ class BankRunner(Runner):
         return saved._replace(row=max(saved.row, tokens * self._buffered_bytes(group.names)))
 
     def scoring_memory(self, group: Group, options: PassOptions) -> BatchBytes:
-        """Return how much memory it takes to score a batch of the group, if all rows are as long as the longest."""
+        """Return how much memory it takes to score a batch of the group, if every row is as long as the longest."""
         # If the inputs make labels (masked tokens), heads compute the logits of labelled positions only.
         has_labels = "labels" in group.inputs.batch([0])
         labels = partial(self._labels, group) if has_labels else None
@@ -154,9 +154,9 @@ class BankRunner(Runner):
             return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
-        """Return how many tokens the longest row of a group has, or how many states its image or audio clip becomes.
+        """Return the number of tokens of a group's longest row; for an image or audio clip the number of its states.
 
-        For images and audio the model runs on that row, without gradients, since only its states show their number.
+        That number is found by running the model on the row, without gradients.
         """
         lengths = group.inputs.lengths
         batch = group.inputs.batch([int(np.argmax(lengths))])
@@ -169,7 +169,7 @@ class BankRunner(Runner):
         return max(by_layer[0].shape[1] for by_layer in states.values())
 
     def _readers(self, group: Group) -> Readers:
-        """Return reader name -> its stack and module, for the readers of a group."""
+        """Return reader name -> (stack, module), for the readers of a group."""
         return {name: (self.bank.stacks[self.bank[name].stack], self.bank[name]) for name in group.names}
 
     def _labels(self, group: Group, rows: int) -> dict[str, Tensor]:
@@ -180,7 +180,7 @@ class BankRunner(Runner):
         return to_device(group.labels([row] * rows, from_inputs, group.names), self.device)
 
     def _buffered_bytes(self, names: Sequence[str]) -> int:
-        """Return bytes per token of the states that are buffered for fusions which need all of their layers at once.
+        """Return the bytes per token of the states buffered for fusions that need all of their layers at once.
 
         A layer that several readers buffer counts once.
         """
@@ -190,7 +190,7 @@ class BankRunner(Runner):
         return sum(bank.stacks[stack].width for stack, _ in layers) * bank.model.dtype.itemsize
 
     def _check_scoring(self, group: Group, options: FitOptions) -> None:
-        """Raise ConfigError if scoring a batch of the group needs more memory than is free; suggest what would fit."""
+        """Raise ConfigError if scoring a batch of the group needs more memory than is free, and say what would fit."""
         rows = min(scoring_rows(self, group, group.names, options), len(group.inputs.lengths))
         memory_of, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
         needed = memory_of.total(rows)
@@ -206,7 +206,8 @@ class BankRunner(Runner):
     def _check_training(self, group: Group, options: FitOptions) -> None:
         """Raise ConfigError if the gradients of a batch of the group need more memory than is free.
 
-        The message suggests smaller batches that are accumulated, so that the optimizer steps stay the same.
+        The message suggests smaller batches whose gradients are accumulated, with the same number of rows per optimizer
+        step.
         """
         rows = min(math.ceil(options.batch_size / world_size()), len(group.inputs.lengths))
         memory_of, free, tokens = self.training_memory(group, options), free_bytes(self.device), self._tokens(group)
@@ -229,12 +230,12 @@ class BankRunner(Runner):
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """Return one learner per task's reader, and with `train_base` the base model as the last learner.
+        """Return one learner for each task's reader and, with `train_base`, the base model as the last learner.
 
         Args:
             tasks: Reader name -> task.
-            plan: The steps of the run, which say how many steps each learner takes; the base takes part in all.
-            rates: Reader name -> highest learning rate; that of the base is `options.base_learning_rate`.
+            plan: The steps of the run, which give each reader's number of steps; the base takes part in every step.
+            rates: Reader name -> highest learning rate. The base has `options.base_learning_rate`.
             options: Options of the run.
         """
         learners = []
@@ -255,7 +256,7 @@ class BankRunner(Runner):
             batch: Inputs of the model.
             labels: Reader name -> labels, for the losses; may be empty.
             names: The readers that run.
-            states: Cached hidden states of the batch, which the readers then read. None: the model runs.
+            states: Cached hidden states of the batch, which the readers read. None: the model computes the states.
         """
         batch = self.arguments(batch)
         if states is not None:
@@ -265,35 +266,35 @@ class BankRunner(Runner):
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """Return the loss of each reader in `names` for a batch, with the regularization of its fusion."""
+        """Return the loss of each reader in `names` for a batch, including the regularization term of its fusion."""
         out = self._run(batch, to_device(labels, self.device), names, states)
         return [cast("Tensor", out[name].loss) for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return over how many of these labels the head of the reader `name` takes the mean loss."""
+        """Return over how many labels the head of the reader `name` averages its loss; ignored labels do not count."""
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, Tensor]:
-        """Return reader name -> logits of a batch. With `labels`, some heads compute logits of labelled tokens only."""
+        """Return reader name -> logits of a batch. With `labels`, some heads compute those of labelled tokens only."""
         labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)
         out = self._run(batch, labels_by_reader, names, states)
         return {name: out[name].logits for name in names}
 
     def outputs_per_position(self, name: str) -> int:
-        """Return how many numbers the head of the reader `name` outputs for each text or token: its classes."""
+        """Return how many numbers the head of the reader `name` outputs for each text or token: one per class."""
         return self.bank[name].head.outputs
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
-        """Return the largest value of `option` that readers were trained with; None if one has no record of it."""
+        """Return the largest value of `option` that the readers were trained with; None if one has no record of it."""
         values = [self.bank[name].info.get(option) for name in names]
         known = [int(value) for value in values if value is not None]
         return max(known) if len(known) == len(values) else None
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return how many bytes of memory are free on a device: of a GPU, else of the machine."""
+    """Return the bytes of free memory: of the GPU if `device` is one, else of the machine."""
     if device.type == "cuda":
         # PyTorch's own cache counts as free, since new tensors can use it
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -1,4 +1,4 @@
-"""The contract between the engine and what it trains or scores: a bank's readers, or a whole model."""
+"""`Runner`, the interface through which the training engine runs a bank's readers or a whole model."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
 class Runner(ABC):
     """Runs batches for the engine: `BankRunner` through a bank's readers, `ModelRunner` through a whole model.
 
-    A learner is a module with an optimizer of its own: one reader, a base model that is trained along, or a whole
-    model.
+    A learner is a module with an optimizer of its own: one reader, a base model that is trained with its readers, or a
+    whole model.
 
     Attributes:
-        base: The model that runs: the whole model, or the one that the bank's readers read.
-        modules: The modules whose train or eval mode is set for training and scoring.
+        base: The transformers model: the whole model, or the one that the bank's readers read.
+        modules: The modules that are set to train or eval mode.
         uses_global_rng: Whether training uses torch's global random state, as dropout in a model does.
         op: The public operation, which errors name: "fit", "predict" ...
         processor: Tokenizer, image processor or feature extractor.
@@ -57,7 +57,7 @@ class Runner(ABC):
 
     @property
     def device(self) -> torch.device:
-        """Device on which batches must be."""
+        """The device to which batches must be moved."""
         # The first parameter decides for a model on one device; only offloaded and split models need a closer look.
         first = next(self.base.parameters(), None)
         if first is None or first.is_meta or hasattr(self.base, "hf_device_map"):
@@ -65,12 +65,12 @@ class Runner(ABC):
         return first.device
 
     def arguments(self, batch: Batch) -> dict[str, Any]:
-        """Return the model's keyword arguments for a batch: its tensors on the device, and options for image sizes."""
+        """Return the model's keyword arguments for a batch: tensors on the device, and image size options."""
         tensors = to_device(batch, self.device)
         return tensors | size_arguments(self.base, tensors)
 
     def title(self, name: str) -> str:
-        """Return the words by which error messages name the learner `name`: "reader 'x'", "the base"."""
+        """Return how error messages name the learner `name`: "reader 'x'", or "the base"."""
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class Runner(ABC):
                     raise ConfigError(f"{self.op}: {got}; at least one needs one. Give more labelled rows.")
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
-        """Return the value of `option` that the learners `names` were trained with; here None, for unknown."""
+        """Return the value of `option` with which the learners `names` were trained; here None: it is not known."""
 
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
         """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or the reverse.
@@ -104,10 +104,7 @@ class Runner(ABC):
 
     @abstractmethod
     def settings(self, name: str) -> dict[str, JSON]:
-        """Return the settings of the learner `name`, JSON-ready.
-
-        A run resumes only from a checkpoint whose settings are equal.
-        """
+        """Return the settings of the learner `name`, JSON-ready. A checkpoint of other settings is refused."""
 
     @abstractmethod
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
@@ -124,18 +121,18 @@ class Runner(ABC):
         Args:
             groups: Examples to train on and to score.
             options: Options of the run.
-            passes: How many times the model would run over each row.
+            passes: How many times each row would go through the model.
         """
 
     @abstractmethod
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """Return the learners of a run; a base that is trained along comes last.
+        """Return the learners of a run. A base that is trained with its readers comes last.
 
         Args:
             tasks: Learner name -> task.
-            plan: The steps of the run, which say how many steps each learner takes.
+            plan: The steps of the run, which give each learner's number of steps.
             rates: Learner name -> highest learning rate.
             options: Options of the run.
         """
@@ -150,12 +147,12 @@ class Runner(ABC):
             batch: Inputs of the model, without labels.
             labels: Learner name -> labels of the batch.
             names: The learners, in the order of the losses.
-            states: Cached hidden states of the batch. None: the model is run.
+            states: Cached hidden states of the batch. None: the model computes the states.
         """
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return over how many of these labels the learner `name` takes the mean loss; ignored labels do not count."""
+        """Return the number of labels over which the learner `name` averages its loss; ignored labels do not count."""
 
     @abstractmethod
     def outputs(
@@ -165,9 +162,9 @@ class Runner(ABC):
 
         Args:
             batch: Inputs of the model, without labels.
-            labels: Labels that the inputs made themselves, such as masked tokens; None if they made none.
+            labels: Labels that the inputs themselves contain, such as masked tokens. None: the inputs contain none.
             names: The learners that run.
-            states: Cached hidden states of the batch. None: the model is run.
+            states: Cached hidden states of the batch. None: the model computes the states.
         """
 
     @abstractmethod

@@ -34,11 +34,11 @@ _CHUNK = 1 << 24  # bytes that are read at a time to compute a checksum
 
 
 class RunProgress(TypedDict):
-    """What a checkpoint records of a run beside its tensors, as JSON. `Engine.save` writes it, `Engine.run` reads it.
+    """All that a checkpoint records of a run except tensors, as JSON, between `Engine.save` and `Engine.run`.
 
     Attributes:
-        position: Epoch (from 0), number of its steps that are done, and steps of the run so far.
-        learners: Learner name -> the fields of its `Progress`.
+        position: Three numbers: the epoch (from 0), the steps done in this epoch, and the steps done in all.
+        learners: Learner name -> its `Progress` as a dict.
         stopped: Learner name -> epoch (from 0) after which it stopped early.
         history: Rows of `FitResult.history` so far.
         importances: Rows of `FitResult.importances` so far.
@@ -69,7 +69,7 @@ class Checkpoints:
     Attributes:
         folder: Folder of the checkpoints; it need not exist.
         op: The public operation, which errors name: "fit" or "finetune".
-        run: What must be the same for a run to resume from a checkpoint, as `identity` returns it.
+        run: The run's identity, from `identity`: a run resumes only from a checkpoint with the same identity.
     """
 
     folder: Path
@@ -83,12 +83,8 @@ class Checkpoints:
     def _paths(self, prefix: str = "") -> list[Path]:
         """Return the folders of the checkpoints, oldest first.
 
-        Args:
-            prefix: "." returns the hidden folders instead: checkpoints that were being written or removed when the
-                process died.
-
-        Raises:
-            StoreError: If something has the name of a checkpoint but holds other files.
+        With the prefix "." return the hidden folders instead: checkpoints that were being written or removed when the
+        process died. Raises StoreError if a folder that is named like a checkpoint holds other files.
         """
         paths = [path for path in self.folder.glob(f"{prefix}checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
         for path in paths:
@@ -100,7 +96,7 @@ class Checkpoints:
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], RunProgress] | None:
         """Prepare the folder for a run, and with `resume` read the newest checkpoint. Every process must call this.
 
-        Without `resume` all checkpoints in the folder are removed; with it only half-written ones are.
+        Without `resume` all checkpoints in the folder are removed; with `resume` only half-written ones.
 
         Returns:
             Tensors and progress of the newest checkpoint. None: there is no checkpoint, or `resume` is False.
@@ -141,12 +137,12 @@ class Checkpoints:
         return None
 
     def _damaged(self, damaged: Mapping[Path, StoreError], hint: str) -> StoreError:
-        """Return the error for damaged checkpoints, newest first: it describes the newest and ends with `hint`."""
+        """Return the error for damaged checkpoints, newest first; it describes the newest and ends with `hint`."""
         path, error = next(iter(damaged.items()))
         return StoreError(f"{self.op}: the checkpoint in {path} cannot be used ({error}). {hint}")
 
     def save(self, step: int, tensors: dict[str, Tensor], progress: RunProgress) -> None:
-        """Write the checkpoint of a step, then remove all but the newest two.
+        """Write the checkpoint of a step, then remove all checkpoints but the newest two.
 
         Args:
             step: Number of optimizer steps so far, which names the folder.
@@ -154,7 +150,7 @@ class Checkpoints:
             progress: Everything else that resuming needs.
 
         Raises:
-            StoreError: If it cannot be written, for example to a full disk. Earlier checkpoints stay as they are.
+            StoreError: If the checkpoint cannot be written, for example to a full disk. Earlier ones stay as they are.
         """
         place, beside = self.folder / f"checkpoint-{step}", self.folder / f".checkpoint-{step}"
         what = f"{self.op}: a checkpoint cannot be written to {self.folder}"
@@ -174,10 +170,10 @@ class Checkpoints:
             _remove(old)
 
     def needed_bytes(self, checkpoint_bytes: int) -> int:
-        """Return how much more disk space a run needs at most, if each checkpoint has `checkpoint_bytes`.
+        """Return the most additional disk space in bytes that a run needs, if each checkpoint has `checkpoint_bytes`.
 
-        There are up to three checkpoints at a time: the newest two, and the one that is being written. Space that the
-        folder's present checkpoints take is subtracted.
+        Up to three checkpoints exist at a time: the newest two, and the one that is being written. Space that
+        checkpoints in the folder already take is subtracted.
         """
         present = [path / TENSORS for path in self._paths()]
         present_bytes = sum(file.stat().st_size for file in present if file.is_file())
@@ -212,7 +208,8 @@ def _read(path: Path) -> tuple[dict[str, Facts], dict[str, Tensor], RunProgress]
 def _remove(path: Path) -> None:
     """Remove the checkpoint in `path`, if it exists.
 
-    It is renamed to a hidden name first, so that no run resumes from it if the process dies before all is removed.
+    The folder is first renamed to a hidden name, so that no run resumes from a half-removed checkpoint if the process
+    dies.
     """
     if path.exists():
         shutil.rmtree(path.rename(path.with_name(f".{path.name.removeprefix('.')}")))

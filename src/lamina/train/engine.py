@@ -41,9 +41,9 @@ _SHOWN = 6  # most learners that a progress line names
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """Return the Accelerator of a run, which knows its device and processes and writes TensorBoard events to `output`.
+    """Return the Accelerator of a run, with its device and processes; it writes TensorBoard events to `output`.
 
-    Mixed precision is not the Accelerator's but `autocast`'s, since accelerate fixes it once for a whole process.
+    `autocast` sets the mixed precision, because accelerate would fix it for the whole process.
     """
     check_device(options, output)
     cpu = not torch.cuda.is_available()
@@ -76,12 +76,12 @@ class Engine:
 
     Args:
         runner: Runs batches through the bank or model.
-        learners: What is trained. A base model that is trained along comes last.
+        learners: What is trained. A base model that is trained with its readers comes last.
         plan: The steps, in order, with the training rows of each.
         validation: Groups that are scored after each epoch; the scores decide the best epochs.
         options: Options of the run.
         accelerator: From `start_accelerator`.
-        checkpoints: Where checkpoints are written. None: there are no checkpoints.
+        checkpoints: Where checkpoints are written. None: no checkpoints.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Engine:
             learner.load(learner.best)
 
     def _run_epoch(self, bar: tqdm) -> None:
-        """Run the steps of the present epoch that are left, then score the learners and save a checkpoint."""
+        """Run the remaining steps of the current epoch, then score the learners and save a checkpoint."""
         steps = self.plan.epoch(self._epoch)
         groups = self.plan.groups
         active = [self.plan.active(number, self._epoch) for number in range(len(groups))]
@@ -163,8 +163,7 @@ class Engine:
         Args:
             step: The step of the plan.
             names: The learners that are still training on the step's group.
-            parts: This process's share of the step, split for gradient accumulation: the rows of each part, whether
-                its loss counts, and its batch.
+            parts: The accumulated batches of this process: the rows of each, whether its loss counts, and its tensors.
 
         Raises:
             NotFiniteError: If a loss or gradient is NaN or infinite.
@@ -197,7 +196,7 @@ class Engine:
             self._note_importance(learner)
 
     def _note_importance(self, learner: Learner, epoch: int | None = None) -> None:
-        """Append the present layer importances of a learner to `self.importances`, one row per layer.
+        """Append the current layer importances of a learner to `self.importances`, one row per layer.
 
         `epoch` is the epoch that has just ended, from 1; None between two epochs.
         """
@@ -208,7 +207,8 @@ class Engine:
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
         """Clip the gradients of each learner, in place, to `max_grad_norm`, and return the norms before clipping.
 
-        The list is empty without clipping, and for float16, whose gradient scaler skips steps that are not finite.
+        The list is empty without clipping, and for float16, whose gradient scaler skips steps with non-finite
+        gradients.
         """
         norms: list[Tensor] = []
         for learner in learners:
@@ -220,15 +220,15 @@ class Engine:
     def _weights(
         self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int
     ) -> Tensor | None:
-        """Return weights `[parts, learners]` for the losses of a step's parts, or None if the step has only one part.
+        """Return weights `[batches, learners]` for the losses of a step's accumulated batches; None for one batch.
 
-        A weight is the fraction of the step's labels, over all processes, that the part holds. The weighted sum of the
-        parts' mean losses is then the mean over the step. All processes must call this together.
+        A weight is the fraction of the step's labels, over all processes, that the batch holds. The weighted sum of the
+        batches' mean losses is then the mean over the step. All processes must call this together.
 
         Args:
             names: The learners.
-            labels: For each part of this process learner name -> labels.
-            counts: For each part whether its loss counts.
+            labels: For each batch of this process, learner name -> labels.
+            counts: For each batch, whether its loss counts.
             rows: Rows of the whole step.
         """
         if self._parts == 1:
@@ -259,7 +259,7 @@ class Engine:
     # After an epoch
 
     def score(self, names: set[str], bar: tqdm) -> None:
-        """Score the learners `names`, then update the best epoch, the schedule and the early stop of each."""
+        """Score the learners `names`, then update each one's best epoch, schedule and early stop."""
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
         with eval_mode(*self.runner.modules):
             scores, epoch = score(self.runner, self.validation, self.options, names=names), self._epoch + 1
@@ -278,13 +278,13 @@ class Engine:
         self._show(scores, bar)
 
     def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
-        """End an epoch of one learner, whose scores decide its best epoch and stop."""
+        """End an epoch of one learner; its scores decide its best epoch and whether it stops."""
         learner.record(self._epoch, scores)
         if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
             learner.begin_stage()
 
     def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
-        """End an epoch of a base that is trained along: the mean score of its readers decides best epoch and stop."""
+        """End an epoch of a base that is trained with its readers: their mean score decides its best epoch and stop."""
         readers = [self.learners[name] for name in scores]
         signed = [scores[reader.name][reader.metric] * (-1 if reader.metric in LOWER else 1) for reader in readers]
         if base.record(self._epoch, {"mean": statistics.fmean(signed)}):
@@ -298,7 +298,7 @@ class Engine:
             reader.progress.scale, reader.progress.stopped = base.progress.scale, base.progress.stopped
 
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
-        """Tell a learner that an epoch ended, and return whether it began its next stage of training.
+        """Tell a learner that an epoch ended, and return whether its next stage of training has begun.
 
         A learner that stops early is told that its epochs are almost over, so that its next stage begins now.
         """
@@ -308,14 +308,14 @@ class Engine:
     # Progress and checkpoints
 
     def _bar(self) -> tqdm:
-        """Return the progress bar of the run, hidden without `progress` and in all processes but the first."""
+        """Return the progress bar of the run. It is hidden without `progress`, and in all processes but the first."""
         from tqdm.auto import tqdm
 
         hidden = not self.options.progress or rank() > 0
         return tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step")
 
     def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:
-        """Log the scores of an epoch to the trackers, and print a line of them above the progress bar."""
+        """Log the scores of an epoch to the trackers, and print them in one line above the progress bar."""
         values = {f"{name}/{key}": value for name, metrics in scores.items() for key, value in metrics.items()}
         self._accelerator.log(values, step=self.steps)
         if not bar.disable:
@@ -324,7 +324,7 @@ class Engine:
             bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
 
     def save(self) -> None:
-        """Write a checkpoint, if the run has any. Every process must call this; the first one writes."""
+        """Write a checkpoint, if the run keeps checkpoints. Every process must call this; the first one writes."""
         if self._checkpoints is None:
             return
         if rank() == 0:
@@ -342,7 +342,7 @@ class Engine:
         barrier()
 
     def _restore(self, tensors: Mapping[str, Tensor], progress: RunProgress) -> None:
-        """Continue where a checkpoint with these tensors and this progress was saved."""
+        """Set the state of the run and its learners to that of a checkpoint with these tensors and this progress."""
         self._epoch, self._at, self.steps = progress["position"]
         self.history[:], self.importances[:] = progress["history"], progress["importances"]
         self.plan.stopped.update(progress["stopped"])
@@ -355,7 +355,7 @@ class Engine:
 
 
 def _has_frozen_statistics(module: nn.Module) -> bool:
-    """Whether a module, such as a batch norm, has running statistics and only frozen parameters: it stays in eval."""
+    """Return whether a module has running statistics and only frozen parameters; such a batch norm stays in eval."""
     parameters = list(module.parameters(recurse=False))
     has_statistics = getattr(module, "running_mean", None) is not None
     return has_statistics and bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
@@ -370,7 +370,7 @@ def _seed(seed: int) -> None:
 
 @contextmanager
 def _restored(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let only the learners' parameters require gradients within the context; then restore all flags and modes."""
+    """Let only the learners' parameters require gradients inside the `with` block; then restore all flags and modes."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     flags = [parameter.requires_grad for parameter in parameters]
     trained = {id(parameter) for learner in learners for parameter in learner.parameters}
@@ -393,8 +393,8 @@ _HINT = "The learning rate may be too high, or an input or a label is not finite
 class DivergenceGuard:
     """Stops a run whose losses or gradients become NaN or infinite, without waiting for the GPU at every step.
 
-    It records on the device at which step, counted from 1, the numbers of each learner were first not finite, and
-    reads this record every 100 steps.
+    It records on the device at which step, from 1, the numbers of each learner were first not finite. It reads this
+    record every 100 steps.
 
     Args:
         runner: The runner, whose operation and names of learners the errors quote.
@@ -406,12 +406,13 @@ class DivergenceGuard:
         self._first: dict[tuple[str, ...], Tensor] = {}
 
     def note(self, step: int, names: Sequence[str], losses: Sequence[Tensor], norms: Sequence[Tensor]) -> None:
-        """Record the numbers of a step.
+        """Record whether the losses and gradient norms of a step are finite.
 
         Args:
             step: Number of the step, from 1.
-            names: The learners of the step. A base that is trained along is the last; it has no loss of its own.
-            losses: Losses `[readers]` of each part of the step.
+            names: The learners of the step. A base that is trained with its readers is the last; it has no loss of its
+                own.
+            losses: Losses `[readers]` of each accumulated batch of the step.
             norms: Gradient norm of each learner; may be empty.
 
         Raises:
@@ -442,7 +443,7 @@ class DivergenceGuard:
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """Raise NotFiniteError if a trained weight is not finite, before the weights are saved after `step` steps."""
+        """Raise NotFiniteError if a trained weight is not finite, before the weights of step `step` are saved."""
         self.check()
         for learner in learners:
             if weight := first_non_finite((str(number), own) for number, own in enumerate(learner.parameters)):
@@ -452,5 +453,5 @@ class DivergenceGuard:
                 raise self._error(f"{what} at or before step {step}", learner.name, step)
 
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
-        """Return the error that training stops because of `what`, a clause that names the number, at `step`."""
+        """Return the error that training stops at `step`; `what` is the clause that names the number at fault."""
         return NotFiniteError(f"{self._runner.op}: {what}; training stops. {_HINT}.", name=name, step=step)

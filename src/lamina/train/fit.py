@@ -93,7 +93,7 @@ def fit(  # noqa: PLR0913
         output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and the checkpoints
             of the run. None: nothing is written.
         epochs: Number of passes over the training rows; a mapping has a number for each reader.
-        batch_size: Rows per pass. A row is a window of tokens, a block, an image or an audio clip.
+        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
         learning_rate: Highest learning rate; a mapping has a rate for each reader. None: 1e-3 for readers, 2e-5 for a
             whole model.
         base_learning_rate: Learning rate of the base model when `train_base=True`, over all steps of the run.
@@ -265,7 +265,7 @@ def finetune(  # noqa: PLR0913
         processor: Tokenizer, image processor or feature extractor. None: the one that belongs to `model.name_or_path`.
         output: Folder for the model, as `lamina.save` writes it, its scores and checkpoints. None: nothing is written.
         epochs: Number of passes over the training rows.
-        batch_size: Rows per pass. A row is a window of tokens, a block, an image or an audio clip.
+        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
         learning_rate: Highest learning rate. None: 2e-5.
         layer_decay: Factor from the learning rate of a layer to that of the layer below it, in a model that is trained.
             The top block, and what belongs to no layer (pooler, head), have the full rate. 1: all layers do.

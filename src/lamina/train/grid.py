@@ -1,6 +1,6 @@
-"""Grids: a reader as a template, from which one reader is made for every combination of settings.
+"""Grids: a reader is the template from which one reader is made for every combination of settings.
 
-All of them are trained in the same run and share its passes.
+All readers of a grid are trained in the same run and share its passes.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class RunSpec:
         task: Name of its task. For a reader from a grid: name of the template, whose task it is.
         reader: Settings of the reader. None: a whole model is trained.
         settings: Values that a grid set, by full key ("fusion.alpha"), as tables show them.
-        learning_rate: Highest learning rate. None: that of the run.
-        epochs: Number of epochs. None: that of the run.
+        learning_rate: Highest learning rate. None: the rate of the training run.
+        epochs: Number of epochs. None: the epochs of the training run.
         options: Only in recipes: options of `fit` that this learner alone is trained with.
         edits: Only in recipes: names and arguments of the edits that are applied to a whole model before training.
-        repeat: Only in recipes: number of the subsample of the examples that it is trained on, from 0.
+        repeat: Only in recipes: number of the random subset of the examples that the learner is trained on, from 0.
     """
 
     name: str
@@ -60,7 +60,7 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """The words by which error messages name it: its name and its settings."""
+        """How error messages name the learner: its name and its settings."""
         return f"reader {self.name}: {', '.join(f'{key}={value}' for key, value in self.settings.items())}"
 
 
@@ -68,7 +68,7 @@ def expand(reader: Reader, grid: Mapping[str, Sequence[object]], *, name: str = 
     """Make a reader for every combination of a grid's values.
 
     Args:
-        reader: The template, whose settings hold where the grid sets nothing.
+        reader: The template: its settings apply where the grid sets nothing.
         grid: Key -> list of values. Keys are "fusion.<field>" and "head.<field>" (or the field alone, if only one of
             the two has it), "fusion" (whole fusions: names, dicts with a "name", or configs), "seed", "stack",
             "learning_rate" and "epochs".
@@ -109,7 +109,7 @@ def keys_of(fusion: Any, head: Any) -> list[str]:
 def apply_sweep(
     grid: Mapping[str, Sequence[object]], keys: Sequence[str], sweeps: Mapping[str, Sequence[object]]
 ) -> tuple[dict[str, list[object]], set[str]]:
-    """Replace values of a grid by the values of a sweep.
+    """Return a grid in which the values of a sweep replace the grid's own.
 
     Args:
         grid: Key -> values; it is not changed.
@@ -117,7 +117,7 @@ def apply_sweep(
         sweeps: Key, full or short -> values. Keys that the grid cannot have are ignored.
 
     Returns:
-        A new grid, and the keys of `sweeps` that were used.
+        The new grid, and the keys of `sweeps` that were used.
 
     Raises:
         ConfigError: If a short key may mean two full ones.
@@ -133,7 +133,7 @@ def apply_sweep(
 
 
 def _full_keys(key: str, known: Sequence[str]) -> list[str]:
-    """Return the full keys among `known` that `key` may mean; it may lack its "fusion." or "head."."""
+    """Return the full keys among `known` that `key` may mean, with or without its "fusion." or "head."."""
     return [key] if key in known else [full for full in known if full.partition(".")[2] == key]
 
 
@@ -160,7 +160,7 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
 def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict[str, list[object]]:
     """Return full key -> values of a grid, checked; errors begin with `op` and are those of `expand`.
 
-    "fusion" comes first, as configs, because the fields of the other keys are set on them.
+    "fusion" comes first, as configs, because the values of the other keys are set in these configs.
     """
     axes: dict[str, list[object]] = {}
     if METHOD in grid:
@@ -178,7 +178,7 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 
 
 def _values(key: str, values: object, op: str) -> list[object]:
-    """Return the values of a grid's key; raise ConfigError if they are not a list, or it is empty or has duplicates."""
+    """Return the values of a grid's key; raise ConfigError if they are not a list, have duplicates, or are none."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
     listed = list(values)
@@ -193,9 +193,7 @@ def _values(key: str, values: object, op: str) -> list[object]:
 def _fusion_config(value: object, op: str) -> FusionConfig:
     """Return the config of a fusion from its registered name, a dict with a "name", or the config itself.
 
-    Raises:
-        UnknownNameError: If the name, or a key of the dict, does not exist.
-        ConfigError: If `value` is something else, or a field of the dict has a value that does not fit.
+    Raises UnknownNameError for an unknown name or key, and ConfigError for another type or a value that does not fit.
     """
     if isinstance(value, str):
         value = {"name": value}
@@ -252,7 +250,7 @@ def expand_into(
     rates: Mapping[str, float],
     epochs: Mapping[str, int],
 ) -> dict[str, RunSpec]:
-    """Add the readers of grids to a bank, in place; their templates stay in it.
+    """Add the readers of grids to a bank, in place; their templates stay in the bank.
 
     Args:
         bank: The bank.
@@ -266,8 +264,8 @@ def expand_into(
 
     Raises:
         UnknownNameError: If `grid` has a template that is not in `names`, or a key does not exist.
-        ConfigError: If a grid is not valid, or a reader cannot be built, for example because its cutoff would remove
-            every layer. The bank is then as it was.
+        ConfigError: If a grid is not valid, or a reader cannot be built, for example because its cutoff (`LinearMix`)
+            would remove every layer. The bank is then as it was.
     """
     names = list(names)
     check_known("grid", grid, names, "reader")
@@ -283,7 +281,7 @@ def expand_into(
 
 
 def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
-    """Add readers to a bank, all of them or, if one cannot be built, none; the error names its settings."""
+    """Add readers to a bank: all, or none if one cannot be built. The error then names that reader's settings."""
     added: list[str] = []
     try:
         for spec in specs:
@@ -298,15 +296,15 @@ def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
 
 @contextmanager
 def undo_grid_on_error(target: object, templates: Iterable[str]) -> Iterator[Callable[[], None]]:
-    """Remove the readers that the block adds to a bank, if the block raises an error before training begins.
+    """Remove the readers that the `with` block adds to a bank, if an error occurs before training begins.
 
     Args:
         target: The bank; a whole model is left alone.
         templates: Names of the readers that are replaced by the readers of their grids.
 
     Yields:
-        A function without arguments, to be called when training begins: it removes the templates from the bank. From
-        then on an error leaves the bank as it is.
+        A function without arguments, to be called when training begins: it removes the templates from the bank. After
+        that an error leaves the bank as it is.
     """
     bank = target if isinstance(target, ReaderBank) else None
     before = set(() if bank is None else bank)

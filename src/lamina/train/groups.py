@@ -1,4 +1,4 @@
-"""Groups: the tasks of a run that have the same examples, which are encoded once and run in one pass."""
+"""Groups: the tasks of a run that have the same examples, which are encoded once and share each pass of the model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 
 
 def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task) -> dict[str, Task]:
-    """Return learner name -> task, from such a mapping or from a single task, which goes by its own name.
+    """Return learner name -> task, from such a mapping or from a single task, whose own name is then the learner's.
 
-    Raises:
-        ConfigError: If `tasks` is neither, or a value of the mapping is not a `Task`. The message begins with `op`, the
-            public operation.
+    Raises ConfigError, with `op` as the operation, if `tasks` is neither, or a value of the mapping is not a `Task`.
     """
     if isinstance(tasks, Task):
         return {tasks.name: tasks}
@@ -58,7 +56,7 @@ def groups_of(
         tasks: Learner name -> task.
         part: The part of the tasks that is encoded: "train", "validation" or "test".
         options: Options of the run, which say how examples are encoded.
-        encodings: Encoded examples of earlier runs, which are used again. New ones are added to it. None: encode all.
+        encodings: Encoded examples of earlier runs, which are reused; new ones are added in place. None: encode all.
 
     Raises:
         UnknownNameError: If a task does not have the part.
@@ -77,7 +75,7 @@ def groups_of(
 def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int | None) -> int:
     """Return the maximum length of one input for tasks that share their inputs; see `Kind.length_limit`.
 
-    The length is in tokens of a window or block, or in samples of an audio clip; images have length 1.
+    The length is in tokens of a window or text block, or in samples of an audio clip; images have length 1.
 
     Args:
         runner: Runs the model, whose positions limit the length.
@@ -93,14 +91,14 @@ def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int |
 
 @dataclass
 class Group:
-    """Tasks over the same examples, which are encoded once and run in one pass. `groups_of` makes the groups of a run.
+    """Tasks over the same examples, which are encoded once and share each pass. `groups_of` makes the groups of a run.
 
     Attributes:
         part: The part of the tasks that is encoded: "train", "validation", "test", or "predict".
         tasks: Learner name -> its `Task`; for "predict" its `TaskOutline`, which has no examples.
-        inputs: The encoded examples, as rows: windows, blocks, images or audio clips.
-        targets: Learner name -> labels of the rows; None if the inputs make the labels (masked tokens, target texts).
-        states: Cached hidden states of the rows. None: the model runs for every batch.
+        inputs: The encoded examples, as rows: windows, text blocks, images or audio clips.
+        targets: Learner name -> labels of the rows. None: the inputs contain the labels (masked tokens, target texts).
+        states: Cached hidden states of the rows. None: the model computes the states of every batch.
     """
 
     part: str
@@ -124,7 +122,8 @@ class Group:
 
         Args:
             rows: Indices of the batch's rows.
-            from_inputs: Labels that the inputs made for this batch, used where `targets` is None. None: they made none.
+            from_inputs: Labels that the inputs contain, used for learners whose `targets` are None. None: there are
+                none.
             names: Learners whose labels are returned.
         """
         targets = {name: self.targets[name] for name in names}
@@ -132,7 +131,7 @@ class Group:
         return {name: tensor for name, tensor in labels.items() if tensor is not None}
 
     def truncated(self, name: str) -> int:
-        """Return how many examples the learner `name` reads without their end, because they are too long."""
+        """Return how many examples are too long for the learner `name`, which reads them without their end."""
         return self.tasks[name].kind.truncated(self.inputs)
 
 
@@ -147,7 +146,7 @@ def group_tasks(
         tasks: Learner name -> task.
         options: How to encode, and which part of the tasks.
         processor: Tokenizer, image processor or feature extractor.
-        encodings: Encoded examples of earlier calls, which are used again. New ones are added to it. None: encode all.
+        encodings: Encoded examples of earlier calls, which are reused; new ones are added in place. None: encode all.
     """
     encodings = {} if encodings is None else encodings
     splits = {name: task.split(options.part) for name, task in tasks.items()}
@@ -178,7 +177,7 @@ def group_tasks(
 
 
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
-    """Return which of the learners `names` decides by its kind of task how their common examples are encoded.
+    """Return the learner among `names` whose kind of task decides how their common examples are encoded.
 
     It is the first learner that predicts for every token, since it needs long texts whole, in windows; if there is
     none, it is the first learner.

@@ -1,6 +1,6 @@
 """The identity of a run: the settings, weights and data that must be the same for a run to resume from saved state.
 
-State is saved together with the identity of its run (`seal`), and is used only by a run with the same identity.
+`seal` writes saved state together with this identity, and only a run with the same identity uses the state.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
 
     Args:
         model: The model.
-        trained: Its parameters that are trained, which every checkpoint holds. All other weights count.
+        trained: The parameters that are trained, which every checkpoint holds. All other weights count.
     """
     try:
         inside = [module for stack in stacks(model).values() for module in stack.run]
@@ -133,7 +133,7 @@ def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
 
 
 def difference(before: Mapping[str, Facts], now: Mapping[str, Facts]) -> str | None:
-    """Return the first difference between the identities of two runs in words; None if they are equal.
+    """Describe the first difference between the identities of two runs; None if they are equal.
 
     Args:
         before: Identity of the run that saved its state.

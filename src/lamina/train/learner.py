@@ -42,14 +42,16 @@ class Progress:
 
 
 class Learner:
-    """A module that is trained: a reader, a base model that is trained along, or a whole model.
+    """A module that is trained: a reader, a base model that is trained with its readers, or a whole model.
+
+    It holds the module's optimizer, its `progress`, and a copy of its weights at the best epoch.
 
     Args:
         name: Name of the reader or task, or `BASE`.
         module: The module.
         groups: Parameter groups, as torch's optimizers take them; "lr" is the highest learning rate of a group.
         metric: Name of the metric that decides the best epoch.
-        total: Number of optimizer steps without early stopping.
+        total: Number of optimizer steps if the learner does not stop early.
         options: Options of the run.
     """
 
@@ -75,7 +77,7 @@ class Learner:
         self._frozen = {key for key, parameter in named if id(parameter) not in trained}
 
     def factor(self) -> float:
-        """Return the factor, from 0 to 1, by which schedule and warm-up scale the learning rates for the next step."""
+        """Return the factor from 0 to 1 that schedule and warm-up apply to the learning rates in the next step."""
         options, progress = self._options, self.progress
         total, done = self.total - progress.began, progress.done - progress.began
         rise = int(total * options.warmup_ratio) if options.warmup_steps is None else options.warmup_steps
@@ -137,7 +139,7 @@ class Learner:
         self.best = self.tensors() if self._options.keep == "best" else {}
 
     def importance(self) -> dict[int, float]:
-        """Return layer -> importance, which sum to 1; empty unless the module is a reader that mixes layers."""
+        """Return layer -> importance (sum 1); the dict is empty unless the module is a reader that mixes layers."""
         return self.module.importance() if isinstance(self.module, ReaderModule) else {}
 
     def restart_importance(self) -> None:
@@ -146,9 +148,9 @@ class Learner:
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Tell a reader which fraction `done` of its epochs is over; return whether a new stage of training begins.
+        """Tell a reader which fraction `done` of its epochs is over; return whether its next stage has begun.
 
-        In a new stage the reader may have new parameters, so the optimizer's state is cleared.
+        A new stage may have new parameters, so the optimizer's state is cleared.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:
@@ -158,19 +160,19 @@ class Learner:
     def begin_stage(self, *, schedule: bool = True) -> None:
         """Reset the scores, best weights and, with `schedule`, the learning-rate schedule; the count of steps goes on.
 
-        Scores of two stages do not compare.
+        Scores of two stages are not comparable.
         """
         done, began = self.progress.done, self.progress.began
         self.progress = Progress(done=done, began=done if schedule else began)
         self.best = {}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return a copy, on the CPU, of every tensor that training may change, by its name in the module."""
+        """Return module name -> copy, on the CPU, of every tensor that training may change."""
         state = self.module.state_dict()
         return {key: value.detach().clone().cpu() for key, value in state.items() if key not in self._frozen}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load tensors that the method `tensors` returned into the module; an empty dict changes nothing."""
+        """Load tensors from the method `tensors` into the module; an empty dict changes nothing."""
         if tensors:
             self.module.load_state_dict(tensors, strict=False)
 
@@ -224,14 +226,14 @@ class Learner:
             self.module.step = self.progress.step
 
     def to_json(self) -> dict[str, JSON]:
-        """Return the fields of `progress` as a JSON-ready dict; see `from_tensors`."""
+        """Return `progress` as a JSON-ready dict; see `from_tensors`."""
         if isinstance(self.module, ReaderModule):
             self.progress.step = self.module.step
         return asdict(self.progress)
 
 
 def _optimizer(groups: Sequence[ParameterGroup], options: FitOptions) -> Optimizer:
-    """Return a new optimizer for these parameter groups, of the class and with the settings that the options name."""
+    """Return a new optimizer for these parameter groups, with the class and settings that `options` name."""
     fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
     if options.optimizer == "sgd":
         return torch.optim.SGD([dict(group) for group in groups], momentum=options.momentum, fused=fused)

@@ -1,7 +1,7 @@
-"""How much memory the readers of a bank need for a batch, measured by running them on a few rows of zeros.
+"""How much memory the readers of a bank need for a batch, measured on a few rows of zeros.
 
 For training this is what autograd saves for the gradients; for scoring it is the peak of all intermediate tensors. The
-need is taken to be linear in the number of rows, so two measurements with one row of difference determine it.
+need is taken to be linear in the number of rows, so two measurements that differ by one row determine it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,7 @@ class BatchBytes(NamedTuple):
         return max(0, free_bytes - self.fixed) // max(1, self.row)
 
     def accumulation_steps(self, rows: int, free_bytes: int) -> int | None:
-        """Return into how many equal batches `rows` must be split so that each fits into `free_bytes`.
-
-        None if not even one row fits.
-        """
+        """Return into how many equal batches `rows` must be split so that each fits; None if no row fits."""
         fit = self.max_rows(free_bytes)
         if fit < 1:
             return None
@@ -62,7 +59,7 @@ class BatchBytes(NamedTuple):
 
 
 def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
-    """Return how many bytes autograd saves for the backward pass while `run` runs.
+    """Return how many bytes autograd saves for the backward pass while the function `run` is called.
 
     A storage that several tensors share counts once.
 
@@ -86,10 +83,10 @@ def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> i
 
 @final
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations create within this context, until they are freed.
+    """Counts the bytes of the tensors that operations create inside the `with` block, until they are freed.
 
     Args:
-        excluded: Tensors whose storages do not count, since they exist before.
+        excluded: Tensors that exist before, whose storages do not count.
 
     Attributes:
         now: Bytes of the tensors that are alive now.
@@ -108,7 +105,7 @@ class _LiveBytes(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run one operation of torch and count the storages of its results, which views of known tensors share."""
+        """Run one operation of torch and count the storages of its results, unless they are counted already (views)."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._known:
@@ -123,17 +120,17 @@ class _LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def _uncount(self, storage: int, size: int) -> None:
-        """Subtract a storage that was freed; a later one may have the same address, so the address is forgotten."""
+        """Subtract a storage that was freed, and forget its address, which a later storage may have."""
         self._known.discard(storage)
         self.now -= size
 
 
 def peak_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
-    """Return the most bytes of new tensors that exist at the same time while `run` runs.
+    """Return the largest number of bytes of new tensors that exist at the same time while the function `run` is called.
 
     Args:
         run: The computation.
-        excluded: Tensors that exist before it, whose storages do not count.
+        excluded: Tensors that exist before the call, whose storages do not count.
     """
     with _LiveBytes(excluded) as live:
         run()
@@ -147,17 +144,17 @@ Labels = Callable[[int], Mapping[str, Tensor]]  # number of rows -> reader name 
 def reader_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
     """Measure how much memory autograd keeps for the gradients of readers that train in one pass of the model.
 
-    The readers run on states of zeros, and the model does not run. Tensors that readers share count once. Readers that
-    need more of the model's pass than its states are left out. On the meta device nothing is computed.
+    The readers are called with states of zeros, and the model is not called. Tensors that readers share count once.
+    Readers that need more than the states of the model's layers are left out. On the meta device nothing is computed.
 
     Args:
         model: The model, whose own gradients do not count.
         readers: Reader name -> the stack that it reads, and its module.
         tokens: Tokens per row, padding included.
-        labels: Function from a number of rows to the labels of so many rows for each reader. None: without the losses.
+        labels: Function that returns reader name -> labels for a number of rows. None: without the losses.
 
     Returns:
-        The bytes that a batch needs, for any number of rows of this length.
+        The bytes that a batch of any number of rows of this length needs.
     """
     return _measure(model, readers, tokens, labels, grad=True)
 
@@ -166,11 +163,11 @@ def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels
     """Measure the peak memory of readers that score in one pass of the model; otherwise like `reader_memory`.
 
     Args:
-        model: The model, which does not run and does not count.
+        model: The model, which is not called and does not count.
         readers: Reader name -> the stack that it reads, and its module.
         tokens: Tokens per row, padding included.
-        labels: Function from a number of rows to the labels of so many rows for each reader, for heads that compute
-            logits of labelled positions only. None: logits of all positions.
+        labels: Function that returns reader name -> labels for a number of rows, for heads that compute logits of
+            labelled positions only. None: logits of all positions.
     """
     return _measure(model, readers, tokens, labels, grad=False)
 
@@ -203,13 +200,13 @@ def _measure(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labe
 def _run(
     model: PreTrainedModel, readers: Readers, shape: tuple[int, int], labels: Labels | None, *, grad: bool
 ) -> list[object]:
-    """Run readers on states of zeros and return their outputs, with `grad` also their losses.
+    """Call readers with states of zeros and return their outputs, with `grad` also their losses.
 
     Args:
         model: The model, for the dtype and device of the states.
         readers: Reader name -> the stack that it reads, and its module.
         shape: Rows and tokens of the batch.
-        labels: Function that returns the labels of so many rows for each reader. None: no labels.
+        labels: Function that returns reader name -> labels for a number of rows. None: no labels.
         grad: Whether gradients are computed.
     """
     labels_by_reader: Mapping[str, Tensor] = {} if labels is None else labels(shape[0])
@@ -228,10 +225,10 @@ def _run(
 
 
 class _EveryLayer(MetaValues):
-    """Within this context, fusions on the meta device read all of their layers.
+    """Inside this `with` block, fusions on the meta device read all of their layers.
 
-    Fusions skip layers whose weight is 0. On the meta device weights have no values, so `tolist` gives zeros and
-    `nonzero` finds every position here, with which no layer is skipped.
+    Fusions skip layers whose weight is 0. On the meta device weights have no values. Here `tolist` then gives zeros and
+    `nonzero` finds every position, so that no layer is skipped.
     """
 
     def __torch_function__(
@@ -241,7 +238,7 @@ class _EveryLayer(MetaValues):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run one function of torch; `tolist` and `nonzero` of a tensor on the meta device return the values above."""
+        """Call one function of torch, but `tolist` and `nonzero` of a meta tensor as the class describes."""
         if func in _VALUES and isinstance(args[0], Tensor) and args[0].is_meta:
             return _VALUES[func](args[0].shape)
         return super().__torch_function__(func, types, args, kwargs)

@@ -44,11 +44,11 @@ class ModelRunner(Runner):
 
     Args:
         model: The model, with a head for the task.
-        task: The task; to predict, its outline.
+        task: The task; for predictions its outline, which has no examples.
         op: The public operation, which errors name.
         processor: Tokenizer, image processor or feature extractor. None: the one that an earlier run left on the model
             object, or the one that belongs to `model.name_or_path`.
-        options: Options of the passes; those for generating are used here.
+        options: Options of the passes. Those for generating texts are used here.
 
     Raises:
         ConfigError: If there is no processor, or for "predict" if the head does not fit the task.
@@ -76,7 +76,7 @@ class ModelRunner(Runner):
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
     def title(self, name: str) -> str:  # noqa: ARG002
-        """Return "the model": there is only one learner."""
+        """Return "the model", since there is only one learner."""
         return "the model"
 
     def settings(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
@@ -99,7 +99,7 @@ class ModelRunner(Runner):
         An image processor is set to the image size of the task, and stays on the model object for later predictions.
 
         Args:
-            groups: The encoded examples; the model is tried on two rows of the first group.
+            groups: The encoded examples; two rows of the first group are run through the model as a test.
             options: Options of the run, with the learning rates of layers.
             passes: Not used.
 
@@ -121,8 +121,8 @@ class ModelRunner(Runner):
 
         Args:
             group: Encoded examples with labels.
-            keep: Leave the class names and the problem type of the task in the model's config. False, or after an
-                error: the config is restored.
+            keep: Leave the class names and the problem type of the task in the model's config. If False, or after an
+                error, the config is restored.
 
         Raises:
             ConfigError: If the head does not fit.
@@ -184,9 +184,9 @@ class ModelRunner(Runner):
         Its parameters are grouped by learning rate and weight decay; see `parameter_groups`.
 
         Args:
-            tasks: The name and the task, as the only item.
-            plan: The steps of the run, which say how many steps the model takes.
-            rates: The same name -> highest learning rate.
+            tasks: Task name -> task, with one item.
+            plan: The steps of the run, which give the number of steps of the model.
+            rates: Task name -> highest learning rate.
             options: Options of the run.
 
         Raises:
@@ -197,16 +197,16 @@ class ModelRunner(Runner):
         return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 
     def _forward(self, batch: Batch, labels: Tensor) -> Any:
-        """Run the model on a batch with labels and return its outputs (a transformers ModelOutput) with the loss."""
+        """Run the model on a batch with labels and return its outputs (a transformers ModelOutput), with the loss."""
         labels = self.kind.model_labels(labels, self.task).to(self.device)
         return self.model(**self.arguments(batch), labels=labels)  # pyright: ignore[reportCallIssue]
 
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """Return a list with the loss of the model's own head for a batch.
+        """Return a list with one item: the loss of the model's own head for a batch.
 
-        It is 0 for a batch in which every label is ignored, since the mean over no labels would be NaN.
+        The loss is 0 for a batch in which every label is ignored, since the mean over no labels would be NaN.
         """
         del states
         (name,) = names
@@ -220,11 +220,11 @@ class ModelRunner(Runner):
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, object]:
-        """Return the learner's name -> the model's outputs for a batch, in the form that its kind of task expects.
+        """Return learner name -> the model's outputs for a batch, in the form that its kind of task expects.
 
         Args:
             batch: Inputs of the model, without labels.
-            labels: Labels that the inputs made, such as masked tokens. None: outputs for a prediction.
+            labels: Labels that the inputs contain, such as masked tokens. None: outputs for a prediction.
             names: The name of the one learner.
             states: Not used; a whole model has no cached states.
 

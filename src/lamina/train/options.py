@@ -46,11 +46,11 @@ class PassOptions(BaseModel):
     """Options of every pass of a model over examples, as `predict`, `evaluate` and `calibrate` use them.
 
     Attributes:
-        batch_size: Rows per pass. A row is a window of tokens, a block, an image or an audio clip.
+        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
         max_length: Tokens per window, or samples per audio clip. None: what the readers were trained with, else the
             most that the model allows.
         stride: Tokens that two neighbouring windows share. None: as in training, else a quarter of a window.
-        add_prefix_space: Put a space before each text. False: only for readers that were trained with it.
+        add_prefix_space: Put a space before each text. False: only for readers that were trained with this option.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         prefix: Text that is put before every text to summarise or translate. "": none.
         max_target_length: Maximum number of tokens to generate per example.
@@ -95,7 +95,7 @@ class PassOptions(BaseModel):
 
     @classmethod
     def _first_error(cls, error: ValidationError, given: Mapping[str, object], op: str) -> LaminaError:
-        """Return the first problem that pydantic reports, as an UnknownNameError (a choice) or a ConfigError."""
+        """Return pydantic's first problem as an UnknownNameError (for an unknown choice) or a ConfigError."""
         name = str(error.errors()[0]["loc"][0])
         value = given[name]
         known = [choice for choice in get_args(cls.model_fields[name].annotation) if isinstance(choice, str)]
@@ -108,7 +108,7 @@ class PassOptions(BaseModel):
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
     def check_kinds(self, op: str, kinds: Iterable[Kind]) -> None:
-        """Raise ConfigError if `prefix` is set for a kind of task that takes none."""
+        """Raise ConfigError if `prefix` is set and one of `kinds` accepts no prefix."""
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
@@ -167,7 +167,7 @@ class FitOptions(PassOptions):
     progress: bool = True
 
     def check_use(self, op: str, kinds: Iterable[Kind], *, bank: bool, train_base: bool = False) -> None:
-        """Raise ConfigError if an option is set that has no effect.
+        """Raise ConfigError if an option is set that has no effect in this run.
 
         Args:
             op: The operation, which errors name.
@@ -185,7 +185,7 @@ class FitOptions(PassOptions):
                 raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
-        """Return how to encode one part for training or scoring; masking and augmentation follow `seed`."""
+        """Return how to encode one part for training or scoring; `seed` decides masked tokens and image crops."""
         options = super().encode_options(part, max_length)
         return replace(options, seed=self.seed, augment=self.augment)
 
@@ -210,7 +210,7 @@ _BASE_ONLY = ("layer_decay", "layer_rates", "base_learning_rate")  # options of 
 
 
 def _rule(problem: ErrorDetails) -> str:
-    """Return in words what a value must be, for one problem that pydantic reports: "at least 1"."""
+    """Return the rule that a value broke, for one problem that pydantic reports, in words such as "at least 1"."""
     if problem["type"] in _BOUNDS:
         word, key = _BOUNDS[problem["type"]]
         bound = problem.get("ctx", {})[key]
@@ -219,7 +219,7 @@ def _rule(problem: ErrorDetails) -> str:
 
 
 def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str, T]:
-    """Return reader name -> value of an option, from one value for all readers or a mapping with a value for each.
+    """Return reader name -> value of an option, from one value for all readers or a mapping with one for each.
 
     Raises:
         UnknownNameError: If the mapping names a reader that is not among `names`.

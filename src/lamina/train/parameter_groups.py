@@ -59,7 +59,7 @@ def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[P
 
 
 def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, op: str) -> list[ParameterGroup]:
-    """Return the parameter groups of a whole model, one per learning rate and weight decay.
+    """Return the parameter groups of a whole model, one for each pair of learning rate and weight decay.
 
     Frozen parameters, and those whose learning rate is 0, are in no group. Matrices have the weight decay of the
     options; biases and norms have none.
@@ -67,12 +67,12 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
     Args:
         model: The model.
         options: Options of the run, with the learning rates of layers.
-        rate: Highest learning rate of parameters for which the options name no other.
+        rate: Highest learning rate of the parameters to which `options` give no rate of their own.
         op: Operation that errors name.
 
     Raises:
-        ConfigError: If no parameter is left, or one that is trained is in float16.
-        LayerIndexError: If a layer has a learning rate and does not exist.
+        ConfigError: If no parameter is left, or a trained parameter is in float16.
+        LayerIndexError: If the options give a rate to a layer that does not exist.
     """
     rates = learning_rates(model, options, rate)
     groups: dict[tuple[float, float], ParameterGroup] = {}
@@ -93,9 +93,9 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
 
 
 def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> dict[str, float]:
-    """Return parameter name -> highest learning rate, for every parameter of a model.
+    """Return parameter name -> highest learning rate in the run, for every parameter of a model.
 
-    A parameter that several layers share has the rate of the highest of them.
+    A parameter that several layers share has the rate of the topmost of these layers.
 
     Args:
         model: The model.
@@ -104,7 +104,7 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 
     Raises:
         LayerIndexError: If `layer_rates` names a layer that does not exist.
-        ConfigError: If it names "inserted" and the model has no inserted layers.
+        ConfigError: If `layer_rates` names "inserted" and the model has no inserted layers.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     rates = dict.fromkeys(names.values(), rate)
@@ -127,9 +127,9 @@ def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> 
 
 
 def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str, int], float]:
-    """Return (stack, layer) -> learning rate, for the layers that selectors in `options.layer_rates` name.
+    """Return (stack, layer) -> learning rate, for the layers that the selectors in `options.layer_rates` name.
 
-    A selector names layers of every stack of the model. Raises LayerIndexError if no stack has a layer that it names.
+    A selector names layers of every stack of the model. Raises LayerIndexError if no stack has such a layer.
     """
     rates: dict[tuple[str, int], float] = {}
     deepest = max(stacks(model).values(), key=lambda stack: stack.layers)
@@ -145,10 +145,7 @@ def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str,
 
 
 def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
-    """Return the names of the parameters of inserted layers; raise ConfigError if the model has none.
-
-    `names` maps the id of every parameter of the model to its name.
-    """
+    """Return the names of the inserted layers' parameters; `names` maps parameter ids. ConfigError: there are none."""
     inserted = [module for module in model.modules() if isinstance(module, InsertedLayer)]
     if not inserted:
         raise ConfigError(f"{_OP}: '{INSERTED}' has a learning rate; the model has no inserted layers.")
@@ -156,5 +153,5 @@ def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
 
 
 def _names(modules: Iterable[nn.Module], names: dict[int, str]) -> list[str]:
-    """Return the names of the parameters that `modules` hold themselves; `names` maps a parameter's id to its name."""
+    """Return the names of the parameters that `modules` hold directly; `names` maps a parameter's id to its name."""
     return [names[id(parameter)] for module in modules for parameter in module.parameters(recurse=False)]

@@ -46,12 +46,12 @@ class Step(NamedTuple):
 class Plan:
     """The steps of a training run, in order. The steps of a group do not depend on the other groups.
 
-    Within an epoch, groups take turns in proportion to their numbers of steps, so that all of them end it together. A
+    Within an epoch, groups take turns in proportion to their numbers of steps, so that all groups end it together. A
     learner that has stopped gets no more batches. A group whose learners have all stopped has no more steps.
 
     Attributes:
         groups: The encoded training examples, with the tasks that are trained on them.
-        epochs: Learner name -> number of passes over its rows; with `max_steps` as many as these steps need.
+        epochs: Learner name -> number of passes over its rows; with `max_steps` as many passes as the steps need.
         size: Rows per optimizer step, over all processes.
         seed: Seed of the order of the rows.
         max_steps: Maximum number of steps per learner, which replaces `epochs`. None: no limit.
@@ -79,11 +79,11 @@ class Plan:
         return {name: task for group in self.groups for name, task in group.tasks.items()}
 
     def last_epoch(self) -> int:
-        """Return the largest number of epochs of a learner."""
+        """Return the number of epochs of the learner that has the most."""
         return max(self.epochs.values())
 
     def active(self, group: int, epoch: int) -> tuple[str, ...]:
-        """Return the learners of a group (by its index) that are still trained in an epoch (from 0)."""
+        """Return the names of a group's learners that are still trained in an epoch (group index, epoch from 0)."""
         return tuple(
             name
             for name in self.groups[group].names
@@ -106,7 +106,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """Return how many steps the group of index `number` has in an epoch, up to `max_steps` in all epochs."""
+        """Return how many steps the group of index `number` has in an epoch, within `max_steps` for all epochs."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:
@@ -119,11 +119,11 @@ class Plan:
 
 
 def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Yield the batches of `jobs`, in order: the inputs of the model by argument, and "labels" if the inputs make them.
+    """Yield the batches of `jobs`: argument of the model -> tensor, and "labels" if the inputs contain labels.
 
     Args:
         jobs: The batches to prepare.
-        num_workers: Number of processes that prepare them. 0: this process does.
+        num_workers: Number of processes that prepare batches. 0: this process.
 
     Raises:
         LaminaError: If an example cannot be read, for example a damaged image.
@@ -144,7 +144,7 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
 def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
     """Return the batch of a job, or the LaminaError that preparing it raised.
 
-    A worker process returns the error, because an error that is raised there reaches this process without its fields.
+    Returned by a worker process, the error keeps its fields; raised there, it would lose them on the way.
     """
     inputs, rows, epoch = job
     try:
@@ -154,16 +154,16 @@ def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
 
 
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:
-    """Return the parts of a step that this process computes: the rows of each part, and whether its loss counts.
+    """Return the accumulated batches of a step that this process computes: their rows, and whether the loss counts.
+
+    Every process must run the model in each step, since processes wait for each other's gradients. A process for which
+    there are too few rows gets the first row, whose loss does not count.
 
     Args:
         rows: Rows of the whole step.
-        parts: Number of parts, over all processes.
+        parts: Number of batches of the step, over all processes.
         rank: Rank of this process, from 0.
         world_size: Number of processes.
-
-    Every process must run the model in each step, since processes wait for each other's gradients. One for which there
-    are too few rows gets the first row, whose loss does not count.
     """
     shard = [(list(rows[part::parts]), True) for part in range(rank, parts, world_size) if part < len(rows)]
     return shard or [([rows[0]], False)]

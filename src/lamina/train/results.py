@@ -60,16 +60,17 @@ class FitResult:
 
 
 def sorted_rows(rows: Sequence[TableRow]) -> list[TableRow]:
-    """Return the rows of a table with "task", "metric" and "score" sorted: by task, and in a task best score first.
+    """Return the rows of a table sorted by their task and, within a task, by their score, best first.
 
-    Tasks keep the order of their first rows; rows without a score (None) come last in their task.
+    Tasks keep the order of their first rows. Rows without a score (None) come last in their task. Each row has "task",
+    "metric" and "score".
     """
     order = list(dict.fromkeys(row["task"] for row in rows))
     return sorted(rows, key=lambda row: (order.index(row["task"]), sort_key(row["metric"], row["score"])))
 
 
 def sort_key(metric: str, score: float | None) -> float:
-    """Return a number that is smaller for better scores of a metric; infinity for None, no score."""
+    """Return a sort key that is smaller for better scores of a metric; infinity for None (no score)."""
     if score is None:
         return math.inf
     return score if metric in LOWER else -score
@@ -125,8 +126,8 @@ class Summary:
 
     Attributes:
         count: Number of values.
-        mean: Their mean.
-        spread: Their sample standard deviation; 0 for a single value.
+        mean: Mean of the values.
+        spread: Sample standard deviation; 0 for a single value.
         interval: Half the width of Student's t interval around the mean; None for a single value.
     """
 
@@ -141,8 +142,8 @@ def half_interval(count: Number, spread: Number, confidence: float = 0.95) -> Nu
 
     Args:
         count: Number of values, at least 2; or a column of such numbers.
-        spread: Sample standard deviation of the values; or a column of them.
-        confidence: Fraction of such intervals that hold the true mean.
+        spread: Sample standard deviation of the values; or a column of standard deviations.
+        confidence: Probability that such an interval contains the true mean.
 
     Raises:
         MissingExtraError: If SciPy is not installed.
@@ -158,8 +159,8 @@ def summarise(values: Sequence[float], *, confidence: float = 0.95) -> Summary:
 
     Args:
         values: One value per run, at least one.
-        confidence: Fraction of such intervals that hold the true mean, for normally distributed values; between 0 and
-            1.
+        confidence: Probability, between 0 and 1, that such an interval contains the true mean, for normally distributed
+            values.
 
     Raises:
         ConfigError: If there is no value, or `confidence` is out of range.

@@ -29,16 +29,13 @@ if TYPE_CHECKING:
 
 @contextmanager
 def eval_mode(*modules: nn.Module) -> Iterator[None]:
-    """Put modules in eval mode and compute no gradients within the context; then restore both."""
+    """Put modules in eval mode and compute no gradients inside the `with` block; then restore both."""
     with evaluating(*modules), torch.no_grad():
         yield
 
 
 def autocast(runner: Runner, options: PassOptions) -> AbstractContextManager[object]:
-    """Return the context in which a pass of the model runs: torch's autocast to `options.precision`.
-
-    For "float32" it is a context that does nothing.
-    """
+    """Return the context for a pass of the model: torch's autocast to `options.precision`, or nothing for "float32"."""
     if options.precision == "float32":
         return nullcontext()
     return torch.autocast(runner.device.type, getattr(torch, options.precision))
@@ -91,7 +88,7 @@ def score(
 
 
 def scoring_rows(runner: Runner, group: Group, names: Iterable[str], options: PassOptions) -> int:
-    """Return how many rows of a group fit in one batch without gradients: at least 1.
+    """Return how many rows of a group are scored in one batch: at least 1.
 
     It is `options.scoring_batch_size`, or less if the kind of task of a learner in `names` has many outputs per
     position, such as one for every word of a vocabulary.
@@ -135,7 +132,8 @@ def passes(
         results: Learner name -> the collection that its outputs are added to, in place. Only these learners run.
         options: Options of each pass.
         progress: Show a progress bar on standard error.
-        budget: Maximum tokens per batch, in addition to the maximum of `scoring_rows` rows. None: no such limit.
+        budget: Maximum number of tokens per batch, beside the maximum number of rows (`scoring_rows`). None: no such
+            limit.
 
     Raises:
         NotFiniteError: If a learner outputs NaN or infinity for a row.

@@ -56,11 +56,11 @@ READER_RATE, MODEL_RATE = 1e-3, 2e-5  # default learning rates of readers, and o
 
 @dataclass(frozen=True)
 class Tables:
-    """More files for the output folder of a run, beside those that `fit` writes.
+    """Additional files for the output folder of a run, beside those that `fit` writes.
 
     Attributes:
         names: Names of the files, which are reserved before training.
-        files: Function from the result of the run to the files: name -> function that writes the file.
+        files: Function from the result of the run to file name -> function that writes the file.
     """
 
     names: Sequence[str]
@@ -158,11 +158,11 @@ def train(  # noqa: PLR0913
 
 
 def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
-    """Return the tasks that are scored after each epoch, after checking that every task has the rows that it needs.
+    """Check that every task has the rows that it needs, and return the tasks that are scored after each epoch.
 
-    They are all tasks if a score decides something (the best epoch, an early stop, the "plateau" schedule, or the end
-    of a base that is trained along). Otherwise they are the tasks that have a validation part. A warning is logged if
-    tasks have the same rows but cannot share passes.
+    These are all tasks if a score decides something: the best epoch, an early stop, the "plateau" schedule, or the end
+    of a base that is trained with its readers. Otherwise they are the tasks that have a validation part. A warning is
+    logged if tasks have the same rows but cannot share passes.
 
     Raises:
         UnknownNameError: If a task does not have a part that is needed, or the bank has no reader of a task's name.
@@ -213,9 +213,10 @@ def _training_groups(
 
 
 def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
-    """Log a warning for each scored task (by name) with fewer than 8 validation rows, if they choose the best epoch.
+    """Log a warning for each scored task with fewer than 8 validation rows, if these rows choose the best epoch.
 
-    Few rows give many epochs the same score. The first of them counts as the best, and it may have learnt very little.
+    With few rows many epochs have the same score. The first of them counts as the best, and it may have learnt very
+    little.
     """
     for name, task in scored.items() if options.keep == "best" and options.epochs != 1 and not rank() else ():
         rows = len(task.split("validation")) - task.split("validation").unlabelled
@@ -225,9 +226,9 @@ def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) 
 
 
 def _warn_of_separate_passes(op: str, tasks: Mapping[str, Task]) -> None:
-    """Log a warning if tasks have the same rows in all but were split into different train and validation parts.
+    """Log a warning if tasks have the same rows in total, but divided differently into train and validation parts.
 
-    Such tasks train on different rows, so they cannot share passes of the model, which takes more time.
+    Such tasks train on different rows, so they cannot share passes of the model, and the run takes longer.
     """
     by_examples = {task.split("train").key: (name, task) for name, task in tasks.items() if not rank()}
     counts = Counter(sum(len(task.split(part)) for part in _READ_PARTS) for _, task in by_examples.values())
@@ -311,7 +312,7 @@ def _specs(
 def _record_training(engine: Engine) -> None:
     """Write into the `info` of each trained reader what it was trained on, and its scores.
 
-    A model that was trained no longer is what its name or folder holds, so its location is cleared.
+    The location of a trained base model is cleared, since the hub or folder holds other weights now.
     """
     if engine.runner.base in engine.runner.modules:
         set_location(engine.runner.base, "")
@@ -332,7 +333,7 @@ def _record_training(engine: Engine) -> None:
 
 
 def _row(engine: Engine, learner: Learner, spec: RunSpec) -> TableRow:
-    """Return the row of a learner in `FitResult.table`; `spec` has its task and the settings of its grid."""
+    """Return the row of a learner in `FitResult.table`; `spec` has its task and its settings in the grid."""
     progress = learner.progress
     epochs = max((row["epoch"] for row in engine.history if row["reader"] == learner.name), default=0)
     others = {metric: value for metric, value in progress.scores.items() if metric != learner.metric}
@@ -364,10 +365,10 @@ def _result(
 
     Args:
         engine: The engine after the run.
-        specs: Learner name -> its task and the settings of its grid.
+        specs: Learner name -> its `RunSpec`, with its task and its settings in the grid.
         test: Learner name -> scores on the test part.
         seconds: Duration of the run.
-        folder: Output folder, if there is one.
+        folder: Output folder. None: nothing was saved.
     """
     progress = {name: learner.progress for name, learner in engine.learners.items()}
     return FitResult(
@@ -387,12 +388,12 @@ def _result(
 
 
 def _file_names(target: ReaderBank | PreTrainedModel) -> list[str]:
-    """Return the names of the files with results that a run writes beside the bank or model that it saves."""
+    """Return the names of the result files that a run writes beside the saved bank or model."""
     return ["history.json", "table.parquet", *(["importances.parquet"] if isinstance(target, ReaderBank) else [])]
 
 
 def _files(result: FitResult) -> Files:
-    """Return file name -> function that writes this file of results to a path."""
+    """Return file name -> function that writes this result file to a path."""
     facts = {"best": result.best, "test": result.test, "history": result.history, "importances": result.importances}
     return {
         "history.json": lambda path: write_text(path, json.dumps(facts, indent=1)),
@@ -402,11 +403,7 @@ def _files(result: FitResult) -> Files:
 
 
 def _write(target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, files: Files) -> None:
-    """Save the bank, or the model with its processor, and more files to a folder, which are replaced all at once.
-
-    Raises:
-        StoreError: If the folder cannot be written.
-    """
+    """Save the bank, or the model with its processor, and more files to a folder, all at once."""
     if isinstance(target, ReaderBank):
         save_bank(target, folder, files=files)
     else:
