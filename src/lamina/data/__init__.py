@@ -1,1 +1,1 @@
-"""Data: what a task is, the files it is read from, and how its texts become tokens."""
+"""Data: the files that tasks are read from, tokenised texts, batches, and the cache of hidden states."""

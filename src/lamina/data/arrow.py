@@ -42,7 +42,8 @@ def join_tables(tables: Iterable[pa.Table]) -> pa.Table | datasets.Dataset:
     """Join tables of one schema, at least one.
 
     A result of at most 64 MiB is a table in memory. A larger one is a dataset, memory-mapped from a temporary file that
-    is removed with the dataset. While the context variable `spills` is False, every result is a table in memory.
+    is removed together with the dataset. While the context variable `spills` is False, every result is a table in
+    memory.
 
     Raises:
         DataError: If the temporary file cannot be written.
@@ -72,12 +73,9 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
-    """Write tables to a temporary file, and return a dataset that is memory-mapped from the file.
+    """Write tables to a temporary file, and return a dataset that is memory-mapped from the file; may raise DataError.
 
-    The dataset holds an object that removes the file when no dataset refers to it any more.
-
-    Raises:
-        DataError: If the file cannot be written.
+    The file is removed once no dataset refers to it any more.
     """
     import datasets
 
@@ -116,22 +114,22 @@ class _TemporaryFile:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove a folder, unless this process is another one than `process`, the id of the process that created it."""
+    """Remove a folder if this process created it; `process` is the id of the process that did."""
     if os.getpid() == process:  # a forked worker process has a copy of the object, but must not remove the file
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Make `dataset`, which was derived from `source`, hold the temporary file of `source`, and return it.
+    """Return `dataset`, derived from `source`, after making it keep the temporary file of `source` alive.
 
-    Otherwise the file would be removed when `source` is gone, although `dataset` still reads from it.
+    Otherwise the file would be removed together with `source`, although `dataset` still reads from it.
     """
     vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
     return dataset
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
-    """Yield items in lists of `size`, the last of which may be shorter; a single empty list if there are no items."""
+    """Yield items in lists of `size`; the last list may be shorter. Without items, yield a single empty list."""
     items = iter(items)
     yield list(itertools.islice(items, size))
     while chunk := list(itertools.islice(items, size)):
@@ -140,13 +138,13 @@ def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
 
 @final
 class Column(Sequence[Any]):
-    """Columns of a dataset as one sequence, whose items are read from the dataset when they are needed.
+    """Columns of a dataset as one sequence, whose items are read from the dataset on access.
 
     Args:
         rows: The dataset.
         names: Names of the columns.
-        decode: Turns the cells of a row, one argument per column, into an item. None: an item is the cell of the only
-            column, or the tuple of the cells of several columns.
+        decode: Function from the cells of a row, one argument per column, to an item. None: an item is the cell of the
+            only column, or the tuple of the cells of several columns.
     """
 
     def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
@@ -166,7 +164,7 @@ class Column(Sequence[Any]):
         return self.read_rows([row])[0]
 
     def read_rows(self, rows: Sequence[int]) -> tuple[Any, ...]:
-        """Return the items of the rows with these indices, in this order."""
+        """Return the items of the rows with these indices, in the given order."""
         if not len(rows):
             return ()
         columns = self.rows[rows if isinstance(rows, range) else [int(row) for row in rows]].values()
@@ -175,11 +173,11 @@ class Column(Sequence[Any]):
         return tuple(map(self.decode, *columns))
 
     def select(self, rows: Sequence[int]) -> Column:
-        """Return a sequence of the items of the rows with these indices, in this order, without copying data."""
+        """Return a sequence of the items of the rows with these indices, in the given order, without copying data."""
         return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
 
     def then(self, decode: Callable[[Any], Any]) -> Column:
-        """Return a sequence of `decode(item)` for every item, each computed when it is read."""
+        """Return a sequence of `decode(item)` for every item, computed on access."""
         return Column(self.rows, self.rows.column_names, partial(_both, self.decode, decode))
 
     def __iter__(self) -> Iterator[Any]:
@@ -197,7 +195,7 @@ class Column(Sequence[Any]):
 
 
 def _both(first: Callable[..., Any] | None, second: Callable[[Any], Any], *cells: Any) -> Any:
-    """Return `second` of `first` of the cells; without `first`, of the only cell."""
+    """Return `second(first(*cells))`; without `first`, `second` of the only cell."""
     return second(cells[0] if first is None else first(*cells))
 
 

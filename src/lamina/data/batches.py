@@ -28,7 +28,7 @@ _SORTED_BATCHES = 50  # number of batches for training among whose rows lengths 
 
 
 class Budget(NamedTuple):
-    """The size limit of a batch in tokens, and the fixed cost of a pass.
+    """The maximum number of tokens in a batch, and the fixed cost of a pass.
 
     Attributes:
         max_tokens: Maximum number of tokens in a batch, padding included. A single row that is longer is a batch by
@@ -54,10 +54,10 @@ def pad(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Int[Tensor, "
 
 
 def padding_of(processor: Processor) -> dict[str, int]:
-    """Return the padding value of "input_ids" and "token_type_ids" for a processor's tokenizer.
+    """Return {"input_ids": padding value, "token_type_ids": padding value} for a processor's tokenizer.
 
-    Input ids are padded with the padding token; if the tokenizer has none, as GPT-2's, with the end token, or else
-    with 0. Lamina pads on the right, even if the tokenizer pads on the left for generation. So every token has the
+    Input ids are padded with the padding token, or with the end token if the tokenizer has no padding token (GPT-2), or
+    else with 0. Lamina pads on the right, even if the tokenizer pads on the left for generation. So every token has the
     position, and therefore the hidden states, that it has in a batch by itself.
     """
     tokenizer = tokenizer_of(processor)
@@ -76,7 +76,7 @@ def length_batches(
     equal: bool = False,
     budget: Budget | None = None,
 ) -> list[list[int]]:
-    """Group rows into batches of similar length, so that little is padded, and return the row numbers of each batch.
+    """Group rows into batches of similar length, so that little is padded, and return the row indices of each batch.
 
     Args:
         lengths: Number of tokens of each row.
@@ -84,9 +84,9 @@ def length_batches(
         seed: Seed of the order for training: rows are shuffled, then sorted by length within chunks of 50 batches, and
             finally the batches are shuffled. None is for evaluation: the batches with the longest rows come first, so
             that a lack of memory shows in the first batch.
-        equal: Whether all rows of a batch must have the same length. The number of batches is `batch_count` then, too.
-        budget: Limit in tokens in addition to `batch_size`, for evaluation only. With a budget, `seed` is ignored.
-            None: no limit.
+        equal: Whether all rows of a batch must have the same length.
+        budget: Maximum number of tokens per batch, beside `batch_size`; for evaluation only, `seed` is then ignored.
+            None: no maximum.
 
     Raises:
         ConfigError: If `batch_size` is below 1.
@@ -112,16 +112,9 @@ def length_batches(
 
 
 def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
-    """Return the row numbers of batches for evaluation that stay within a budget and have the lowest total cost.
+    """Return the row indices of batches for evaluation that fit a budget and have the lowest total cost.
 
-    Args:
-        lengths: Number of tokens of each row.
-        batch_size: Maximum number of rows in a batch.
-        budget: Maximum number of tokens in a batch, and the fixed cost of a batch.
-        equal: Whether all rows of a batch must have the same length.
-
-    Returns:
-        Batches in descending order of length.
+    The batches are in descending order of length. The parameters are those of `length_batches`.
     """
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     sizes, counts = (part[::-1] for part in np.unique(lengths, return_counts=True))
@@ -135,17 +128,14 @@ def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal:
 
 
 def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
-    """Cut rows that are sorted by length into groups, so that the total cost of their batches is lowest.
+    """Divide rows, sorted by length, into groups of lowest total cost; return the index of each group's first row.
 
-    The cost of a group is `overhead`, and for each row the length of the group's longest row.
+    The cost of a group is `overhead`, plus for each row the length of the group's longest row.
 
     Args:
         sizes: The different lengths in descending order.
         ends: `ends[i]` is the number of rows that are longer than `sizes[i]`; the last entry is the number of all rows.
         overhead: Fixed cost of a group.
-
-    Returns:
-        The index of the first row of each group, in ascending order.
     """
     # dynamic programming over lengths: least[i] is the lowest cost of all rows longer than sizes[i], and first[last]
     # is the longest length in the group that ends with the rows of length sizes[last]

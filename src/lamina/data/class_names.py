@@ -1,4 +1,4 @@
-"""Read the class names that the schema of a data set declares, and put them in the place of class ids."""
+"""Read the class names that the schema of a data set declares, and replace class ids by these names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def declared_names(feature: Feature) -> tuple[str, ...] | None:
 
 
 def decoder(feature: Feature) -> Decoder | None:
-    """Return what puts class names in the place of the class ids in a cell, at any depth; None if there are none.
+    """Return a function that replaces the class ids in a cell, at any depth, by class names; None if there are none.
 
     The id -1, which stands for a missing label, becomes None. Other numbers without a name stay.
     """
@@ -59,7 +59,7 @@ def _each(decode: Decoder, cell: Any) -> Any:
 
 
 def _fields(fields: Mapping[str, Decoder], cell: Any) -> Any:
-    """Return an object with some of its fields decoded, and other cells as they are."""
+    """Return a mapping with the fields that are named in `fields` decoded, and other cells as they are."""
     if not isinstance(cell, Mapping):
         return cell
     return {**cell, **{key: decode(cell[key]) for key, decode in fields.items() if key in cell}}
@@ -83,8 +83,7 @@ def parquet_features(schema: pa.Schema) -> datasets.Features | None:
 def dictionary_names(column: pa.ChunkedArray) -> tuple[str, ...] | None:
     """Return the values of a dictionary column (a Categorical of pandas) as class names.
 
-    They keep their order if they are ordered and are sorted otherwise. None: the column has another type, or too many
-    values.
+    Values with an order keep it; others are sorted. None: the column has another type, or too many values.
     """
     kind = column.type
     if not pa.types.is_dictionary(kind):

@@ -1,7 +1,7 @@
-"""Read CoNLL files: a line per word with its columns, and a blank line after every sentence.
+"""Read CoNLL files: one line per word with its columns, and a blank line after every sentence.
 
-Comments (lines that begin with `#` before the first word of a sentence), "-DOCSTART-" lines, a header, and the lines of
-CoNLL-U that repeat words (`1-2`, `8.1`) are no words.
+These lines are not words: comments (lines that begin with `#` before the first word of a sentence), "-DOCSTART-" lines,
+a header, and the lines of CoNLL-U that repeat words (`1-2`, `8.1`).
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 
 
 def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
-    """Yield the sentences of a CoNLL file with the number of their first line.
+    """Yield the sentences of a CoNLL file, each with the number of its first line.
 
     Each line is a word with its columns, separated by tabs or blanks; a blank line or "-DOCSTART-" ends a sentence. A
-    DataError stands for a sentence with a line that cannot be read, or that has another number of columns than the
+    sentence is replaced by a DataError if one of its lines cannot be read, or has another number of columns than the
     first line of the file.
 
     Args:
         path: Name of the file for messages.
-        read: Opens the file at its beginning. It is called again if a line may be a comment or a word.
+        read: Function that opens the file at its beginning. It is called again if a line may be a comment or a word.
     """
     words: list[list[str]] = []  # cells of each word of the current sentence
     first = width = 0  # the sentence's first line; number of columns in the file; 0: not known yet
@@ -78,12 +78,12 @@ def _cells(text: str) -> list[str]:
 
 
 def _is_header(cells: list[str]) -> bool:
-    """Return whether the first line of a file names columns: several words that files use for that, and no others."""
+    """Return whether the first line of a file is a header: at least two cells, all of them usual names of columns."""
     return len(cells) > 1 and all(_HEADER.fullmatch(cell.strip()) for cell in cells)
 
 
 def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
-    """Return the number of columns of the first line that does not begin with `#`, and the last cells of such lines."""
+    """Return the number of columns of the first line without `#` in front, and the last cells of all such lines."""
     rows = (_cells(text) for _, text in lines if isinstance(text, str) and text.strip() and not text.startswith("#"))
     rows = (cells for cells in rows if "-DOCSTART-" not in cells)
     first = next(rows, [])
@@ -91,10 +91,10 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 
 
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
-    """Return whether a line that begins with `#` is a comment: it has other columns than words have, or no tag.
+    """Return whether a line that begins with `#` is a comment: it has another number of columns than words, or no tag.
 
     Args:
-        cells: The cells of the line, which stands before the first word of a sentence.
+        cells: The cells of the line, which precedes the first word of a sentence.
         columns: Number of columns of the file.
         tags: The last cells of all lines that do not begin with `#`.
     """

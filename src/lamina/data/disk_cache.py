@@ -46,7 +46,7 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 def cache_folder(asked: str | Path | None = None) -> Path:
     """Return the cache folder: `asked` if it is not None, else $LAMINA_CACHE, else "lamina" in the user's cache folder.
 
-    The user's cache folder is $XDG_CACHE_HOME or else ~/.cache. The folder need not exist.
+    The user's cache folder is $XDG_CACHE_HOME or else ~/.cache. The returned folder need not exist.
     """
     default = os.environ.get("LAMINA_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "lamina")
     return Path(default if asked is None else asked).expanduser()
@@ -94,12 +94,12 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
 
     Args:
         path: The folder of the entry.
-        expected: What the states must depend on, for an entry that will be used. Checksums of all files are then
-            compared too, for which each file is read once (about 1.5 GB per second on a fast disk). None: only the
-            names and sizes of the files are checked.
+        expected: What the states must depend on, for an entry that will be used. The checksums of all files are then
+            compared too, so each file is read once (about 1.5 GB per second on a fast disk). None: only the names and
+            sizes of the files are checked.
 
     Returns:
-        The entry, whose `problem` says what is wrong if it cannot be used; None if there is no folder at `path`.
+        The entry; its `problem` says why it cannot be used. None if there is no folder at `path`.
     """
     if not path.is_dir():
         return None
@@ -115,15 +115,10 @@ def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry |
 
 
 def _read_index(path: Path) -> tuple[Facts, str | None]:
-    """Read `index.json` of an entry.
+    """Return the contents of an entry's `index.json` without its checksum, and a problem (None for a good index).
 
-    Returns:
-        Its contents without the checksum, and None. If it has another format or is damaged: its format or nothing, and
-        what is wrong.
-
-    Raises:
-        ValueError: If it is not a JSON object.
-        OSError: If it cannot be read.
+    An index of another format gives only its format, and a damaged one nothing. Raises ValueError if the file is not a
+    JSON object, and OSError if it cannot be read.
     """
     facts = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(facts, dict):
@@ -136,7 +131,7 @@ def _read_index(path: Path) -> tuple[Facts, str | None]:
 
 
 def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mapping[str, Any] | None) -> str | None:
-    """Return why an entry whose index is not damaged cannot be used; None if it can.
+    """Return why an entry with an intact index cannot be used; None if it can.
 
     Args:
         path: The folder of the entry.
@@ -167,9 +162,9 @@ def _crc32(path: Path) -> int:
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
-    """Return the unfinished entries that processes left in the cache folder when they died; delete them if `remove`.
+    """Return the unfinished entries that dead processes left in the cache folder; delete them if `remove`.
 
-    Entries that a living process is writing are left alone: their lock is not free.
+    Entries that a living process is writing are left alone: their lock is held.
     """
     leftovers = []
     for path in sorted(folder.glob(".*")) if is_dir(folder) else ():
@@ -211,7 +206,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise CacheError unless `needed_bytes` fit on the disk of the cache folder with a reserve left free.
+    """Raise CacheError unless `needed_bytes` fit on the disk of the cache folder and a reserve stays free.
 
     The reserve is 5 % of the disk, at most 1 GiB. The folder need not exist.
     """
@@ -226,7 +221,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> Iterator[Path | None]:
-    """Hold the lock for writing an entry inside the context, after waiting until no other process holds it.
+    """Hold the lock for writing an entry inside the `with` block, after waiting until no other process holds it.
 
     Unfinished entries of processes that died are removed.
 
@@ -236,8 +231,8 @@ def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> 
         expected: What the states must depend on; see `read_entry`.
 
     Yields:
-        A private folder for the files of the entry, which is removed at the end of the context unless `publish` moved
-        it. None if the entry exists by now, because another process wrote it, and can be used.
+        A private folder for the files of the entry. It is removed at the end of the block unless `publish` moved it.
+        None if another process wrote the entry meanwhile, so that it can be used.
 
     Raises:
         CacheError: If this process holds the lock already.
@@ -289,7 +284,7 @@ def publish(path: Path, facts: Mapping[str, Any]) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Raise errors of the operating system inside the context as CacheErrors that name the cache folder."""
+    """Convert errors of the operating system inside the `with` block to CacheErrors that name the cache folder."""
     hint = "Choose another folder with cache_dir or LAMINA_CACHE."
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield
@@ -307,9 +302,9 @@ def _is_entry(path: Path) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Delete an entry, after renaming it so that no process opens it meanwhile; files that are open stay readable.
+    """Delete an entry, or do nothing if it does not exist; files that a process has open stay readable.
 
-    Nothing happens if the entry does not exist.
+    The entry is renamed first, so that no process opens it while it is deleted.
     """
     gone = path.with_name(f".{path.name}.gone")
     shutil.rmtree(gone, ignore_errors=True)

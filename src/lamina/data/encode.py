@@ -74,7 +74,7 @@ def _positions(model: PreTrainedModel) -> int:
 def _padding_rows(module: nn.Module) -> int:
     """Return how many rows of a position table do not stand for a position.
 
-    These are the rows up to the padding row (RoBERTa), and as many as the table's offset (BART).
+    These are the rows up to the padding row (RoBERTa), and a number of rows given by the table's offset (BART).
     """
     padding = getattr(module, "padding_idx", None)
     return (0 if padding is None else int(padding) + 1) + int(getattr(module, "offset", 0))
@@ -99,12 +99,12 @@ def encode(
         texts: Texts, or pairs of texts.
         processor: A tokenizer, or a processor that contains one.
         max_length: Maximum number of tokens in a window, special tokens included.
-        windows: Whether to cut a longer text into several windows. False: only its beginning is used, and it counts as
-            truncated. In a pair, the second text is cut into windows, and every window begins with the first text. If
-            the first text is longer than half a window, it is cut there and the pair counts as truncated. Offsets and
-            token ranges are those of the second text.
+        windows: Whether to cut a longer text into several windows. False: only its beginning is used, and the text
+            counts as truncated. In a pair, the second text is cut into windows, and every window begins with the first
+            text. If the first text is longer than half a window, it is cut to half a window and the pair counts as
+            truncated. Offsets and token ranges are those of the second text.
         stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`.
-        offsets: Whether to store the characters of each token. Only token tasks need them; they take much memory.
+        offsets: Whether to store the character range of each token. Only token tasks need them; they take much memory.
         add_prefix_space: Whether to put a space before the first word of each text, for tokenizers that otherwise read
             this word differently (byte-level BPE, as RoBERTa's). Offsets refer to the text without the space.
 
@@ -154,8 +154,8 @@ def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bo
     """Return the options with which a tokenizer cuts texts into windows.
 
     Args:
-        room: Number of tokens in a window besides special tokens. In a pair, at least half of them are the second
-            text's.
+        room: Number of tokens in a window besides special tokens. In a pair, at least half of them belong to the second
+            text.
         stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, or less if a window
             is too small.
         max_length: Number of tokens in a window.
@@ -174,7 +174,7 @@ def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bo
 
 
 def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: int) -> tuple[list[Text], int]:
-    """Return pairs of texts whose first texts have at most `max_tokens` tokens, and the number that had to be cut."""
+    """Return the pairs with their first texts cut to `max_tokens` tokens, and how many first texts were cut."""
     options = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
     spans = _call(tokenizer, [str(first) for first, _ in pairs], options).get("offset_mapping", ())
     long = [row for row, tokens in enumerate(spans) if len(tokens) > max_tokens]
@@ -206,7 +206,7 @@ def _spaced(text: Text) -> Text:
 
 
 def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Sequence[Text], *, side: int) -> None:
-    """Change a tokenizer's offsets in place from texts with a space in front to the texts without it.
+    """Shift a tokenizer's offsets, in place, from texts with a space in front to the texts without the space.
 
     Args:
         output: What the tokenizer returned for `spaced`; its "offset_mapping" is changed, if there is one.
@@ -234,7 +234,7 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
         add_prefix_space: Whether to put a space before the first word of each text; see `encode`.
 
     Returns:
-        The blocks, each of which counts as a text with one window, without offsets. No text counts as truncated.
+        The blocks, without offsets. Each block counts as a text with one window, and no text counts as truncated.
     """
     tokenizer = tokenizer_of(processor)
     if add_prefix_space and _needs_prefix_space(tokenizer):
@@ -244,7 +244,7 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
-    """Yield tables of blocks (see `window_table`) as texts are tokenised; a single empty table if there is no token."""
+    """Yield tables of blocks (see `window_table`) as texts are tokenised; without any token, a single empty table."""
     joined: dict[str, list[int]] = {}
     count = 0
     for part in itertools.chain(chunks(texts), [None]):
@@ -266,10 +266,10 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
 
 @contextmanager
 def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
-    """Restore a tokenizer's settings of truncation and padding at the end of the context.
+    """Restore a tokenizer's settings of truncation and padding at the end of the `with` block.
 
     Calls of the tokenizer change these settings, and `save_pretrained` would save them. With `windows`, texts are cut
-    on the right inside the context, because the windows must be in the order of the text.
+    on the right inside the block, because the windows must be in the order of the text.
     """
     side = tokenizer.truncation_side
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -303,7 +303,7 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
     """Return how many texts, or pairs of texts, have more than `max_length` tokens.
 
-    Texts that fill a window are tokenised again, because the truncated tokens do not tell.
+    Texts that fill a window are tokenised again, because truncated token ids do not show whether tokens are missing.
 
     Args:
         tokenizer: The tokenizer.
@@ -316,7 +316,7 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
 
 
 class _Window(NamedTuple):
-    """A window, as far as the following window of the same text depends on it."""
+    """The facts about a window that the following window of the same text depends on."""
 
     text: int  # index of the text
     number: int  # index of the window within its text
@@ -358,7 +358,9 @@ def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, share
 
 
 def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:
-    """Return which tokens of a window belong to the text, or to the second text of a pair, as if it were the first.
+    """Return the range of a window's tokens that belong to the text, or to the second text of a pair.
+
+    The `number` of the range is 0, as for the first window of a text.
 
     Args:
         output: What a call of a tokenizer returned.

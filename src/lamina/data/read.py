@@ -2,7 +2,7 @@
 
 TSV is read as the GLUE files are written: a quote is an ordinary character and a line is a row. CSV follows RFC 4180.
 Lines end at line feeds only, because texts contain other line separators. Inside this module, a row that cannot be read
-is not raised but passed on as a DataError, in place of the row, so that the caller can skip it.
+becomes a DataError in place of the row, which is not raised, so that the caller can skip the row.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def read_records(path: Path, file_format: str, header: Sequence[str] | None = No
 def read_lines(path: Path) -> Lines:
     """Yield the lines of a UTF-8 file, line ends included, with their numbers, counted from 1.
 
-    A line that is not UTF-8 or too long is a DataError. A byte order mark at the beginning is removed.
+    A line that is too long or not UTF-8 is replaced by a DataError. A byte order mark at the beginning is removed.
 
     Raises:
         DataError: If the file cannot be opened or read.
@@ -100,7 +100,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def _limited(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file as bytes, cut after `MAX_BYTES` + 1 bytes, which shows that a line is too long."""
+    """Yield the lines of a file as bytes; a line that is too long is cut after `MAX_BYTES` + 1 bytes."""
     while data := file.readline(MAX_BYTES + 1):
         yield data
         while len(data) > MAX_BYTES and not data.endswith(b"\n"):
@@ -108,9 +108,9 @@ def _limited(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[tuple[int, T | DataError]]:
-    """Yield the number of each line and the result of `parse` for its number and text, without the line end.
+    """Yield each line's number, and what `parse(number, text)` returns for the line; the text has no line end.
 
-    Lines for which the result is None are skipped. A line that is an error is passed on.
+    A line is skipped if `parse` returns None. A line that is a DataError is yielded as it is.
     """
     for number, line in lines:
         row = line if isinstance(line, DataError) else parse(number, line.removesuffix("\n").removesuffix("\r"))
@@ -119,16 +119,16 @@ def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[t
 
 
 def _csv(path: Path, lines: Lines) -> CellRows:
-    """Yield the rows of a CSV file; a row that is not valid is a DataError, and reading goes on with the next line.
+    """Yield the rows of a CSV file. An invalid row is replaced by a DataError, and reading goes on with the next line.
 
     A row may have several lines, because a quoted cell may contain line ends. If a quote is not closed, or a quoted
-    cell is not valid, only the first line is the wrong row: the lines after it are read again as rows of their own.
+    cell is not valid, only the first line is the invalid row: the lines after it are read again as rows of their own.
     """
     again: deque[tuple[int, str | DataError]] = deque()  # lines to be read again
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
 
     def feed() -> Iterator[str]:
-        """Yield lines to the csv module and note them; raise a line that is an error."""
+        """Yield lines to the csv module and record them; raise a line that is a DataError."""
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
             used.append(item)
@@ -161,10 +161,8 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
     Args:
         path: The file.
         used: The lines that were read as this row.
-        error: What was raised: an error of the csv module, or the error of a line that cannot be read.
-
-    Raises:
-        DataError: If no line could be read, because the file itself cannot be read.
+        error: What was raised: an error of the csv module, or the DataError of a line. It is raised again if `used` is
+            empty, because then the file itself cannot be read.
     """
     if not used:
         raise error
@@ -175,17 +173,17 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
 
 
 def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Records:
-    """Yield rows of cells as records; a row with another number of cells than columns is a DataError.
+    """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
     Blank rows at the end of the file are left out.
 
     Args:
         path: The file, for errors.
         rows: The rows.
-        header: Names of the columns. None: they are the cells of the first row.
+        header: Names of the columns. None: the names are the cells of the first row.
 
     Raises:
-        DataError: If the header cannot be read or has a name twice.
+        DataError: If the header cannot be read, or two columns have the same name.
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -220,8 +218,8 @@ def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Record
 
     Args:
         path: The file.
-        columns: Names of the columns to read. For "outer.inner" the whole column "outer", which holds objects, is read,
-            unless there is a column of this very name. None: all columns.
+        columns: Names of the columns to read. For "outer.inner" the whole column "outer", whose cells are objects, is
+            read, unless a column is named "outer.inner" itself. None: all columns.
         rows: Number of rows to read at a time.
 
     Raises:
@@ -260,7 +258,7 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
 
 @contextmanager
 def parquet_errors(path: Path) -> Iterator[None]:
-    """Raise errors of reading a Parquet file inside the context as DataErrors that name the file."""
+    """Convert errors of reading a Parquet file inside the `with` block to DataErrors that name the file."""
     problem = f"read: {path} is not a Parquet file"
     with convert_errors(lambda reason: DataError(f"{problem} ({reason}); it may be cut off.", path=str(path))):
         yield
@@ -278,7 +276,7 @@ def missing_value(path: object, row: int, column: str) -> DataError:
 
 
 def _bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:
-    """Return the error for a row of a file; `reason`, which follows "row 3 " in the message, says what is wrong."""
+    """Return the error for a row of a file; `reason` continues the message after "row 3 " and says what is wrong."""
     return DataError(f"read: {path} row {row} {reason}.", path=str(path), row=row, column=column)
 
 
@@ -297,7 +295,7 @@ class Table:
 
     Attributes:
         path: Where the columns came from, for error messages.
-        columns: Name of each column -> its cells. A cell that the file leaves out is None.
+        columns: Name of each column -> its cells. A cell that is missing in the file is None.
         rows: The line of each row in the file, counted from 1 with the header; for Parquet, the number of the row.
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
@@ -353,7 +351,7 @@ class Table:
         return cells
 
     def select_rows(self, rows: Sequence[int]) -> Table:
-        """Return a table of the rows with these indices (from 0, not lines of the file), in this order."""
+        """Return a table of the rows with these indices (from 0, not lines of the file), in the given order."""
         columns = {
             name: cells.select(rows) if isinstance(cells, Column) else [cells[row] for row in rows]
             for name, cells in self.columns.items()
@@ -362,16 +360,16 @@ class Table:
 
 
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
-    """Read a whole file, whose ending tells its format: .tsv, .csv, .jsonl, .parquet, .conll and the like.
+    """Read a whole file, whose extension tells its format: .tsv, .csv, .jsonl, .parquet, .conll and the like.
 
     Args:
         path: The file.
         header: Names of the columns of a TSV or CSV file. None: they are in its first line.
-        other: Format of a file with an ending that tells nothing, such as `eng.train` or `.txt`: "conll", or "lines"
-            for plain text, whose lines become one column "text". None: such a file is refused.
+        other: Format of a file with an unknown extension, such as `eng.train` or `.txt`: "conll", or "lines" for plain
+            text, whose lines become one column "text". None: such a file is an error.
 
     Raises:
-        DataError: If the file is missing, is empty, has an unknown ending, or has a row that cannot be read.
+        DataError: If the file is missing, is empty, has an unknown extension, or has a row that cannot be read.
     """
     path = existing(path)
     return _read_whole(path, _format_of(path, other), header)
@@ -380,20 +378,20 @@ def read_table(path: str | Path, *, header: Columns = None, other: str | None = 
 def read_chunks(
     path: str | Path, *, columns: Columns = None, rows: int = 1000, start: int = 0, on_bad_row: OnBadRow = None
 ) -> Iterator[Table]:
-    """Read a file in chunks, in memory that does not grow with the file.
+    """Read a file in chunks; memory does not grow with the file.
 
     Args:
-        path: The file, whose ending tells its format. Each line of a .txt file is a row with the column "text".
-        columns: Names of the columns to read, in each of which every row must have a value; see `Table.cells` for
-            names like "outer.inner". None: all columns.
+        path: The file, whose extension tells its format. Each line of a .txt file is a row with the column "text".
+        columns: Names of the columns to read, in each of which every row must have a value; see `Table.cells` for names
+            like "outer.inner". None: all columns.
         rows: Number of rows in a chunk; the last may have fewer.
-        start: Number of valid rows at the beginning of the file to skip, with all bad rows among them.
+        start: Number of valid rows to skip at the beginning of the file, together with the bad rows among them.
         on_bad_row: Called with the error of each row that cannot be read. None: the error is raised, after a chunk with
             the rows before it.
 
     Raises:
         ConfigError: If `rows` is below 1.
-        DataError: If the file is missing, is empty, has an unknown ending or lacks a column, or a row cannot be read
+        DataError: If the file is missing, is empty, has an unknown extension or lacks a column, or a row cannot be read
             and `on_bad_row` is None.
     """
     check_range("read", "rows", rows, 1, float("inf"))
@@ -416,7 +414,7 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
     lines = array("q")
 
     def parts() -> Iterator[pa.Table]:
-        """Yield the file in parts, in Arrow, which is possible because every cell is a text."""
+        """Yield the file in parts, as Arrow tables; every cell is a text."""
         for part in _tables(path, file_format, records, CHUNK):
             lines.extend(part.rows)
             yield pa.table(dict(part.columns))
@@ -445,7 +443,7 @@ def _tables(
     start: int = 0,
     on_bad_row: OnBadRow = None,
 ) -> Iterator[Table]:
-    """Yield tables of `rows` records, the last of which may have fewer; the other arguments are as for `read_chunks`.
+    """Yield tables of `rows` records; the last may have fewer. The other arguments are as for `read_chunks`.
 
     Raises:
         DataError: If a record is an error and `on_bad_row` is None; the records before it are yielded first.
@@ -529,11 +527,7 @@ def existing(path: str | Path) -> Path:
 
 
 def _format_of(path: Path, other: str | None) -> str:
-    """Return the format of a file by its ending, or `other` if the ending is unknown.
-
-    Raises:
-        DataError: If the ending is unknown and `other` is None.
-    """
+    """Return the format of a file by its extension; if that is unknown, return `other`, or raise DataError for None."""
     if file_format := _ENDINGS.get(path.suffix.lower(), other):
         return file_format
     known = ", ".join(_ENDINGS)
@@ -572,7 +566,8 @@ def _cell(path: Path, record: Record, name: str, file_format: str) -> Any:
     """Return the cell of a record in a column, whose name may be "outer.inner"; None if the cell is missing.
 
     Raises:
-        DataError: If the file cannot have such a column. In JSON Lines each row may have other columns.
+        DataError: If the file has no such column. In JSON Lines rows may have different columns, so the cell is
+            missing.
     """
     outer, dot, inner = name.partition(".")
     if name in record:

@@ -1,8 +1,8 @@
 """The hidden-state cache: whether it can be used, how it is filled, and how states are read from it.
 
 An entry has one file per stack: an array `[tokens, layers, width]` with the tokens of all rows, padding excluded, the
-longest row first. All layers of a row lie together, so that they come with one read. The position of a row in the file
-follows from the lengths of the rows.
+longest row first. All layers of a row are next to each other, so that one read returns them. The position of a row in
+the file follows from the lengths of the rows.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ _UNRELATED_SETTINGS = {"_name_or_path", "transformers_version", "architectures",
 
 
 class CacheableInputs(Protocol):
-    """Encoded examples whose hidden states can be cached, a part of `lamina.tasks.base.Inputs`."""
+    """Encoded examples whose hidden states can be cached: what the cache needs of `lamina.tasks.base.Inputs`."""
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens (or audio samples) of each row, by which rows are put into batches; 1 where rows have no length."""
+        """Tokens (or audio samples) of each row, by which rows are put into batches; 1 for images."""
         ...
 
     @property
     def uncacheable(self) -> str | None:
-        """The reason why a model's states for these rows cannot be cached, as text; None if they can."""
+        """Why a model's states for these rows cannot be cached, in words; None if they can be."""
         ...
 
     @property
@@ -101,7 +101,7 @@ def open_states(
     settings: CacheSettings,
     fingerprints: Mapping[str, str] | None = None,
 ) -> CachedStates | None:
-    """Return the cached hidden states of encoded examples, after computing and writing them if they are not cached yet.
+    """Return the cached hidden states of encoded examples; compute and write them if they are not cached yet.
 
     In a run of several processes, one process writes the states, and either all processes use the cache or none does.
 
@@ -114,8 +114,8 @@ def open_states(
             None: all fingerprints are computed.
 
     Returns:
-        The states; None if the model must run for every batch, because the mode is "off", or because the cache cannot
-        be used in mode "auto". The reason is logged then.
+        The states. None if the model must run for every batch, because the mode is "off", or because the cache cannot
+        be used in mode "auto"; the reason is then logged.
 
     Raises:
         CacheError: In mode "on", if the states cannot be cached or written.
@@ -160,7 +160,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return, for each stack that the readers called `names` read, all layers that they need, in ascending order."""
+    """Return name of a stack -> the layers that the readers `names` need from it, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
@@ -258,7 +258,7 @@ class CachedStates:
     Args:
         folder: The folder of the entry.
         layout: The layout of its files.
-        dtype: Type in which the model computed the states, and in which they are returned.
+        dtype: Dtype in which the model computed the states, and in which they are returned.
         device: Device on which the states are returned.
     """
 
@@ -271,7 +271,7 @@ class CachedStates:
         self._buffer = np.empty(0, layout.dtype)  # reused, because to allocate memory takes longer than to fill it
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Return the states of rows with these indices: stack -> layer -> `[batch, tokens, width]`.
+        """Return the states of the rows with these indices: stack -> layer -> `[batch, tokens, width]`.
 
         Rows are padded with zeros on the right to the length of the longest.
         """
@@ -297,8 +297,8 @@ class CachedStates:
 class _Entry:
     """The cache entry of encoded examples, which may not be on disk yet.
 
-    The arguments are those of `open_states`. The attribute `facts` is everything that the states depend on; a hash of
-    it is the key of the entry. `path` is the folder of the entry.
+    The arguments are those of `open_states`. `facts` is everything that the states depend on; its hash is the key of
+    the entry. `path` is the folder of the entry.
     """
 
     def __init__(
@@ -330,10 +330,9 @@ class _Entry:
         self.path = cache_folder(settings.folder) / _hash(self.facts)[:32]
 
     def open(self) -> CachedStates | None:
-        """Return the states that are on disk; None if there are none.
+        """Return the states that are on disk; None if there are none that can be used.
 
-        If there are states that cannot be used, or another version of Lamina wrote entries into the folder, a warning
-        is logged.
+        A warning is logged if the states cannot be used, or if another version of Lamina wrote entries into the folder.
         """
         entry = read_entry(self.path, self.facts)
         if entry is None:
@@ -351,7 +350,7 @@ class _Entry:
     def fill(self) -> str | None:
         """Run the model over all rows, and write their states to the disk.
 
-        If another process is writing the entry, wait for it; nothing is computed if it succeeds.
+        If another process is writing the entry, wait for it; if it succeeds, nothing is computed here.
 
         Returns:
             None; in mode "auto", the reason why nothing was written, as part of a sentence.
@@ -372,12 +371,10 @@ class _Entry:
         return None
 
     def _write(self, folder: Path) -> torch.dtype | None:
-        """Run the model over all rows, and write the states to files in a folder.
+        """Run the model over all rows, write the states to files in a folder, and return their dtype.
 
-        In mode "auto", the time to read the first batches is compared with the time to compute them.
-
-        Returns:
-            Type of the states that the model computed; None if reading is not faster, and writing was given up.
+        In mode "auto", the time to read the first batches is compared with the time to compute them. If reading is not
+        faster, writing is stopped and None returned.
         """
         order, size = self.layout.order, self.settings.batch_size
         batches = [order[at : at + size] for at in range(0, len(order), size)]
@@ -406,7 +403,7 @@ class _Entry:
         return dtype
 
     def _compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Run the model over rows; return their states, stack -> layer -> `[batch, tokens, width]`, when it is done."""
+        """Run the model over rows and wait for the device; return stack -> layer -> states `[batch, tokens, width]`."""
         device, precision = self.bank.device, self.settings.precision
         batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
         with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
@@ -428,7 +425,7 @@ def _drop_page_cache(folder: Path) -> None:
 
 
 def _log_unused(reason: str) -> None:
-    """Log that the cache is not used, for a reason that is a part of a sentence."""
+    """Log that the cache is not used; `reason` is a part of a sentence."""
     logger.info("cache: not used, the model is run for every batch: %s", reason)
 
 

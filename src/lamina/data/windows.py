@@ -95,7 +95,7 @@ class Encoded:
 
     @cached_property
     def offsets(self) -> Column:
-        """For each window, the characters (start, end) of each token in the text; (0, 0) for special tokens.
+        """For each window, the character range (start, end) of each token in the text; (0, 0) for special tokens.
 
         The list of a window is empty if the texts were tokenised without offsets.
         """
@@ -123,11 +123,12 @@ class Encoded:
 
 
 def read_flags(encoded: Encoded) -> list[list[bool]]:
-    """Return, for each window and token, whether the answer for the token is read from this window.
+    """Return, for each window and token, whether the prediction for the token is read from this window.
 
-    Neighbouring windows share tokens. Each token of a text is read in exactly one window: the one in which the smaller
-    of the numbers of tokens to its left and right is largest. The start and the end of the text count as unlimited
-    context. Special tokens, and the tokens of the first texts of pairs, are read in no window.
+    Neighbouring windows share tokens. The prediction for a shared token is read from the window in which the token has
+    the most context: where the smaller of the numbers of tokens to its left and right is largest. The start and the end
+    of the text count as unlimited context. Special tokens, and the tokens of the first texts of pairs, are read from no
+    window.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -168,17 +169,17 @@ class WordToken(NamedTuple):
 
 
 def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
-    """Yield the tokens of all words, window by window; a token that windows share comes once (see `read_flags`).
+    """Yield the tokens of all words, window by window; a token that windows share is yielded once (see `read_flags`).
 
     A token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
     the tokenizer drops it or joins it to the word before.
 
     Args:
         encoded: The texts, tokenised with offsets.
-        words: The characters (start, end) of each word of each text, from left to right.
+        words: The character range (start, end) of each word of each text, from left to right.
 
     Raises:
-        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
+        ConfigError: If `words` has not one entry per text, or there are no offsets.
     """
     if encoded.texts != len(words):
         raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
@@ -227,13 +228,13 @@ def word_labels(
 
     Args:
         encoded: The texts, tokenised with offsets.
-        words: The characters (start, end) of each word of each text, from left to right.
+        words: The character range (start, end) of each word of each text, from left to right.
         labels: The label of each word of each text, for the word's first token.
-        continued: `continued[label]` is the label of the other tokens of a word with this label. None: the other tokens
-            have the label `IGNORED`.
+        continued: `continued[label]` is the label of the further tokens of a word with the label `label`. None: the
+            further tokens have the label `IGNORED`.
 
     Raises:
-        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
+        ConfigError: If `words` has not one entry per text, or there are no offsets.
     """
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))
     by_word = [label for _, label in chain.from_iterable(pairs)]
