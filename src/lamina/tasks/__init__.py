@@ -1,4 +1,4 @@
-"""Tasks: labelled examples, the kind of question about them, and the metrics that score the answers."""
+"""Tasks: labelled examples, the kinds of questions about them, and the metrics that score the answers."""
 
 from __future__ import annotations
 

@@ -61,13 +61,13 @@ class LazyAudio(LazyFile):
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a clip with the samples of an array or list; None if `entry` is none of these.
+        """Return a clip with the samples of an array or list; None if `entry` is neither.
 
         Floats are samples between -1 and 1; integers of 8 bits (unsigned), 16 or 32 bits are divided by their full
         scale. With several channels, the longer axis is time.
 
         Args:
-            name: What messages call the clip.
+            name: How messages call the clip.
             entry: The samples, at the rate of the feature extractor; or a mapping with "array" and "sampling_rate".
 
         Raises:
@@ -83,14 +83,14 @@ class LazyAudio(LazyFile):
         return cls(name, data=_mono(name, values).tobytes(), rate=_rate_of(name, entry) if has_rate else 0)
 
     def length(self, rate: int) -> int:
-        """Return the number of samples at a rate, by the file's header; raise DataError if there are none."""
+        """Return the number of samples at `rate`, from the file's header; raise DataError if there are none."""
         own_rate, frames = self._header(rate)
         if frames < 1:
             raise self.bad(self.name, "has no samples; a clip has at least one.")
         return -(-frames * rate // own_rate)
 
     def decoded_size(self) -> int:
-        """Return the number of samples of all channels, by the file's header, without decoding it."""
+        """Return the number of samples of all channels, from the file's header, without decoding the file."""
         if self.rate is not None:
             return len(self.data or b"") // 4
         info = self._info()
@@ -123,7 +123,7 @@ class LazyAudio(LazyFile):
         return values[:samples].astype(np.float32, copy=False)
 
     def _header(self, rate: int) -> tuple[int, int]:
-        """Return the clip's samples per second and its samples per channel; `rate` is that of samples without one."""
+        """Return samples per second and samples per channel; `rate` is the rate of a clip that has none of its own."""
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
         info = self._info()
@@ -141,7 +141,7 @@ class LazyAudio(LazyFile):
         return info
 
     def _decode(self, frames: int) -> Samples:
-        """Return the first samples of the file, `[samples]` or `[samples, channels]`; DataError if that fails."""
+        """Return the first samples of the file, `[samples]` or `[samples, channels]`; raise DataError on failure."""
         source, soundfile = self.source(), _soundfile()
         try:
             return soundfile.read(source, frames=frames, dtype="float32")[0]
@@ -195,8 +195,7 @@ def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
 def _mono(name: str, values: npt.NDArray[Any]) -> Samples:
     """Return the mean of the channels of `[samples]`, `[samples, channels]` or `[channels, samples]`, as float32.
 
-    Raises:
-        DataError: If the values are neither floats nor integers of 8 (unsigned), 16 or 32 bits; it names the clip.
+    Raises DataError, which names the clip, unless values are floats or integers of 8 (unsigned), 16 or 32 bits.
     """
     if values.ndim == 2:
         values = values if values.shape[0] >= values.shape[1] else values.T
@@ -222,7 +221,7 @@ def _checked_rate(name: str, rate: object) -> int:
 
 
 def feature_extractor(processor: object) -> Any:
-    """Return the feature extractor of a processor, or the feature extractor itself; raise ConfigError without one."""
+    """Return the feature extractor that a processor is or contains; raise ConfigError if there is none."""
     from transformers import SequenceFeatureExtractor
 
     extractor = getattr(processor, "feature_extractor", processor)
@@ -237,7 +236,7 @@ def sample_limit(processor: object, asked: int | None) -> int:
     """Return how many samples of a clip are read.
 
     Args:
-        processor: The feature extractor, or a processor that has one.
+        processor: The feature extractor, or a processor that contains one.
         asked: The user's limit. None: 30 seconds, or fewer if the feature extractor reads fewer.
 
     Raises:
@@ -252,7 +251,7 @@ def sample_limit(processor: object, asked: int | None) -> int:
 
 
 def _window(extractor: Any) -> int | None:
-    """Return how many samples a feature extractor reads if all its outputs have one size; None if there is no limit."""
+    """Return the number of samples that a feature extractor with outputs of one size reads; None if it has no limit."""
     samples = next((getattr(extractor, name, None) for name in ("n_samples", "nb_max_samples")), None)
     frames = getattr(extractor, "max_length", None)
     if isinstance(frames, int):  # AST counts frames of 10 ms
@@ -265,13 +264,14 @@ class AudioInputs:
     """Audio clips as the outputs of a feature extractor; an `Inputs`.
 
     The output for a clip does not depend on its batch. There are three types of feature extractors. Some pad all clips
-    to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. Models without a
-    mask (wav2vec2 and HuBERT with group norm, whose extractors have `return_attention_mask=False`) would let padding
-    change every frame. For these, clips are padded with silence to whole seconds, and a batch has clips of one length.
+    to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type
+    (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) has models without a mask, in which padding
+    would change every frame. For these, clips are padded with silence to whole seconds, and a batch has clips of one
+    length.
 
     Args:
         split: The clips.
-        processor: The feature extractor, or a processor that has one.
+        processor: The feature extractor, or a processor that contains one.
         limit: Maximum samples of a clip.
 
     Attributes:
@@ -314,15 +314,14 @@ class AudioInputs:
         return tuple(next(iter(outputs.values())).shape)
 
     def _lengths(self) -> tuple[list[int], int]:
-        """Return how many samples are read of each clip, and how many clips have more."""
+        """Return how many samples are read of each clip, and how many clips are longer than that."""
         lengths = [clip.length(self.rate) for clip in self._split.texts]
         return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
 
     def _with_silence(self, samples: int) -> int:
-        """Return the length to which a clip of this many samples is padded with silence.
+        """Return the length to which a clip of this many samples is padded with silence: at least a tenth of a second.
 
-        That is at least a tenth of a second. If batches need clips of equal length, it is a whole number of seconds,
-        or the maximum length.
+        If batches need clips of equal length, the result is a whole number of seconds, or the maximum length.
         """
         if self.equal_lengths:
             return max(samples, min(self._limit, -(-samples // self.rate) * self.rate), self._shortest)
@@ -334,7 +333,7 @@ class AudioInputs:
         return round(_SHORTEST_S * self.rate)
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the clips with these numbers as `input_values` `[batch, samples]` or `input_features`, with any mask.
+        """Return the clips with these indices and their mask: `input_values` `[batch, samples]` or `input_features`.
 
         Raises:
             DataError: If a clip cannot be decoded, or the feature extractor fails.
@@ -350,10 +349,7 @@ class AudioInputs:
         return self._extract(sounds, padding)
 
     def _extract(self, sounds: Sequence[Samples], padding: Mapping[str, object]) -> dict[str, Tensor]:
-        """Return the feature extractor's outputs that the model reads, its main input first.
-
-        `padding` are further options of the extractor.
-        """
+        """Return the feature extractor's outputs that the model reads, main input first; `padding`: more options."""
         options = {"sampling_rate": self.rate, "return_tensors": "pt", **self._options, **padding}
         try:
             outputs = self._extractor(list(sounds), **options)
@@ -379,7 +375,7 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     file = LazyAudio
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
-        """Return the clips of a split, of which `options.max_length` samples are read; see `AudioInputs` for errors."""
+        """Return the clips of a split, cut to `options.max_length` samples, as inputs; see `AudioInputs` for errors."""
         return AudioInputs(split, processor, limit=options.max_length)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:

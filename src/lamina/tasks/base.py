@@ -1,4 +1,4 @@
-"""The types that tasks and kinds share: options, outlines of tasks, and the contracts of inputs, labels and results."""
+"""Types that tasks and kinds share: options, outlines of tasks, and the interfaces of inputs, labels and results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AnswerT = TypeVar("AnswerT")  # the predictions that it returns, one per example
 
 @runtime_checkable
 class KindedTask(TaskLike, Protocol):
-    """The facts about a task with its `Kind` object, which reads, encodes and answers for the task."""
+    """A task's facts (`TaskLike`) and its `Kind` object, which reads, encodes and predicts for the task."""
 
     @property
     def kind(self) -> Kind:
@@ -48,7 +48,7 @@ class KindedTask(TaskLike, Protocol):
 
 @runtime_checkable
 class LabelledTask(KindedTask, Protocol):
-    """The facts about a task from which its kind makes the labels of a batch; a `Task` has them."""
+    """The facts about a task that its kind needs to make labels; a `Task` has them."""
 
     @property
     def label_all_tokens(self) -> bool:
@@ -63,7 +63,7 @@ class TaskOutline:
     A predictor has one per reader, and a recipe's estimate has one per task.
 
     Attributes:
-        kind: The kind of task. A name may be passed, which is looked up.
+        kind: The kind of task. If its name is passed, the kind is looked up.
         problem_type: One of the kind's problem types, such as "classification".
         labels: Class names in the order of their ids.
         rows: Number of examples by split, for estimates; "train" counts those of one repeat.
@@ -84,7 +84,7 @@ class TaskOutline:
 
     @classmethod
     def of_head(cls, head: HeadConfig) -> TaskOutline:
-        """Return the outline of the task that a reader with this head answers; the head has its kind's name."""
+        """Return the outline of the task that a reader with this head was trained for; `head.kind` names the kind."""
         return cls(kind_of(str(head.kind)), head.problem_type, tuple(head.labels))
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class TaskOutline:
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Which columns of a table to read, and how; a task's arguments, before and after its kind has filled in defaults.
+    """Which columns of a table to read, and how: a task's arguments, before and after its kind has filled in defaults.
 
     Attributes:
         kind: The kind of task.
@@ -182,10 +182,10 @@ class Inputs(CacheableInputs, Protocol):
     """
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return a model's arguments for the rows with these numbers: name -> tensor `[batch, ...]`.
+        """Return the model's arguments for the rows with these indices: name -> tensor `[batch, ...]`.
 
-        Masking and augmentation depend on `epoch`. "labels" is among the arguments only where the inputs themselves
-        make the labels: masked tokens, next tokens and target texts.
+        Masking and augmentation depend on `epoch`. "labels" is among the arguments only if the labels come from the
+        inputs themselves: masked tokens, next tokens and target texts.
         """
         ...
 
@@ -195,15 +195,15 @@ class Targets(Protocol):
     """The labels of one task for the rows of its inputs, as `Kind.targets` returns them."""
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of these rows `[batch, ...]`; -100, NaN or -1 stands where a row has no label."""
+        """Return the labels of these rows `[batch, ...]`. A row without a label has -100, NaN or -1."""
         ...
 
 
 class WrongAnswer(TypedDict):
-    """An example that was answered wrongly.
+    """An example with a wrong prediction.
 
     Attributes:
-        row: Number of the example in its split.
+        row: Index of the example in its split.
         text: The example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up.
         true: The correct answer.
         predicted: The predicted answer.
@@ -224,8 +224,8 @@ class ClassRow(TypedDict):
 
     Attributes:
         label: Name of the class, or "micro avg", "macro avg" or "weighted avg".
-        precision: Share of the predictions of this class that are correct.
-        recall: Share of the examples of this class that were predicted.
+        precision: Fraction of the predictions of this class that are correct.
+        recall: Fraction of the examples of this class that were predicted as this class.
         f1: Harmonic mean of precision and recall.
         count: Number of examples of this class.
         guessed: Number of predictions of this class.
@@ -243,14 +243,15 @@ class ClassRow(TypedDict):
 class Results(Protocol[OutputsT, AnswerT]):
     """Collects outputs batch by batch; returns scores, tables and predictions once all batches were added.
 
-    A class that inherits from this one has only to define `add` and what its kind of task has; the rest is empty.
+    A subclass must define `add`, and those of the other methods that its kind of task needs; the defaults return
+    nothing.
     """
 
     def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:
-        """Add the outputs for the rows with these numbers, and the labels if the inputs made them."""
+        """Add the outputs for the rows with these indices; `labels` are given if they come from the inputs."""
 
     def first_not_finite(self) -> int | None:
-        """Return the number of the first example (or row) whose outputs are NaN or infinite; None if all are finite."""
+        """Return the index of the first example (or row) whose outputs are NaN or infinite; None if all are finite."""
         return None
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
@@ -258,7 +259,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return {}
 
     def per_class(self) -> list[ClassRow]:
-        """Return the rows of a table of scores per class, as `metrics.class_table` does; [] where there are none."""
+        """Return the rows of a table of scores per class, as `metrics.class_table` does; [] without classes."""
         return []
 
     def errors(self, count: int) -> list[WrongAnswer]:
@@ -270,7 +271,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         return []
 
     def raw_predictions(self) -> list[Any]:
-        """Return the predictions with logits in place of probabilities, where the kind of task has logits."""
+        """Return the predictions with logits in place of probabilities, if the kind of task has logits."""
         return self.predictions()
 
     def guesses(self) -> list[Label]:
@@ -286,7 +287,7 @@ def as_examples(examples: object) -> list[Any]:
             An array of numbers with several axes is a list of images or clips.
 
     Raises:
-        ConfigError: If it is a single text or path, a mapping, a set or a table.
+        ConfigError: If `examples` is a single text or path, a mapping, a set or a table.
     """
     is_numeric = getattr(getattr(examples, "dtype", None), "kind", "f") in "biuf"
     has_media = is_numeric and getattr(examples, "ndim", 1) > 1

@@ -56,13 +56,14 @@ class CausalInputs(CacheableWindows):
     """Blocks or rows of text, whose labels are the next tokens; an `Inputs`.
 
     Attributes:
-        replies: 1 at the tokens of replies, which alone are learnt, and 0 at others. None: all tokens are learnt.
+        replies: 1 at the tokens of replies, the only ones that are learnt, and 0 at others. None: all tokens are
+            learnt.
     """
 
     replies: WordTargets | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows with these numbers; "labels" has the next token at each token, -100 if it is not learnt."""
+        """Return the rows with these indices; "labels" has the next token at each token, -100 if it is not learnt."""
         batch = self.encoded.batch(rows, self.padding)
         ids, lengths = batch["input_ids"], torch.from_numpy(self.encoded.lengths[list(rows)]).unsqueeze(1)
         is_learnt = torch.arange(ids.shape[1]).expand_as(ids) < lengths
@@ -72,7 +73,7 @@ class CausalInputs(CacheableWindows):
 
 
 def shifted(labels: Int[Tensor, "batch tokens"], by: int) -> Int[Tensor, "batch tokens"]:
-    """Return labels that are moved one token on (`by` is 1) or back (-1); the token without a label gets -100."""
+    """Return labels moved by one token, to the right (`by` is 1) or left (-1); the token without a label gets -100."""
     moved = labels.roll(by, dims=1)
     moved[:, 0 if by > 0 else -1] = IGNORED
     return moved
@@ -93,13 +94,14 @@ class CausalLMKind(LanguageModelingKind):
     judges_second = True
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return texts, or pairs of prompt and reply, or chats, as the columns say.
+        """Return texts, or pairs of prompt and reply, or chats, depending on the columns.
 
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
-        "messages". A row whose reply is missing or blank is a row without a label.
+        "messages". A row whose reply is missing or blank counts as a row without a label.
 
         Raises:
-            DataError: If a column is missing, a cell has another form, or a reply is missing and not to be dropped.
+            DataError: If a column is missing, a cell has another form, or a reply is missing and such rows are not
+                dropped.
             ConfigError: If the user passed labels.
         """
         if any("messages" in table.columns for table in tables.values()):
@@ -115,10 +117,10 @@ class CausalLMKind(LanguageModelingKind):
         return replace(spec, by_row=True), splits
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
-        """Return blocks or rows with the next tokens as labels; for prediction the end of each text.
+        """Return blocks or rows with the next tokens as labels; for prediction the end of each text, without labels.
 
         Raises:
-            ConfigError: If the processor has no tokenizer, or replies are to be found by a slow tokenizer.
+            ConfigError: If the processor has no tokenizer, or a slow one, which cannot tell where replies are.
         """
         processor = check_tokenizer(processor)
         has_chats = len(split) > 0 and isinstance(split.texts[0], Chat)
@@ -129,7 +131,7 @@ class CausalLMKind(LanguageModelingKind):
         return CausalInputs(encode_running(split, processor, options), processor)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return in words why the model is not a causal language model in one stack; None if it is."""
+        """Return in words why the model is not a causal language model with one stack; None if it is one."""
         if model.config.is_encoder_decoder:
             return "it is an encoder-decoder"
         if not model.can_generate():
@@ -141,7 +143,7 @@ class CausalLMKind(LanguageModelingKind):
         return None if causal else "its tokens see later tokens, which they are to predict"
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return in words that the logits are not those of a vocabulary for every token; None if they are."""
+        """Return in words why the logits are not one score per token and word of the vocabulary; None if they are."""
         shape = list(outputs.logits.shape)
         return None if len(shape) == 3 else f"it gives logits of the shape {shape}"
 
@@ -194,18 +196,14 @@ def _pairs(table: Table, spec: ColumnSpec) -> Split:
 
 
 def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
-    """Return texts, or chats up to where the next reply starts, as tokens; a text that is too long loses its start."""
+    """Return texts, or chats up to the start of the next reply, as tokens; a text that is too long loses its start."""
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
     with _cut_on_the_left(processor):
         return TextInputs(_encode(texts, processor, options, offsets=False, has_chats=has_chats), processor)
 
 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
-    """Return pairs or chats as tokens, of which only those of replies are learnt.
-
-    Raises:
-        ConfigError: If the tokenizer is a slow one, which has no character offsets.
-    """
+    """Return pairs or chats as tokens, of which only the replies' are learnt; ConfigError: a slow tokenizer."""
     tokenizer = tokenizer_of(processor)
     if not tokenizer.is_fast:
         what = f"{type(tokenizer).__name__} is a slow tokenizer; replies are found by character offsets"
@@ -220,7 +218,7 @@ def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, 
 def _encode(
     texts: Sequence[str], processor: Processor, options: EncodeOptions, *, offsets: bool, has_chats: bool
 ) -> Encoded:
-    """Tokenise texts; those of chats get no special tokens, because their template has written them already."""
+    """Tokenise texts; chats get no special tokens, because the chat template has written them already."""
     return encode(
         texts,
         cast("Processor", _WithoutSpecialTokens(processor)) if has_chats else processor,
@@ -231,7 +229,7 @@ def _encode(
 
 
 class _WithoutSpecialTokens:
-    """A tokenizer that adds no special tokens; in all else it is the tokenizer of `processor`."""
+    """The tokenizer of `processor`, but without adding special tokens."""
 
     def __init__(self, processor: Processor) -> None:
         self._tokenizer = tokenizer_of(processor)
@@ -249,9 +247,9 @@ def _adds_end(tokenizer: Any) -> bool:
 
 
 def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[str, list[Span]]]:
-    """Yield each prompt with its reply and the end token as one text, and the characters of reply and end token.
+    """Yield each prompt, reply and end token as one text, and the character range of the reply with the end token.
 
-    A tokenizer that adds its end token itself gets none here.
+    No end token is written here if the tokenizer adds its own.
     """
     end = "" if _adds_end(tokenizer) else tokenizer.eos_token or ""
     for prompt, reply in pairs:
@@ -264,7 +262,7 @@ def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> I
     Args:
         encoded: The texts, with character offsets.
         spans: The spans of each text.
-        end: Whether the last token, which is the end token that the tokenizer has added, gets 1 too.
+        end: Whether the last token also gets 1: the end token, if the tokenizer has added it.
     """
     for text, offsets in zip(encoded.text.tolist(), encoded.offsets, strict=True):
         row = [
@@ -275,7 +273,7 @@ def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> I
 
 @contextmanager
 def _cut_on_the_left(processor: Processor) -> Iterator[None]:
-    """Make the tokenizer cut off the start of texts that are too long, until the context ends."""
+    """Make the tokenizer cut off the start, not the end, of texts that are too long, inside the `with` block."""
     tokenizer = tokenizer_of(processor)
     side = tokenizer.truncation_side
     tokenizer.truncation_side = "left"
@@ -300,7 +298,7 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
         self._answers: list[str | list[list[float]]] = [[] for _ in inputs.lengths]
 
     def add(self, rows: Sequence[int], outputs: Outputs, labels: Tensor | None = None) -> None:
-        """Store what follows the texts with these numbers: generated texts, or logits `[batch, tokens, classes]`."""
+        """Store the continuations of the texts with these indices: texts, or logits `[batch, tokens, classes]`."""
         for at, row in enumerate(rows):
             if isinstance(outputs, Tensor):
                 self._answers[row] = best_tokens(outputs[at, self._lengths[row] - 1]).tolist()
@@ -308,7 +306,7 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
                 self._answers[row] = outputs[at]
 
     def first_not_finite(self) -> int | None:
-        """Return the number of the first text whose next tokens have NaN for a probability; None if there is none."""
+        """Return the index of the first text whose next-token probabilities have NaN; None if there is none."""
         bad = (row for row, best in enumerate(self._answers) if not isinstance(best, str) and has_nan(best))
         return next(bad, None)
 

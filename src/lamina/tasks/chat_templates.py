@@ -30,14 +30,14 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 @final
 class Chat(str):
-    """A chat as one text: its messages' contents, one per line. `messages` has the messages with their roles."""
+    """A chat as one text, the contents of its messages, one per line; `messages` has the messages with their roles."""
 
     __slots__ = ("messages",)
 
     messages: tuple[Message, ...]
 
     def __new__(cls, messages: Sequence[Message]) -> Chat:
-        """Return the chat of these messages, which `chat_problem` must have checked."""
+        """Return the chat of these messages, which were checked by `chat_problem`."""
         chat = super().__new__(cls, "\n".join(str(message["content"]) for message in messages))
         chat.messages = tuple(messages)
         return chat
@@ -61,7 +61,7 @@ def chat_problem(cell: object) -> str | None:
 
 
 def chat_split(chats: Iterable[Sequence[Message]]) -> Split:
-    """Return examples without labels, each of whose texts is a `Chat`; messages are stored as JSON."""
+    """Return a split without labels, each of whose texts is a `Chat`; messages are stored as JSON."""
     stored = Split.of(json.dumps([dict(message) for message in chat]) for chat in chats)
     rows = stored.rows.add_column("row", range(len(stored)))  # pyright: ignore[reportArgumentType]
     return Split(derived(rows, stored.rows), _to_chat)
@@ -73,7 +73,7 @@ def _to_chat(text: str, _row: int) -> Chat:
 
 
 def chats_of(table: Table, spec: ColumnSpec) -> Split:
-    """Return the chats in column `spec.text`; one whose replies are missing or blank is a row without a label.
+    """Return the chats in column `spec.text`; a chat with a missing or blank reply counts as a row without a label.
 
     Raises:
         DataError: If a cell is not a chat, or a reply is missing and `spec.missing_labels` is "error".
@@ -94,13 +94,13 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
     """Apply the tokenizer's chat template to a chat.
 
     A template that marks replies with `{% generation %}` says where they are, and whether their end token belongs to
-    them. With any other template, a reply is the difference between two texts: the chat up to and including it, and
-    the chat before it with the prompt for a reply.
+    them. With any other template, a reply is the difference between two texts: the chat up to and including the reply,
+    and the chat before it with the prompt for a reply.
 
     Args:
         chat: The chat.
-        processor: A tokenizer, or a processor that has one.
-        prompt: Whether to end with the prompt for the next reply, for generation. There are no spans then.
+        processor: A tokenizer, or a processor that contains one.
+        prompt: Whether to end with the prompt for the next reply, for generation. No spans are returned then.
         op: The operation, with which the message of an error in the template begins.
 
     Returns:
@@ -124,7 +124,7 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
 
 
 def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False) -> str:
-    """Return the text of messages, of which there may be none; `prompt` adds the prompt for a reply at the end."""
+    """Return the text of messages (there may be none); `prompt` adds the prompt for a reply at the end."""
     if not messages:  # `apply_chat_template` does not accept an empty chat
         return _rendered(tokenizer, messages, add_generation_prompt=True)[0][0] if prompt else ""
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
@@ -147,10 +147,9 @@ def _rendered(
 
 
 def _differences(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
-    """Return the text of messages, and the spans of replies by comparing the texts before and after each of them.
+    """Return the text of messages, and the spans of replies by comparing the texts before and after each reply.
 
-    Raises:
-        ConfigError: If the text up to a message is not how the whole text begins, so that no span can be known.
+    Raises ConfigError if the whole text does not begin with the text up to some message, so that no span can be known.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()
     for number, message in enumerate(messages):

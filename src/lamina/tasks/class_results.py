@@ -57,7 +57,7 @@ class ClassResults(Results[Tensor, Answer]):
     Args:
         task: The facts about the task: problem type and labels.
         split: The examples, with their labels if they are to be scored.
-        example: For each row of the inputs the number of the example that it has the logits of; -1: of none.
+        example: For each row of the inputs, the index of the example that its logits belong to; -1: to none.
     """
 
     def __init__(self, task: TaskLike, split: Split, example: Array) -> None:
@@ -70,13 +70,13 @@ class ClassResults(Results[Tensor, Answer]):
         return self._logits
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the logits `[batch, classes]` of the rows with these numbers."""
+        """Store the logits `[batch, classes]` of the rows with these indices."""
         examples = torch.from_numpy(self._example[[int(row) for row in rows]])
         has_example = examples >= 0
         self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
 
     def first_not_finite(self) -> int | None:
-        """Return the number of the first example whose logits are NaN or infinite; None if all are finite."""
+        """Return the index of the first example whose logits are NaN or infinite; None if all are finite."""
         return first_invalid_row(self._logits)
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
@@ -103,7 +103,7 @@ class ClassResults(Results[Tensor, Answer]):
         return error_rows(wrong, self._split.texts, count)
 
     def guesses(self) -> list[Label]:
-        """Return per example the class id; for a regression the number, for several labels a tuple of 0 and 1."""
+        """Return for each example the class id, the number of a regression, or for multi-label a tuple of 0 and 1."""
         if self._task.problem_type == "regression":
             return self._logits[:, 0].tolist()
         if self._task.problem_type == "multi_label":
@@ -111,11 +111,11 @@ class ClassResults(Results[Tensor, Answer]):
         return self._logits.argmax(-1).tolist()
 
     def predictions(self) -> list[Answer]:
-        """Return the prediction for each example; the task's problem type decides which of the three forms it has."""
+        """Return the prediction for each example, in the form of the task's problem type."""
         return [_to_prediction(logits, self._task) for logits in self._logits]
 
     def raw_predictions(self) -> list[LogitsAnswer] | list[Answer]:
-        """Return the logit of each label for each example; for a regression its number, as in `predictions`."""
+        """Return the logit of each label for each example; for a regression the same as `predictions`."""
         if self._task.problem_type == "regression":
             return self.predictions()
         return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
@@ -174,7 +174,7 @@ def _to_prediction(logits: Tensor, task: TaskLike) -> Answer:
 def error_rows(wrong: Iterable[WrongAnswer], texts: Column, count: int) -> list[WrongAnswer]:
     """Return the `count` most confident wrong answers with their texts; for regressions those with the largest error.
 
-    Answers that are equally confident stay in the order of their examples.
+    Equally confident answers stay in the order of their examples.
 
     Args:
         wrong: The wrong answers, without texts. Only `count` of them are in memory at a time.
@@ -197,7 +197,7 @@ def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:
 
 
 def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:
-    """Yield the examples that were answered wrongly, in their order and without their texts.
+    """Yield a wrong answer, without its text, for each example with a wrong prediction, in the examples' order.
 
     Examples without a label are skipped. With several labels, an example counts as wrong if one of its labels is, and
     the confidence is that of the most confident wrong decision.

@@ -56,19 +56,19 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 
 @dataclass(frozen=True)
 class LazyFile(ABC):
-    """A file, a part of a tar file, or bytes in memory, which are decoded when they are needed.
+    """A file, a part of a tar file, or bytes in memory, which are decoded on access.
 
     Attributes:
-        name: What messages call it.
+        name: How messages call the file.
         path: The file, or the tar file that contains it.
-        offset: Where its bytes begin in the file.
-        size: Number of its bytes. None: all from `offset` on.
-        data: Its bytes, if they are in memory.
+        offset: Position of the first byte in `path`.
+        size: Number of bytes. None: all from `offset` on.
+        data: The bytes, if they are in memory.
         column: Usual name of a column of such files, which is also how messages name a task ("an image task").
         op: Operation with which error messages begin.
-        one: What messages call one file, with its article ("an image").
-        many: What messages call several files.
-        endings: Endings of the files that are read from folders.
+        one: How messages call one file, with its article ("an image").
+        many: How messages call several files.
+        endings: Extensions of the files that are read from folders.
         feature: Name of the feature class of `datasets` for a column of such files.
         units: What `decoded_size` counts ("pixels").
         forms: The forms in which users may pass such files, for messages.
@@ -99,11 +99,11 @@ class LazyFile(ABC):
         """Return a file from a path, from bytes, from a mapping with either (as in `datasets`), or from an object.
 
         Args:
-            name: What messages call the file, unless `entry` is a path.
+            name: How messages call the file, unless `entry` is a path.
             entry: What a user passed, or the cell of a table. None becomes a file that cannot be read.
 
         Raises:
-            TypeError: If `entry` has no known form; the text begins with a verb.
+            TypeError: If `entry` has no known form. Its text begins with a verb.
         """
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
             return cls(name, entry.get("path"), data=entry.get("bytes"))
@@ -118,26 +118,22 @@ class LazyFile(ABC):
 
     @abstractmethod
     def decoded_size(self) -> int:
-        """Return the number of `units` by the header of the file, without decoding it; DataError if that fails."""
+        """Return the number of `units`, from the file's header, without decoding; raise DataError on failure."""
 
     @classmethod
     def bad(cls, path: str | Path, problem: str) -> DataError:
-        """Return an error that names a file; `problem` is the text from the verb on."""
+        """Return an error that names a file; `problem` continues the message after the name, beginning with a verb."""
         return DataError(f"{cls.op}: {path} {problem}", path=str(path))
 
     def source(self) -> Path | BytesIO:
-        """Return the path of a file on disk, after checking that it can be opened; otherwise the bytes in memory.
-
-        Raises:
-            DataError: If it cannot be read.
-        """
+        """Return the path of a file on disk, or else the bytes in memory; raise DataError if reading fails."""
         if self.data is None and self.path is not None and not self.offset and self.size is None:
             self._read(0)
             return Path(self.path)
         return BytesIO(self.read())
 
     def read(self) -> bytes:
-        """Return all bytes; raise DataError if they cannot be read, are more than 2^30, or a tar file was cut off."""
+        """Return all bytes; raise DataError if they cannot be read, are more than 2**30, or a tar file was cut off."""
         if self.data is not None:
             return self.data
         data, size = self._read(_MOST_BYTES)
@@ -150,7 +146,7 @@ class LazyFile(ABC):
         return data
 
     def _read(self, most: int) -> tuple[bytes, int]:
-        """Return the bytes in `path`, and how many there are; no bytes if there are more than `most`."""
+        """Return the bytes in `path` and their number; no bytes if there are more than `most`."""
         if self.path is None:
             raise self.bad(self.name, f"is empty; every row of an {self.column} task has {self.one}.")
         path = Path(self.path)
@@ -211,14 +207,14 @@ def object_files(
     """Return the files in a column of Python objects.
 
     Args:
-        name: What messages call the table.
+        name: How messages call the table.
         cells: The cells, in any form that `LazyFile.of` accepts.
         column: Name of the column.
         file_class: Class of the files.
         folder: The folder from which relative paths start. None: the working directory.
 
     Raises:
-        DataError: If a cell has no known form; the message names the row.
+        DataError: If a cell has no known form. The message names the row.
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):
@@ -231,7 +227,7 @@ def object_files(
 
 
 def file_split(files: Column, labels: Iterable[int] | None) -> Split:
-    """Return the files of a column as examples; `labels` are their class ids. None: examples without labels."""
+    """Return the files of a column as examples, with these class ids as labels. None: examples without labels."""
     ids = pa.nulls(len(files)) if labels is None else pa.array(labels, pa.int64())
     rows = files.rows.add_column("label", ids)  # pyright: ignore[reportArgumentType]
     return Split(derived(rows, files.rows), files.decode)
@@ -254,7 +250,7 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
     """Return the files of a folder or plain tar file that has a folder per class, without opening them.
 
     The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by name, whatever order
-    the file system has. Files with other endings, hidden files and links are left out, and counted in the log.
+    the file system has. Files with other extensions, hidden files and links are left out; their number is logged.
 
     Args:
         path: The folder or tar file.
@@ -333,7 +329,7 @@ def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> DataError:
-    """Return the error for a file that tarfile cannot read: that it is compressed, or tarfile's own reason."""
+    """Return the error for a file that tarfile cannot read, with the reason: it is compressed, or tarfile's message."""
     with path.open("rb") as file:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
@@ -379,7 +375,7 @@ class FileKind(ClassKind[InputsT]):
             header: Column names of a CSV or TSV file that has none.
 
         Raises:
-            DataError: If it cannot be read, or has no such files.
+            DataError: If `source` cannot be read, or has no such files.
             ConfigError: If `source` is a pair of files.
         """
         if not isinstance(source, str | Path):
@@ -394,7 +390,7 @@ class FileKind(ClassKind[InputsT]):
         return read_class_files(source, self.file)
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
-        """Return a table of rows in memory with their files, none of which is opened; see `Kind.from_rows`."""
+        """Return a table of rows in memory with their files, without opening them; see `Kind.from_rows`."""
         column = self.column(spec)
         if isinstance(rows, Mapping):
             table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
@@ -419,7 +415,7 @@ class FileKind(ClassKind[InputsT]):
         return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def column(self, spec: ColumnSpec) -> str:
-        """Return the column of the files: the usual name, unless the user has named another column."""
+        """Return the column of the files: the column that the user has named, else the usual name."""
         return self.file.column if spec.text == "sentence" else str(spec.text)
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> RowTargets:

@@ -60,12 +60,12 @@ class LazyImage(LazyFile):
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return an image of Pillow, or an array uint8 `[height, width]` or `[height, width, 3 or 4]`, as a file.
+        """Return a Pillow image, or an array uint8 `[height, width]` or `[height, width, 3 or 4]`, as a file.
 
         Anything else gives None.
 
         Raises:
-            DataError: If an image of Pillow cannot be decoded.
+            DataError: If a Pillow image cannot be decoded.
         """
         if isinstance(entry, np.ndarray) and entry.dtype == np.uint8 and entry.size and _is_image(entry.shape):
             entry = Image.fromarray(entry)
@@ -80,24 +80,24 @@ class LazyImage(LazyFile):
         return cls(name, data=file.getvalue())
 
     def open(self) -> Image.Image:
-        """Return the image in RGB, turned as its EXIF orientation says; of an animation, the first frame.
+        """Return the image in RGB, rotated as its EXIF orientation says; of an animation, the first frame.
 
         Raises:
-            DataError: If it cannot be read, has another format than the common ones (whatever its name says), more than
-                2^26 pixels, or pixels of 32 bits.
+            DataError: If the image cannot be read, has an uncommon format (whatever its extension), more than 2**26
+                pixels, or pixels of 32 bits.
         """
         with self._opened() as image:
             image.load()
             return _rgb(ImageOps.exif_transpose(image), self.name)
 
     def decoded_size(self) -> int:
-        """Return the number of pixels by the image's header, without decoding it; the errors are those of `open`."""
+        """Return the number of pixels, from the image's header, without decoding it; the errors are those of `open`."""
         with self._opened() as image:
             return image.width * image.height
 
     @contextmanager
     def _opened(self) -> Iterator[Image.Image]:
-        """Yield the image with its header read; turn all errors of Pillow inside the context into DataError."""
+        """Yield the image with its header read; convert all errors of Pillow inside the `with` block to DataError."""
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
                 _check_size(self.name, *image.size)
@@ -114,12 +114,12 @@ class LazyImage(LazyFile):
 
 
 def _is_image(shape: tuple[int, ...]) -> bool:
-    """Return whether an array of this shape is an image: `[height, width]`, or with 3 or 4 channels behind."""
+    """Return whether an array of this shape is an image: `[height, width]` or `[height, width, 3 or 4]`."""
     return len(shape) == 2 or (len(shape) == 3 and shape[2] in (3, 4))
 
 
 def _check_size(name: str, width: int, height: int) -> None:
-    """Raise DataError if an image has no pixels, or too many; `name` is what the message calls it."""
+    """Raise DataError if an image has no pixels, or too many; `name` is how the message calls it."""
     if not width * height:
         raise LazyImage.bad(name, f"has {width} x {height} pixels; an image has at least one.")
     if width * height > _MOST_PIXELS:
@@ -127,16 +127,12 @@ def _check_size(name: str, width: int, height: int) -> None:
 
 
 def _too_large(name: str, what: str) -> DataError:
-    """Return the error that an image is too large; `what` says in words what it has."""
+    """Return the error that an image is too large; `what` says how large."""
     return LazyImage.bad(name, f"has {what}; at most {_MOST_PIXELS:,} are read. Save it smaller.")
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in RGB; the colour under transparent pixels shows.
-
-    Raises:
-        DataError: If its pixels have 32 bits, so that no one knows which value is white; the message calls it `name`.
-    """
+    """Return an image in RGB, transparent pixels with their own colour; DataError: pixels have 32 bits."""
     if image.mode in ("I", "F"):
         problem = f"has pixels of 32 bits (mode {image.mode}); their white level is not known."
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
@@ -153,14 +149,14 @@ class ImageInputs:
     """Images as pixels; an `Inputs`.
 
     With `augment`, a random part of each image is cropped, resized, and mirrored in half of the cases. The random
-    numbers depend on seed, epoch and row alone.
+    numbers depend on seed, epoch and row only.
 
     Args:
         split: The images.
-        processor: The image processor, or a processor that has one.
+        processor: The image processor, or a processor that contains one.
         augment: Whether to augment.
         seed: Seed of the augmentation.
-        scale: Smallest and largest share of an image's area that a random part covers.
+        scale: Smallest and largest fraction of an image's area that a random part covers.
 
     Raises:
         ConfigError: If the processor has no image processor or makes images of several sizes, or `scale` does not fit.
@@ -194,7 +190,7 @@ class ImageInputs:
         return self._split.key
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the images with these numbers as `pixel_values`, float32 `[batch, channels, height, width]`.
+        """Return the images with these indices as `pixel_values`, float32 `[batch, channels, height, width]`.
 
         Raises:
             DataError: If an image cannot be read.
@@ -232,7 +228,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     file = LazyImage
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
-        """Return the images as pixels, in `options.image_size` if that is set; augmented if it is the train split.
+        """Return the images as pixels, in `options.image_size` if that is set; the train split is augmented.
 
         Raises:
             ConfigError: If the processor has no image processor, or one that cannot make images of that size.
@@ -264,15 +260,15 @@ class ImageClassificationKind(FileKind[ImageInputs]):
 
 
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Return a random part of an image as left, top, right and bottom.
+    """Return a random part of an image as (left, top, right, bottom).
 
-    Its share of the area, its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its place are random. If ten
+    Its fraction of the area, its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its place are random. If ten
     tries do not fit into the image, the largest middle part with an allowed aspect ratio is returned.
 
     Args:
         size: Width and height of the image.
         rng: Source of random numbers.
-        scale: Smallest and largest share of the area.
+        scale: Smallest and largest fraction of the area.
 
     Source:
         Szegedy et al. 2015, arXiv:1409.4842, section 6; the place is drawn over whole pixels.
@@ -289,11 +285,11 @@ def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float,
 
 
 def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Return the largest middle part of an image whose aspect ratio is in a range, as left, top, right and bottom.
+    """Return the largest middle part of an image whose aspect ratio is in a range, as (left, top, right, bottom).
 
     Args:
         size: Width and height of the image.
-        aspect: Smallest and largest width through height.
+        aspect: Smallest and largest aspect ratio, width divided by height.
     """
     width, height = size
     wide, high = width, height
@@ -309,7 +305,7 @@ def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int,
 
 
 class Target(NamedTuple):
-    """The size that an image processor brings images to, in pixels.
+    """The size in pixels to which an image processor resizes or crops images.
 
     Attributes:
         height: Height of an image.
@@ -323,7 +319,7 @@ class Target(NamedTuple):
 
 
 def image_processor(processor: object) -> ImageProcessingMixin:
-    """Return the image processor of a processor, or the image processor itself; raise ConfigError without one."""
+    """Return the image processor that a processor is or contains; raise ConfigError if there is none."""
     from transformers import ImageProcessingMixin
 
     candidate = getattr(processor, "image_processor", processor)
@@ -335,12 +331,12 @@ def image_processor(processor: object) -> ImageProcessingMixin:
 
 
 def target_of(processor: Any) -> Target:
-    """Return the size that an image processor brings images to, by running it on images of three sizes.
+    """Return the size to which an image processor resizes or crops images, by running it on images of three sizes.
 
     Its settings would not be enough: processors use `size` and `crop_size` in many ways.
 
     Raises:
-        ConfigError: If the size depends on that of the image, or the processor fails.
+        ConfigError: If the resulting size depends on the image's size, or the processor fails.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
@@ -369,7 +365,7 @@ def resized(processor: object, size: int) -> Processor:
 def set_image_size(processor: object, size: int) -> None:
     """Change a processor in place, so that it makes images of `size` x `size` pixels.
 
-    A processor that resizes and then crops goes on cropping the same share of the image.
+    A processor that resizes and then crops still crops the same fraction of the image.
 
     Raises:
         ConfigError: If there is no image processor, or changing `size` and `crop_size` does not give such images. The

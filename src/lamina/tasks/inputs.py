@@ -34,7 +34,7 @@ class Windows:
 
     Attributes:
         encoded: Windows of texts, or blocks of joined texts.
-        processor: The tokenizer, or a processor that has one; it says with which values rows are padded.
+        processor: The tokenizer, or a processor that contains one; it determines the padding values.
     """
 
     encoded: Encoded
@@ -47,7 +47,7 @@ class Windows:
 
     @property
     def uncacheable(self) -> str | None:
-        """The reason why a model's states for these rows cannot be cached; None if they can."""
+        """Why a model's states for these rows cannot be cached, in words; None if they can be."""
         return None
 
     @property
@@ -57,11 +57,11 @@ class Windows:
 
     @property
     def padding(self) -> dict[str, int]:
-        """The value with which each of the model's arguments is padded."""
+        """Argument of the model -> value with which it is padded."""
         return padding_of(self.processor)
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the tokens of the rows with these numbers, padded on the right, `[batch, tokens]`."""
+        """Return the tokens of the rows with these indices, padded on the right, `[batch, tokens]`."""
         return self.encoded.batch(rows, self.padding)
 
 
@@ -71,7 +71,7 @@ class CacheableWindows(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """The reason why states cannot be cached: there is no attention mask, or another argument; None if they can."""
+        """Why states cannot be cached, in words (no attention mask, or another argument); None if they can be."""
         keys = set(self.encoded.keys)
         if "attention_mask" in keys and keys <= _CACHED:
             return None
@@ -123,15 +123,15 @@ class RowTargets:
     values: Array
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of the rows with these numbers."""
+        """Return the labels of the rows with these indices."""
         return torch.from_numpy(self.values[[int(row) for row in rows]])
 
 
 @final
 class WordTargets:
-    """A label for every token of every row, stored in Arrow; a `Targets`.
+    """A label for every token of every row, -100 for none, stored in Arrow; a `Targets`.
 
-    `labels` yields the labels of one row after the other; -100 stands for a token without a label.
+    The argument `labels` yields the labels of one row after the other.
     """
 
     def __init__(self, labels: Iterable[Sequence[int]]) -> None:
@@ -140,7 +140,7 @@ class WordTargets:
         self._labels = Ragged(self._rows.data.column("label"))
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of the rows with these numbers, padded with -100, int64 `[batch, tokens]`."""
+        """Return the labels of the rows with these indices, padded with -100, int64 `[batch, tokens]`."""
         return pad([self._labels[row] for row in rows], IGNORED)
 
 

@@ -1,7 +1,7 @@
-"""The contract of a kind of task, with everything that a new kind imports.
+"""The interface of a kind of task, with everything that a new kind imports.
 
-A new kind is one file with a subclass of `Kind`, and one line in the registry `lamina.tasks.KINDS`. Nothing outside
-this room asks what kind a task is; training, scoring and prediction call the methods of `Task.kind`.
+A new kind is one file with a subclass of `Kind`, and one line in the registry `lamina.tasks.KINDS`. No other package
+asks what kind a task is; training, scoring and prediction call the methods of `Task.kind`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ InputsT = TypeVar("InputsT", bound=Inputs)
 
 
 class Kind(ABC, Generic[InputsT]):
-    """A kind of task. A subclass implements three hooks; every other hook has a default.
+    """A kind of task. A subclass implements three methods; every other method has a default.
 
     There is one object per kind, which `lamina.tasks.kind_of` returns. It has no state. A subclass also sets the first
     three class attributes, and those of the others whose default does not fit.
@@ -131,22 +131,22 @@ class Kind(ABC, Generic[InputsT]):
         base_class: Name of the auto class of the model whose layers readers of this kind read.
         processor: What encodes examples: "tokenizer", "image_processor" or "feature_extractor".
         inputs: Name of the inputs. Tasks whose kinds have the same name share one pass if they have the same examples.
-        predict_inputs: The same for prediction.
+        predict_inputs: Name of the inputs for prediction, compared in the same way.
         file: Class of the files that examples are. None: examples are texts.
         per_token: Whether answers are given token by token, so that long texts are cut into windows.
         keeps_end: Whether prediction keeps the end of a text that is too long, whatever the tokenizer's side.
         tags_words: Whether every word has a label, which all of its sub-tokens may carry.
         has_classes: Whether a model's outputs are one score per label.
         reads_pairs: Whether an example may be a pair of texts.
-        judges_second: Whether the second text of a pair is what has labels, or is generated.
-        draws: Whether training inputs depend on a seed, as masks and crops do.
+        judges_second: Whether labels, or generated texts, belong to the second text of a pair.
+        draws: Whether training inputs are random (masked tokens, image crops), so that a seed decides them.
         sequential: Whether the order of examples matters, so that validation gets the last tenth of the train split.
         usual_columns: Default columns of text and label.
-        other_files: Format of files whose ending is unknown: "conll" or "lines". None: such files are an error.
+        other_files: Format of files whose extension is unknown: "conll" or "lines". None: such files are an error.
         readers: Whether readers of a bank can do this kind of task; otherwise only whole models can.
         missing: Allowed values of `missing_labels`.
-        takes_prefix: Whether a text may be put in front of every example.
-        generates: Whether a model generates a text per example, also when it is scored.
+        takes_prefix: Whether the option `prefix`, a text in front of every example, is allowed.
+        generates: Whether a model generates a text per example, both for predictions and for scores.
     """
 
     name: ClassVar[str]
@@ -177,7 +177,7 @@ class Kind(ABC, Generic[InputsT]):
         return self.name
 
     def __repr__(self) -> str:
-        """Return the expression that looks the kind up."""
+        """Return the Python expression that looks the kind up."""
         return f"kind_of({self.name!r})"
 
     def __eq__(self, other: object) -> bool:
@@ -189,7 +189,7 @@ class Kind(ABC, Generic[InputsT]):
         return hash(self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the kind as its name, which the process that unpickles it looks up."""
+        """Pickle the kind as its name, which is looked up when unpickling."""
         return kind_of, (self.name,)
 
     # Reading: from files or rows to examples with labels
@@ -203,10 +203,10 @@ class Kind(ABC, Generic[InputsT]):
             tables: Split name -> table, as `read` or `from_rows` returned it.
 
         Returns:
-            `spec` with columns, labels and problem type filled in, and split name -> examples with labels.
+            `spec` with columns, labels and problem type filled in; and split name -> examples with labels.
 
         Raises:
-            DataError: If a column is missing or a cell has a wrong form; the message names file, row and column.
+            DataError: If a column is missing or a cell has a wrong form. The message names file, row and column.
         """
 
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
@@ -227,10 +227,7 @@ class Kind(ABC, Generic[InputsT]):
         return read_table(source, header=header, other=self.other_files)
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
-        """Return a table of rows in memory: a dataset, or a mapping of columns of equal length.
-
-        `name` stands for the file name in messages.
-        """
+        """Return a table of rows in memory: a dataset, or columns of equal length; `name` is for messages."""
         if isinstance(rows, Mapping):
             return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
         columns = {key: Column(rows, [key], decoder(feature)) for key, feature in rows.features.items()}
@@ -240,7 +237,8 @@ class Kind(ABC, Generic[InputsT]):
         """Return examples without labels, from the examples that a user passed to `predict`.
 
         Raises:
-            ConfigError: If an example is not a text or pair of texts that this kind reads; the message names it.
+            ConfigError: If an example is not a text or pair of texts that this kind reads. The message names the
+                example.
         """
         return Split.of(checked_texts(raw, pairs=self.reads_pairs))
 
@@ -249,13 +247,13 @@ class Kind(ABC, Generic[InputsT]):
         return self.problem_types[problem_type]
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return metrics that a user may ask for; all of them are reported if one is asked for."""
+        """Return metrics that are not reported by default; if a user asks for one of them, all are reported."""
         return ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the classes that `Task.subsample(per_class=...)` counts, and the class numbers of each example.
+        """Return the classes that `Task.subsample(per_class=...)` counts, and the class ids of each example.
 
-        Without classes that can be counted, the names and the numbers are empty.
+        The names and each list of ids are empty if the task has no classes that can be counted.
         """
         if not self.single_label(task.problem_type):
             return (), [()] * len(split)
@@ -276,7 +274,7 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
-        """Return the labels of all rows; None where the inputs make the labels themselves, as masked inputs do."""
+        """Return the labels of all rows; None if the labels come from the inputs themselves, as masked tokens do."""
         return None
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
@@ -326,14 +324,14 @@ class Kind(ABC, Generic[InputsT]):
     # Encoding for whole models with a head of their own
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write the task's class names and kind of loss into a model's config, in place; the default changes nothing.
+        """Write the task's class names and type of loss into a model's config, in place; the default changes nothing.
 
         Raises:
             ConfigError: If the head of the model is for other classes.
         """
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
-        """Change a processor in place to the task's settings, such as `image_size`; return whether the task has any."""
+        """Change a processor in place to the task's settings, such as `image_size`; return whether there are any."""
         return False
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
@@ -363,7 +361,7 @@ class Kind(ABC, Generic[InputsT]):
     def predict_outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
-        """Run a whole model on a batch for prediction, where inputs make no labels; the default is `outputs`."""
+        """Run a whole model on a batch for prediction, in which inputs contain no labels; the default is `outputs`."""
         return self.outputs(model, batch, processor, options)
 
     def answers(self, task: TaskLike, split: Split, inputs: InputsT, processor: Processor) -> Results:
@@ -379,7 +377,7 @@ class Kind(ABC, Generic[InputsT]):
 
 
 class ClassKind(Kind[InputsT]):
-    """A kind whose models return one score per label; implements what depends on the model's head.
+    """A kind whose models return one score per label. It implements everything that depends on the model's head.
 
     Attributes:
         logits_axes: Axes of the logits: 2 for `[batch, classes]`, 3 for `[batch, tokens, classes]`.
@@ -388,10 +386,10 @@ class ClassKind(Kind[InputsT]):
     logits_axes: ClassVar[int] = 2
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write the task's class names into the config of a model with a new head, whose names are LABEL_0, LABEL_1 ...
+        """Write the task's class names into the config of a model with a new head, whose classes are named LABEL_0 ...
 
         Raises:
-            ConfigError: If the head has another number of classes, or names of its own that are not the task's.
+            ConfigError: If the head has another number of classes, or its classes have other names of their own.
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
@@ -410,7 +408,7 @@ class ClassKind(Kind[InputsT]):
             raise ConfigError(f"finetune: {got}, in this order. {hint}")
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return in words that the logits are not one per label; None if they are."""
+        """Return in words why the logits are not one score per label; None if they are."""
         shape = list(outputs.logits.shape)
         fits = len(shape) == self.logits_axes and shape[-1] == len(task.labels)
         return None if fits else f"it gives logits of the shape {shape}"
@@ -438,7 +436,7 @@ class TextClassKind(ClassKind[TextInputs]):
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def targets(self, task: LabelledTask, split: Split, inputs: TextInputs) -> Targets:
-        """Return the label of each text for its first window; further windows have no label."""
+        """Return the label of each text at its first window; further windows have no label."""
         return first_window_targets(split, inputs.encoded)
 
     def results(self, task: TaskLike, split: Split, inputs: TextInputs) -> Results:
@@ -465,14 +463,14 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
 
 
 def _checked_text(row: int, entry: object) -> str:
-    """Return an example if it is a text; otherwise raise ConfigError, which names the example by its number `row`."""
+    """Return an example if it is a text; otherwise raise ConfigError with its index `row`."""
     if isinstance(entry, str):
         return entry
     raise _not_alike(row, entry)
 
 
 def _checked_pair(row: int, entry: object) -> tuple[str, str]:
-    """Return an example as a tuple if it is a pair of texts; otherwise raise ConfigError, which names its number."""
+    """Return an example as a tuple if it is a pair of texts; otherwise raise ConfigError with its index `row`."""
     if isinstance(entry, tuple | list) and len(entry) == 2:
         first, second = entry
         if isinstance(first, str) and isinstance(second, str):

@@ -1,7 +1,8 @@
 """Decide what a label cell is: a class name, a list of class names, a number, or a missing label.
 
-Every kind of task, the estimators and the readers of files ask here, so that the same cell means the same everywhere. A
-cell that is none of these is a `LabelCellError`, whose text says what came and what to do; callers add file and row.
+Every kind of task, the estimators and the file readers use this module, so that the same cell means the same
+everywhere. A cell that is none of these is a `LabelCellError`, whose text says what came and what to do; callers add
+file and row.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ Cell: TypeAlias = object
 
 
 class LabelCellError(ValueError):
-    """Raised when a cell is no label; the text says what came, what is allowed and what to do."""
+    """Raised when a cell is not a label; the text says what came, what is allowed and what to do."""
 
 
 def plain(cell: object) -> Cell:
-    """Return a value of NumPy, torch, pandas or Arrow as Python has it, and tuples, sets and arrays as lists."""
+    """Return a value of NumPy, torch, pandas or Arrow as a Python value, and tuples, sets and arrays as lists."""
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
     if hasattr(cell, "tolist") and hasattr(cell, "dtype"):
@@ -96,7 +97,7 @@ _SEVERAL = "Set problem_type='multi_label' if rows have several classes."
 
 
 def _what_to_do(cell: Cell) -> str:
-    """Return what a user can do about a cell that is no class name, as a sentence."""
+    """Return a sentence that says what a user can do about a cell that is not a class name."""
     if isinstance(cell, list):
         return _SEVERAL
     if isinstance(cell, Mapping):
@@ -125,7 +126,7 @@ def shown(cell: object) -> str:
 
 
 def is_number(cell: object) -> bool:
-    """Return whether a cell is a number, or a text that is one with a decimal point; a bool is no number."""
+    """Return whether a cell is a number, or a text that spells one with a decimal point; a bool is not a number."""
     cell = plain(cell)
     if isinstance(cell, str):
         return _NUMBER.fullmatch(cell.strip()) is not None

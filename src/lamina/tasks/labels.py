@@ -1,6 +1,6 @@
 """Read the columns of a table: texts, class ids, numbers, and 0 and 1 per class.
 
-A cell that has another form is a DataError, which names the file, the row and the column.
+A cell of another form raises a DataError that names the file, the row and the column.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     "train" in which no row has a label, or all labels are -1, as in test sets that are kept secret, is left out.
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
-    `spec.labels`. A list without one of its labels counts as missing too.
+    `spec.labels`. A list with a missing entry counts as missing too.
 
     Args:
         tables: Split name -> table.
-        spec: Which column has the labels, and what to do without one.
-        texts: Whether labels are texts to generate, which may well be "null".
+        spec: Which column has the labels, and what to do with rows without a label.
+        texts: Whether labels are texts to generate, which may be "null".
 
     Raises:
         DataError: If a label is missing and rows without one must not be there, or if no row of the train split, or of
@@ -226,11 +226,11 @@ def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
 def class_labels(tables: Mapping[str, Table], column: str | int, *, several: bool = False) -> tuple[str, ...]:
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
-    `several` says that a cell may have any number of classes. If cells are lists of 0 and 1 per class, the names are
-    the numbers of the classes.
+    With `several`, a cell may have any number of classes. If cells are lists of 0 and 1 per class, the names are the
+    class ids.
 
     Raises:
-        DataError: If there is no train split, or a cell is no class name.
+        DataError: If there is no train split, or a cell is not a class name.
     """
     table = label_source(tables)
     if several and (width := hot_width([table], column, None)):
@@ -245,9 +245,9 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
 
 
 def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tuple[int, object]]) -> None:
-    """Raise DataError if two class names are one number, such as "1" and "1.0"; `seen` has row and cell of each name.
+    """Raise DataError if two class names are the same number, such as "1" and "1.0".
 
-    Files in which some cells are empty often have whole numbers with a decimal point.
+    Files with empty cells often spell whole numbers with a decimal point. `seen` maps each name to its row and cell.
     """
     numbers: dict[Decimal, str] = {}
     for name, (row, _) in seen.items():
@@ -326,7 +326,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
     """Yield a column of class names as ids, which are positions in `labels`.
 
     Cells may be ids themselves, unless a class name is a whole number. A name that is not in `labels`, or a cell that
-    is no name, is a DataError.
+    is not a name, raises a DataError.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):
@@ -334,7 +334,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
 
 
 def _index(labels: Sequence[str]) -> dict[str, int]:
-    """Return the id of each class name, and of each id as text unless one of the names is a whole number."""
+    """Return class name -> id, and also id as text -> id unless a class name is a whole number."""
     index = {trimmed(name): number for number, name in enumerate(labels)}
     if not any(_WHOLE.fullmatch(name) for name in labels):
         index |= {str(number): number for number in range(len(labels))}
@@ -354,7 +354,7 @@ def _id(
 
 @contextmanager
 def cell_errors(table: Table, row: int, column: str | int) -> Iterator[None]:
-    """Raise a LabelCellError inside the context as a DataError that names file, row and column."""
+    """Convert a LabelCellError inside the `with` block to a DataError that names file, row and column."""
     try:
         yield
     except LabelCellError as error:
@@ -480,12 +480,13 @@ def multi_hot(
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
-    """Return the column to read where the user may have named none.
+    """Return the column to read if the user has perhaps not named a column.
 
     Args:
         column: The column of the task's arguments, which is `default` if the user named none.
         default: Default value of the argument, such as "sentence".
-        usual: Another column name, which is returned if no table has a column `default` and one has this one.
+        usual: Another column name; it is returned if some table has a column `usual` and no table has a column
+            `default`.
         tables: Split name -> table.
     """
     absent = column == default and not any(default in table.columns for table in tables.values())
@@ -508,7 +509,7 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
 
 
 def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataError:
-    """Return an error that names file, row and column; `problem` is its text from the verb on."""
+    """Return an error that names file, row and column; `problem` continues the message, beginning with a verb."""
     return DataError(f"task: {table.path} row {row} {problem}", path=table.path, row=row, column=str(column))
 
 

@@ -1,4 +1,4 @@
-"""What masked and causal language modelling share: blocks or rows of text, scores of tokens, most probable tokens."""
+"""What masked and causal language modelling share: blocks or rows of text, token scores, most probable tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_EXPONENT = 700.0  # the largest exponent whose exponential is a finite num
 
 
 class Candidate(TypedDict):
-    """A token that may stand at some position, as text, and its probability."""
+    """A candidate for one position, as text, and its probability."""
 
     token: str
     score: float
@@ -53,7 +53,7 @@ class LanguageModelingKind(Kind[Windows]):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Return the texts of every split without labels and without line ends; blank texts are left out.
 
-        The default column is "sentence", or "text" if there is none.
+        The default column is "sentence", or "text" if no table has a column "sentence".
 
         Raises:
             DataError: If a column is missing, or a cell is not a text.
@@ -73,7 +73,7 @@ class LanguageModelingKind(Kind[Windows]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate the number of blocks of the joined texts and their tokens; with `by_row` the rows themselves."""
+        """Estimate the number of blocks of the joined texts and their length in tokens; with `by_row`, of the rows."""
         if by_row:
             return super().model_rows(rows, tokens, max_length, config)
         total = math.ceil(rows * tokens)
@@ -84,7 +84,7 @@ class LanguageModelingKind(Kind[Windows]):
         return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
 
     def results(self, task: TaskLike, split: Split, inputs: Windows) -> Results:
-        """Return an empty sum over the tokens that have a label."""
+        """Return a `TokenSums` without tokens, which scores the tokens that have a label."""
         return TokenSums()
 
 
@@ -116,7 +116,7 @@ def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best
 
 
 def has_nan(best: Sequence[Sequence[float]]) -> bool:
-    """Return whether one of the probabilities is NaN, in a list that was made of the result of `best_tokens`."""
+    """Return whether a probability in `best`, a list form of the result of `best_tokens`, is NaN."""
     return any(math.isnan(score) for _, score in best)
 
 
@@ -147,10 +147,10 @@ class TokenSums(Results[Tensor, None]):
         """Add the tokens that have a label.
 
         Args:
-            rows: Numbers of the rows in the batch.
-            outputs: Logits of all tokens `[batch, tokens, vocabulary]`, or of those with a label
-                `[labelled tokens, vocabulary]`.
-            labels: Token ids `[batch, tokens]`; -100 where a token has no label.
+            rows: Indices of the rows in the batch.
+            outputs: Logits of all tokens `[batch, tokens, vocabulary]`, or of those with a label `[labelled tokens,
+                vocabulary]`.
+            labels: Token ids `[batch, tokens]`; -100 if a token has no label.
 
         Raises:
             ConfigError: If there are no labels.
@@ -168,7 +168,7 @@ class TokenSums(Results[Tensor, None]):
         self._count += len(labels)
 
     def first_not_finite(self) -> int | None:
-        """Return the number of the first row with NaN or infinite logits; None if there is none."""
+        """Return the index of the first row with NaN or infinite logits; None if there is none."""
         return self._invalid_row
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:

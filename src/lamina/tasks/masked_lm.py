@@ -1,4 +1,4 @@
-"""Masked language modelling: hide tokens of running text, predict them, and fill in mask tokens."""
+"""Masked language modelling: mask tokens of running text, predict them, and fill in mask tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ REPLACED, RANDOM = 0.8, 0.1  # shares of these that become the mask token, and a
 
 
 class MaskAnswer(TypedDict):
-    """The prediction for one mask token: its characters in the text, and the most probable tokens for it."""
+    """The prediction for one mask token: its character range in the text, and the most probable tokens for it."""
 
     start: int
     end: int
@@ -54,10 +54,10 @@ def mask_token(processor: Processor) -> str:
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses and hides tokens: 15 % of the ordinary tokens of a row, and at least one.
+    """Chooses and masks tokens: 15 % of the ordinary tokens of a row, and at least one.
 
-    80 % of them become the mask token, 10 % any token of the vocabulary, and 10 % are unchanged. The choice depends on
-    the row and the seed alone, never on the batch.
+    80 % of the chosen tokens become the mask token, 10 % any token of the vocabulary, and 10 % are unchanged. The
+    choice depends on the row and the seed only, never on the batch.
 
     Attributes:
         token: Id of the mask token.
@@ -80,14 +80,14 @@ class Masking:
         return cls(int(tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
 
     def hide(self, ids: Sequence[int], seed: int) -> tuple[list[int], list[int]]:
-        """Hide tokens of one row.
+        """Mask tokens of one row.
 
         Args:
             ids: Token ids of the row.
             seed: Seed of the choice.
 
         Returns:
-            The ids for the model to read, and the labels: the original id where a token was chosen, otherwise -100.
+            The ids for the model to read; and the labels: the original id at each chosen token, -100 elsewhere.
         """
         rng = random.Random(seed)
         ordinary = [at for at, token in enumerate(ids) if token not in self.special]
@@ -106,11 +106,11 @@ class Masking:
 @final
 @dataclass(frozen=True)
 class MaskedInputs(Windows):
-    """Blocks or rows of text in which tokens are hidden; an `Inputs`.
+    """Blocks or rows of text with masked tokens; an `Inputs`.
 
     Attributes:
         masking: How tokens are chosen.
-        seed: Seed of the train split, in which other tokens are hidden in each epoch. None: the same in all epochs.
+        seed: Seed of the train split, in which other tokens are masked in each epoch. None: the same in all epochs.
         part: Name of the split.
     """
 
@@ -120,11 +120,11 @@ class MaskedInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """The reason why a model's states for these rows cannot be cached."""
+        """Why a model's states for these rows cannot be cached, in words."""
         return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows with these numbers with hidden tokens; "labels" are the hidden ids, -100 elsewhere."""
+        """Return the rows with these indices, with masked tokens; "labels": the original ids there, else -100."""
         seeds = () if self.seed is None else (self.seed, epoch)
         batch = self.encoded.batch(rows, self.padding)
         lengths = self.encoded.lengths[list(rows)]
@@ -139,7 +139,7 @@ class MaskedInputs(Windows):
 
 @final
 class MaskedLMKind(LanguageModelingKind):
-    """The kind of task that predicts hidden tokens of running text; predictions fill in the mask tokens of a text."""
+    """The kind of task that predicts masked tokens of running text; `predict` fills in the mask tokens of a text."""
 
     name = "masked_lm"
     auto_class = base_class = "AutoModelForMaskedLM"
@@ -148,7 +148,7 @@ class MaskedLMKind(LanguageModelingKind):
     draws = True
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
-        """Return blocks or rows with hidden tokens; for prediction the windows of each text as it is.
+        """Return blocks or rows with masked tokens; for prediction the windows of each text as it is.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or the tokenizer no mask token.
@@ -160,7 +160,7 @@ class MaskedLMKind(LanguageModelingKind):
         return MaskedInputs(encode_running(split, processor, options), processor, masking, seed, options.part)
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return the texts that a user passed to `predict`, with the characters of each mask token as their words.
+        """Return the user's texts for `predict`, with the character range of each mask token as their `words`.
 
         Raises:
             ConfigError: If an example is not a text, or the tokenizer has no mask token.
@@ -188,7 +188,7 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
                 self._best[number] = best_tokens(outputs[at, position]).tolist()
 
     def first_not_finite(self) -> int | None:
-        """Return the number of the first text with NaN for a probability at a mask token; None if there is none."""
+        """Return the index of the first text with NaN for a probability at a mask token; None if there is none."""
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
         return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 
@@ -198,5 +198,5 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
     def _to_prediction(self, mask: tuple[int, int], best: Sequence[Sequence[float]]) -> MaskAnswer:
-        """Return the prediction for a mask token, from its characters and the result of `best_tokens`."""
+        """Return the prediction for a mask token, from its character range and the result of `best_tokens`."""
         return {"start": mask[0], "end": mask[1], "candidates": candidates(best, self._processor)}

@@ -2,7 +2,7 @@
 
 A score that is undefined, such as the correlation with a constant, is 0 and never NaN. Every `score_...` function
 returns metric -> score, in the order of the names that are passed. It raises UnknownNameError for a metric that it does
-not know, and DataError if there are no rows, or not as many predictions as targets.
+not know, and DataError if there are no rows, or if the numbers of predictions and targets differ.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def metrics_of(
 
 
 def better(metric: str, new: float, old: float) -> bool:
-    """Return whether the score `new` is better than `old`; NaN never is, nor is an equal score."""
+    """Return whether the score `new` is better than `old`; False if they are equal or one is NaN."""
     return new < old if metric in LOWER else new > old
 
 
 def score_classes(
     metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, positive: int | None = 1
 ) -> dict[str, float]:
-    """Return "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1", as far as `metrics` names them.
+    """Return "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1": those of them that `metrics` names.
 
     Args:
         metrics: Names of the metrics.
@@ -117,9 +117,9 @@ def score_classes(
 
 
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
-    """Return Matthews' correlation of several classes from the number of right rows and the rows per class.
+    """Return Matthews' correlation for any number of classes; 0 if all rows, or all predictions, have one class.
 
-    It is 0 if all rows have one class, or all predictions are one class. Source: Gorodkin 2004, equation 8.
+    `right` (correct), `true` and `predicted` are numbers of rows per class. Source: Gorodkin 2004, equation 8.
     """
     rows = true.sum()
     variances = (rows**2 - (true**2).sum()) * (rows**2 - (predicted**2).sum())
@@ -149,9 +149,9 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
 
 
 def _auroc(scores: Tensor, positive: Tensor) -> float:
-    """Return the share of pairs of a positive and a negative row in which the positive one has the higher score.
+    """Return the fraction of pairs of a positive and a negative row in which the positive row has the higher score.
 
-    Equal scores count half. It is 0 if one of both classes has no row.
+    Equal scores count half. The result is 0 if one of the classes has no row. `positive` is a mask `[rows]`.
     """
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if not positives or not negatives:
@@ -167,9 +167,9 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
-    """Return the share of positive rows that score higher than all but a share `rate` of the negative rows.
+    """Return the fraction of positive rows that score higher than all but a fraction `rate` of the negative rows.
 
-    `positive` is a mask `[rows]`. The result is 0 if one of both classes has no row.
+    `positive` is a mask `[rows]`. The result is 0 if one of the classes has no row.
     """
     negatives = scores[~positive].sort(descending=True).values
     if not len(negatives) or bool(positive.logical_not().all()):
@@ -179,7 +179,7 @@ def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
 
 
 def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return "accuracy" (the share of rows that are right in all classes) and "f1" (over all labels together).
+    """Return "accuracy" (the fraction of rows that are right in all classes) and "f1" (over all labels together).
 
     `predictions` and `targets` are 0 and 1 `[rows, classes]`.
     """
@@ -209,13 +209,13 @@ def score_tags(metrics: Sequence[str], predictions: Tags, targets: Tags, labels:
 
     Args:
         metrics: Names of the metrics.
-        predictions: For each text the number of the predicted tag of every word.
-        targets: The same for the true tags.
+        predictions: For each text the id of the predicted tag of every word.
+        targets: For each text the id of the true tag of every word.
         labels: Names of the tags.
 
     Raises:
-        DataError: If a text has not one prediction per word, there are no words, or "span_f1" is asked for and the tags
-            mark no spans.
+        DataError: If a text has not one prediction per word, there are no words, or "span_f1" is requested and the tags
+            mark no spans (see `marks_spans`).
     """
     _check_tags(predictions, targets)
     guesses, truths = (torch.tensor([int(tag) for row in rows for tag in row]) for rows in (predictions, targets))
@@ -261,7 +261,7 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
 
     Args:
         predictions: Predicted class ids `[rows]`, or 0 and 1 `[rows, classes]`.
-        targets: The true ones, in the same form.
+        targets: True class ids `[rows]`, or 0 and 1 `[rows, classes]`.
         labels: Class names.
     """
     if predictions.ndim == 1:
@@ -274,11 +274,11 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
 def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[ClassRow]:
     """Return the rows of `class_table` for the labels of spans.
 
-    A predicted span is correct if its label, start and end are, where spans are those that seqeval finds.
+    A predicted span is correct if label, start and end equal those of a true span. seqeval finds the spans.
 
     Args:
-        predictions: For each text the number of the predicted tag of every word.
-        targets: The same for the true tags.
+        predictions: For each text the id of the predicted tag of every word.
+        targets: For each text the id of the true tag of every word.
         labels: Names of the tags.
     """
     from seqeval.metrics.sequence_labeling import get_entities
@@ -292,7 +292,7 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:
     """Return a row per class, then "micro avg", "macro avg" and "weighted avg".
 
-    `counts` has for each class how many rows were predicted correctly, predicted, and true.
+    `counts` has three numbers of rows for each class: predicted correctly, predicted, and true.
     """
     rows = [_class_row(label, *class_counts) for label, class_counts in zip(labels, counts, strict=True)]
     total = _class_row("micro avg", *(sum(column) for column in zip(*counts, strict=True)))
@@ -344,13 +344,13 @@ _AS_IOBES = {"L": "E", "U": "S"}  # marks of BILOU tags -> those of IOBES, which
 
 
 def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
-    """Return the names of tags for seqeval, text by text; `labels` are all names."""
+    """Return the names of tags, in the form that seqeval reads, text by text; `labels` are all tag names."""
     named = [_AS_IOBES.get(label[0], label[0]) + label[1:] for label in labels]
     return [[named[int(tag)] for tag in row] for row in rows]
 
 
 def _class_row(label: str, both: int = 0, guesses: int = 0, trues: int = 0) -> ClassRow:
-    """Return the scores of a class from how many rows were predicted correctly, predicted, and true; 0 for 0 / 0."""
+    """Return the scores of a class from its numbers of rows: predicted correctly, predicted, and true; 0 for 0 / 0."""
     return {
         "label": label,
         "precision": both / guesses if guesses else 0.0,
@@ -408,7 +408,7 @@ def _of_corpus(name: str, predictions: list[str], references: list[str]) -> floa
 
 
 def _check_tags(predictions: Tags, targets: Tags) -> None:
-    """Raise DataError if there are no words, or a text has not as many predicted tags as words."""
+    """Raise DataError if there are no words, or a text has fewer or more predicted tags than words."""
     _check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")
@@ -419,6 +419,9 @@ def _check_tags(predictions: Tags, targets: Tags) -> None:
 
 
 def marks_spans(tags: Iterable[str]) -> bool:
-    """Return whether tags mark spans: all are of the form "O" or "B-x" (IOB, IOBES, BILOU), and one is not "O"."""
+    """Return whether a set of tags marks spans, as named entities do, and does not just classify single words.
+
+    It does if every tag is "O" or a mark of IOB, IOBES or BILOU with a label, such as "B-PER", and not all are "O".
+    """
     seen = set(tags)
     return bool(seen - {"O"}) and all(_SPAN_TAG.fullmatch(tag) for tag in seen)

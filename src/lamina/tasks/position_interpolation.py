@@ -14,18 +14,18 @@ _INTERPOLATE = "interpolate_pos_encoding"  # argument of many vision models
 
 
 def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
-    """Return the arguments to call a model with in addition to a batch.
+    """Return additional arguments with which to call a model on a batch.
 
-    If the images of the batch are of another size than the model's, and the model can interpolate its position
-    embeddings, that is the argument which makes it do so; otherwise there are none.
+    If the images of the batch have another size than the model's, and the model can interpolate its position
+    embeddings, this is the argument that turns interpolation on; otherwise the result is empty.
     """
     return {_INTERPOLATE: True} if _other_size(model, batch) and _interpolates(model) else {}
 
 
 def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
-    """Return in words that a model failed on a batch because its images are of another size than the model's.
+    """Return in words that a model failed on a batch because its images have another size than the model's.
 
-    None if the size is right or not known, or the model can interpolate, so that this was not the reason.
+    None if that was not the reason: the size is right or not known, or the model can interpolate.
     """
     sizes = _other_size(model, batch)
     if sizes is None or _interpolates(model):
@@ -35,7 +35,7 @@ def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
 
 
 def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return height and width of a batch's images and of the model's; None if they are equal, or not known."""
+    """Return (height, width) of a batch's images and of the model's; None if they are equal or not known."""
     image_size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     values = batch.get("pixel_values")
     if values is None or values.ndim != 4 or image_size is None:
@@ -46,7 +46,7 @@ def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], 
 
 
 def _interpolates(model: PreTrainedModel) -> bool:
-    """Return whether a model has the argument, or passes arguments that it does not know to a part that has it."""
+    """Return whether a model has the argument, or passes unknown arguments on to a module that has it."""
     parameters = inspect.signature(model.forward).parameters
     if _INTERPOLATE in parameters:
         return True

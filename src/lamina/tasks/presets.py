@@ -42,7 +42,7 @@ class Preset:
         revision: Revision of the hub dataset.
         hub_columns: Columns of the hub dataset. None: those of `columns`.
         header: Column names of files that have none.
-        stand_ins: Names of files that replace the train split if none of the published files is there.
+        stand_ins: Names of files that replace the train split if no published file is found.
         languages: Whether `config` is a language, which may follow the name of the preset: "wikiann/de".
         classes: Number of classes, if `labels` is empty.
         positive: Of two classes the one that "f1" is about.
@@ -70,7 +70,7 @@ class Preset:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The class names; numbers, if they are not known without the data."""
+        """The class names, or numbers if the names are only known from the data."""
         return self.labels or tuple(map(str, range(self.classes)))
 
 
@@ -104,10 +104,10 @@ def find_preset(name: str) -> tuple[str, Preset]:
 
 
 def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path | tuple[Path, Path]]:
-    """Return split -> file, pair of files or folder: the published files of a preset that are in a folder.
+    """Return split -> file, pair of files or folder, for the published files of a preset that a folder contains.
 
     If there is no train file, a warning says which file replaces it: for running text the validation file, otherwise
-    one of the preset's `stand_ins`. `name` is what messages call the task.
+    one of the preset's `stand_ins`. `name` is how messages call the task.
 
     Raises:
         DataError: If there is nothing to train on.
@@ -132,7 +132,7 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path |
 def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
     """Download a preset's dataset from the hub, and return split -> rows, without splits that have no labels.
 
-    `name` is what messages call the task.
+    `name` is how messages call the task.
 
     Raises:
         DataError: If the dataset cannot be downloaded.
@@ -148,7 +148,7 @@ def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
 
 
 def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path | tuple[Path, Path] | None:
-    """Return the path of the first file, pair of files or folder of `names` that is in a folder; None without one."""
+    """Return the path of the first of `names` (files, pairs of files or folders) that a folder contains, or None."""
     for name in names:
         paths = [folder / file for file in ((name,) if isinstance(name, str) else name)]
         if all(is_file(path) or is_dir(path) for path in paths):

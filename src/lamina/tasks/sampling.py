@@ -13,11 +13,11 @@ from lamina.tasks.stratify import shares
 
 @dataclass(frozen=True)
 class SampleSize:
-    """The size of a subsample; exactly one of the three is set.
+    """The size of a subsample; exactly one of the three fields is set.
 
     Attributes:
         per_class: Number of rows per class.
-        fraction: Share of all rows, above 0 and at most 1.
+        fraction: Fraction of all rows, above 0 and at most 1.
         rows: Number of rows.
 
     Raises:
@@ -40,18 +40,18 @@ class SampleSize:
                 raise ConfigError(f"subsample: {name} is {value!r}; it must be {rule}.")
 
     def chosen(self) -> dict[str, float]:
-        """Return the size that is set, by its name."""
+        """Return name -> value of the field that is set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def count(self, classes: int, total: int) -> int:
-        """Return the number of rows.
+        """Return the number of rows of the subsample.
 
         Args:
             classes: Number of classes.
             total: Number of rows to draw from.
 
         Raises:
-            ConfigError: If that is below 1 or above `total`, or `per_class` is set and there are no classes.
+            ConfigError: If the result is below 1 or above `total`, or `per_class` is set and there are no classes.
         """
         if self.per_class is not None and not classes:
             raise ConfigError(f"subsample: per_class is {self.per_class}; this task has no classes.")
@@ -69,13 +69,13 @@ class SampleSize:
 def subsample_rows(
     names: Sequence[str], classes: Sequence[Sequence[int]], size: SampleSize, *, stratified: bool, seed: int
 ) -> list[int]:
-    """Draw a subsample without replacement, and return the numbers of its rows in ascending order.
+    """Draw a subsample without replacement, and return the indices of its rows in ascending order.
 
     Args:
         names: Class names.
-        classes: The numbers of the classes of each row.
+        classes: The class ids of each row.
         size: Size of the subsample.
-        stratified: Whether to draw the same number of rows of each class (`size.per_class`), or the same share;
+        stratified: Whether to draw the same number of rows of each class (`size.per_class`), or the same fraction;
             otherwise rows are drawn uniformly.
         seed: Seed of the choice.
 

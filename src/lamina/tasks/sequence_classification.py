@@ -31,7 +31,7 @@ _CONFIG = {
 
 @final
 class SequenceClassificationKind(TextClassKind):
-    """The kind of task that asks one thing about a whole text or pair of texts: a class, several classes, a number."""
+    """The kind of task that predicts one thing about a whole text or pair of texts: a class, classes, or a number."""
 
     name = "sequence_classification"
     problem_types = {
@@ -44,7 +44,7 @@ class SequenceClassificationKind(TextClassKind):
     missing = (*TextClassKind.missing, "mask")
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Make the examples of every split; the default column is "sentence", or "text" if there is none.
+        """Make the examples of every split; the default column is "sentence", or "text" if no table has a "sentence".
 
         See `Kind.build` for arguments, result and errors.
         """
@@ -75,7 +75,7 @@ class SequenceClassificationKind(TextClassKind):
         return super().row_classes(task, split)
 
     def truncated(self, inputs: TextInputs) -> int:
-        """Return how many texts were cut, or have more than one window, of which only the first is scored."""
+        """Return how many texts were cut, or have further windows beside the first, which alone is scored."""
         return inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
@@ -84,7 +84,7 @@ class SequenceClassificationKind(TextClassKind):
         config.problem_type = _CONFIG[task.problem_type]  # pyright: ignore[reportAttributeAccessIssue]
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return the labels of a batch as transformers' losses expect them: floats for several labels."""
+        """Return the labels of a batch as transformers' losses expect them: floats for multi-label tasks."""
         return labels.float() if task.problem_type == "multi_label" else labels
 
 
