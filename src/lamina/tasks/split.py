@@ -1,4 +1,4 @@
-"""A split of a task: its examples with their labels; how rows are drawn from it or held out."""
+"""A split of a task: its examples with their labels; draw rows from it, or hold rows out."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Split:
 
     Args:
         rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
-        open_text: Makes the example from the cells in columns "text" and "row", for instance a file that is opened
-            when it is needed. None: the cell in "text" is the example.
+        open_text: Function from the cells in columns "text" and "row" to the example, for instance a file that is
+            opened on access. None: the cell in "text" is the example.
         labels: A dataset whose column "label" replaces that of `rows`.
         strata: A dataset whose column "strata" has the numbers of each row's classes in all label columns of the
             source. None: they are unknown.
@@ -61,14 +61,14 @@ class Split:
         Args:
             texts: Texts or pairs of texts.
             labels: Labels in one of the forms of `Split.labels`. None: examples without labels.
-            words: The characters of every word of each text.
+            words: The character range (start, end) of every word of each text.
         """
         columns = {"text": texts, "label": labels, "words": words}
         return cls(dataset_of(_tables({name: cells for name, cells in columns.items() if cells is not None})))
 
     @cached_property
     def texts(self) -> Column:
-        """The examples: texts, pairs of texts, or files that are opened when they are needed."""
+        """The examples: texts, pairs of texts, or files that are opened on access."""
         second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
         return Column(self.rows, ["text", *second], self._open_text)
 
@@ -97,7 +97,7 @@ class Split:
 
     @cached_property
     def words(self) -> Column | None:
-        """For each text the characters of every word: the first, and the one after the last. None for other tasks."""
+        """For each text the character range (start, end) of every word. None for tasks without words."""
         return Column(self.rows, ["words"], _as_spans) if "words" in self.rows.column_names else None
 
     @property
@@ -113,7 +113,7 @@ class Split:
 
     @cached_property
     def key(self) -> str:
-        """A hash that is equal for equal examples in the same order; labels do not count."""
+        """A hash that is equal for equal examples in the same order; labels are left out."""
         digest = hashlib.blake2b(digest_size=16)
         for text in self.texts:
             content = getattr(text, "messages", text)  # a chat differs by its roles too
@@ -133,7 +133,7 @@ class Split:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def select_rows(self, rows: Sequence[int]) -> Split:
-        """Return a split of the rows with these numbers, in this order."""
+        """Return a split of the rows with these indices, in the given order."""
         labels = None if self._labels is self.rows else derived(self._labels.select(rows), self._labels)
         strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
         return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
@@ -180,14 +180,14 @@ def _as_tuple(label: Any) -> Any:
 
 
 def _as_spans(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return spans from the flat list of their edges in which Arrow stores them."""
+    """Return pairs (start, end) from the flat list of numbers in which Arrow stores them."""
     return tuple(pairs_of(flat))
 
 
 def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
     """Yield the columns "text" (or "text" and "text_pair"), "label" and "words" as Arrow tables of 1,000 rows.
 
-    The first label and the first text decide the types of all.
+    The first label and the first text decide the types of the columns.
     """
     label_type: pa.DataType | None = None
     pairs = False
@@ -217,7 +217,7 @@ def _type_of(labels: Sequence[object]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """Return a split of at most `limit` rows, drawn uniformly without replacement, in their old order.
+    """Return a split of at most `limit` rows, drawn uniformly without replacement, in their original order.
 
     Args:
         split: The split.

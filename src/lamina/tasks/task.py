@@ -35,11 +35,10 @@ class Task:
     """Labelled examples, and the question about them: what to learn, predict and score.
 
     Attributes:
-        kind: The kind of task, which is equal to its name and prints as it: "sequence_classification",
-            "token_classification", "masked_lm", "causal_lm", "summarization",
-            "translation", "image_classification", "audio_classification", or another that is registered in
-            `lamina.tasks.KINDS`.
-        problem_type: "classification", "regression", "multi_label", or "generation" if texts are to be generated.
+        kind: The kind of task. It equals its name and prints as it: "sequence_classification", "token_classification",
+            "masked_lm", "causal_lm", "summarization", "translation", "image_classification", "audio_classification", or
+            another that is registered in `lamina.tasks.KINDS`.
+        problem_type: "classification", "regression", "multi_label", or "generation" if texts are generated.
         labels: Class names in the order of their ids. A regression has the name of the score, "masked_lm" and
             "causal_lm" have ("token",), and kinds that generate texts ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
@@ -140,10 +139,10 @@ class Task:
         Args:
             per_class: Rows per class; the subsample has this number times the number of classes. For tags that mark
                 spans, classes are the span labels (four in CoNLL-2003), as in papers on few-shot learning.
-            fraction: Share of the rows.
+            fraction: Fraction of the rows.
             rows: Number of rows.
-            stratified: Whether to draw the same number of rows of each class (with `per_class`), or the same share. By
-                default rows are drawn uniformly without replacement, as in the papers.
+            stratified: Whether to draw the same number of rows of each class (with `per_class`), or the same fraction
+                of each. By default rows are drawn uniformly without replacement, as in papers on few-shot learning.
             seed: Seed of the choice.
 
         Raises:
@@ -170,8 +169,8 @@ class Task:
         Blank texts are left out.
 
         Args:
-            rows: Whether each row is read alone, pairs as the tokenizer joins them; a row that is longer than the model
-                reads loses its end. By default all texts are joined and cut into blocks of the model's length.
+            rows: Whether each row is read alone, pairs as the tokenizer joins them; a row that is too long for the
+                model loses its end. By default all texts are joined and cut into blocks of the model's maximum length.
 
         Raises:
             ConfigError: If the examples are not texts.
@@ -184,8 +183,8 @@ class Task:
         Blank texts are left out.
 
         Args:
-            rows: Whether each row is read alone; the second text of a pair is then a reply, which alone is learnt. By
-                default all texts are joined and cut into blocks of the model's length.
+            rows: Whether each row is read alone; of a pair, only the second text, the reply, is then learnt. By default
+                all texts are joined and cut into blocks of the model's maximum length.
 
         Raises:
             ConfigError: If the examples are not texts.
@@ -193,15 +192,12 @@ class Task:
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
-        """Return a task of language modelling over the same texts; see `masked_lm`.
+        """Return a task of language modelling over the same texts; see `masked_lm` for `rows` and the error.
 
         Args:
             kind: Name of the new task's kind.
-            short: What is added to the task's name.
+            short: Suffix that is added to the task's name.
             rows: Whether each row is read alone.
-
-        Raises:
-            ConfigError: If the examples are not texts.
         """
         if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
@@ -212,7 +208,7 @@ class Task:
     def join_pairs(self, separator: str) -> Task:
         """Return the same task with each pair of texts joined into one text, with `separator` between the two.
 
-        Without it, the tokenizer joins pairs in its own way. To predict, join the texts in the same way.
+        Otherwise the tokenizer joins pairs in its own way. To predict, join the texts with the same separator.
 
         Raises:
             ConfigError: If the examples are not pairs, or the kind learns words or replies of the second text.
@@ -398,7 +394,7 @@ class Task:
         stratify: bool = True,
         separator: str | None = None,
     ) -> Task:
-        """Make a task of rows in memory. Arguments are those of `from_files`, with two differences.
+        """Make a task of rows in memory.
 
         `dataset` maps splits to rows: a `datasets.DatasetDict`, or a mapping of `datasets.Dataset`s or of lists (or
         other iterables) of dicts. `parts` says which of its splits are "train", "validation" and "test", as in
@@ -409,7 +405,7 @@ class Task:
         `labels` are by default those that the dataset has for its column, otherwise those of "train", sorted.
 
         Raises:
-            DataError: If a column is missing, or a cell or label does not fit; the message names the row.
+            DataError: If a column is missing, or a cell or label does not fit. The message names the row.
             UnknownNameError: If there is no such kind, problem type, metric or split.
             ConfigError: If a limit or `image_size` is below 1, a label is named twice, a split is neither a dataset nor
                 a list of dicts, or `image_size` is set for texts.
@@ -556,13 +552,13 @@ def _assemble(
 
 
 def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:
-    """Return the names of the classes that no row has; `classes` are the numbers of the classes of each row."""
+    """Return the names of the classes that no row has; `classes` has the class ids of each row."""
     seen = set(chain.from_iterable(classes))
     return [name for number, name in enumerate(names) if number not in seen]
 
 
 def _check_spec(spec: ColumnSpec) -> None:
-    """Check that a kind can do what a user asks of it, as far as that can be known without the data.
+    """Check that a kind allows the user's choices, as far as that can be known without the data.
 
     Raises:
         UnknownNameError: If the kind has no such problem type, or no such value of `missing_labels`.

@@ -41,7 +41,7 @@ class TextAnswer(TypedDict):
 @final
 @dataclass(frozen=True)
 class PairInputs(Windows):
-    """Tokenised source texts, with their target texts where these are known; an `Inputs`.
+    """Tokenised source texts, with their target texts if these are known; an `Inputs`.
 
     Attributes:
         targets: The tokens of the texts to generate. None: they are not known, as in prediction.
@@ -51,11 +51,11 @@ class PairInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """The reason why a model's states cannot be cached: they depend on the text that was generated so far."""
+        """Why a model's states cannot be cached, in words: they depend on the text that was generated so far."""
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the sources with these numbers; "labels" are the targets, padded with -100, which the model shifts."""
+        """Return the sources with these indices; "labels" are the targets, not shifted, padded with -100."""
         read = self.encoded.batch(rows, self.padding)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
@@ -66,8 +66,8 @@ class PairInputs(Windows):
 class _TargetTokenizer:
     """A tokenizer that reads every text as a target: in the target language, with the target's special tokens.
 
-    Where the tokenizer has languages and no target language is set, targets are read in the source language, and a
-    warning says so.
+    If the tokenizer has languages and no target language is set, targets are read in the source language, with a
+    warning.
     """
 
     def __init__(self, processor: Processor) -> None:
@@ -91,7 +91,7 @@ class _TargetTokenizer:
 
 
 def texts_of(ids: Int[Tensor, "batch tokens"], processor: Processor, *, strip: bool = True) -> list[str]:
-    """Decode each row of token ids without special tokens; -100 counts as padding, `strip` removes outer spaces."""
+    """Decode each row of token ids without special tokens and -100; `strip` removes spaces at the ends of texts."""
     tokenizer = tokenizer_of(processor)
     rows = [[token for token in row if token != IGNORED] for row in ids.tolist()]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
@@ -101,7 +101,7 @@ def texts_of(ids: Int[Tensor, "batch tokens"], processor: Processor, *, strip: b
 def generate(
     model: PreTrainedModel, batch: Batch, options: GenerationOptions, **more: int
 ) -> Int[Tensor, "batch tokens"]:
-    """Return the token ids that a model generates for a batch, without sampling; `more` is passed to its `generate`."""
+    """Return the token ids that a model generates for a batch, without sampling; `more` is for `model.generate`."""
     beams = options.num_beams
     search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
     arguments = {**batch, "do_sample": False, "max_new_tokens": options.max_target_length, **search, **more}
@@ -119,7 +119,7 @@ class TextToTextKind(Kind[PairInputs]):
     generates = True
 
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """Return the table of a file, or of a pair of text files whose lines belong together; see `Kind.read`."""
+        """Return the table of a file, or of a pair of text files with corresponding lines; see `Kind.read`."""
         if not isinstance(source, str | Path):
             return read_pair(source, (str(spec.text), str(spec.label)))
         return super().read(source, spec, header)
@@ -127,10 +127,10 @@ class TextToTextKind(Kind[PairInputs]):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Return the source texts of every split, with the texts to generate as labels.
 
-        The default columns are "sentence" and "label", or "text" and "target" if there are none of these names.
+        The default columns are "sentence" and "label", or "text" and "target" if there are no columns of these names.
 
         Raises:
-            DataError: If a column is missing, a source is blank, or a target is missing and not to be dropped.
+            DataError: If a column is missing, a source is blank, or a target is missing and such rows are not dropped.
             ConfigError: If the user passed labels.
         """
         text, label = self.usual_columns
@@ -143,7 +143,7 @@ class TextToTextKind(Kind[PairInputs]):
         """Tokenise the sources, each with the prefix in front, and the targets, which are the split's labels.
 
         A tokenizer with languages reads sources in its source language and targets in its target language; if no target
-        language is set, targets are in the source language and a warning says so. The tokenizer is left unchanged.
+        language is set, targets are read in the source language, with a warning. The tokenizer is left unchanged.
 
         Raises:
             ConfigError: If the processor has no tokenizer.
@@ -173,11 +173,11 @@ class TextToTextKind(Kind[PairInputs]):
         return PairInputs(sources, processor, encoded)
 
     def truncated(self, inputs: PairInputs) -> int:
-        """Return how many sources lost their end, or how many targets did if these are more."""
+        """Return how many sources, or how many targets if these are more, lost their end."""
         return max(inputs.encoded.truncated, 0 if inputs.targets is None else inputs.targets.truncated)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return in words that the model is not an encoder-decoder that generates; None if it is."""
+        """Return in words why the model is not an encoder-decoder that generates text; None if it is one."""
         generates = model.config.is_encoder_decoder and model.can_generate()
         return None if generates else "it is not an encoder-decoder that generates text"
 
@@ -215,7 +215,7 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
         self._split, self._texts = split, [""] * len(split)
 
     def add(self, rows: Sequence[int], outputs: Sequence[str], labels: Tensor | None = None) -> None:
-        """Store the generated texts of the examples with these numbers."""
+        """Store the generated texts of the examples with these indices."""
         for row, text in zip(rows, outputs, strict=True):
             self._texts[row] = text
 

@@ -48,12 +48,12 @@ class SpanAnswer(TypedDict):
     """A predicted span of a text.
 
     Attributes:
-        start: Its first character.
-        end: The character after its last one.
-        label: Its label; the tag of the word where tags mark no spans.
+        start: Position of its first character.
+        end: Position after its last character.
+        label: Its label; if tags mark no spans, the tag of the word.
         text: Its characters.
         score: Mean probability of the tags of its words.
-        error: In tables of wrong answers, why it is wrong; see `wrong_spans`.
+        error: In tables of wrong predictions, why the span is wrong; see `wrong_spans`.
     """
 
     start: int
@@ -102,7 +102,7 @@ class TokenClassificationKind(TextClassKind):
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the span labels, or the tags where they mark no spans, and which of them each example has.
+        """Return the span labels (the tags if these mark no spans), and the ids of those that each example has.
 
         CoNLL-2003 has four span labels, which is how papers on few-shot learning count its classes.
         """
@@ -115,7 +115,7 @@ class TokenClassificationKind(TextClassKind):
     def targets(self, task: LabelledTask, split: Split, inputs: TextInputs) -> WordTargets:
         """Return each word's tag for its first token, or with `task.label_all_tokens` for all of its tokens.
 
-        A word in several windows has its tag in the window that shows most context around it.
+        A word that several windows contain has its tag in the window with the most context around it.
         """
         others = continued(task.labels) if task.label_all_tokens else None
         return WordTargets(word_labels(inputs.encoded, split.words or (), split.labels, others))
@@ -135,7 +135,7 @@ class TokenClassificationKind(TextClassKind):
 
 
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
-    """Collects the logits of every word. A word without a token is tagged "O", or with the first tag without "O"."""
+    """Collects the logits of every word. A word without a token is tagged "O", or else with the first tag."""
 
     def __init__(self, task: TaskLike, split: Split, inputs: TextInputs) -> None:
         self._task, self._split, words = task, split, list(split.words or ())
@@ -146,23 +146,23 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._places = word_places(inputs.encoded, words)
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the logits of each word from those of its first token, `[batch, tokens, classes]`."""
+        """Store the logits of each word, those of its first token, from `[batch, tokens, classes]`."""
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places[row]]
         if places:
             at, position, word = torch.tensor(places).T
             self._logits[word] = outputs.float().cpu()[at, position]
 
     def first_not_finite(self) -> int | None:
-        """Return the number of the first text with a word whose logits are NaN or infinite; None if there is none."""
+        """Return the index of the first text with a word whose logits are NaN or infinite; None if there is none."""
         word = first_invalid_row(self._logits)
         return None if word is None else bisect_right(list(accumulate(self._counts)), word)
 
     def guesses(self) -> list[Label]:
-        """Return for each text the number of the predicted tag of every word."""
+        """Return for each text the ids of the predicted tags of its words."""
         return [*self._predicted_tags()]
 
     def _predicted_tags(self) -> list[tuple[int, ...]]:
-        """Return the predicted tag of every word, text by text."""
+        """Return for each text the ids of the predicted tags of its words."""
         return [tuple(tags.tolist()) for tags in self._logits.argmax(-1).split(self._counts)]
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
@@ -170,7 +170,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return score_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Return the predicted tags and the true tags of the texts that have labels."""
+        """Return the ids of the predicted tags and of the true tags, for the texts that have labels."""
         both = zip(self._predicted_tags(), self._split.labels, strict=True)
         scored = [pair for pair in both if IGNORED not in pair[1]]
         return [guess for guess, _ in scored], [truth for _, truth in scored]
@@ -188,7 +188,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return error_rows(self._wrong(), self._split.texts, count)
 
     def _wrong(self) -> Iterator[WrongAnswer]:
-        """Yield the texts whose spans are wrong, without their texts; texts without labels are skipped."""
+        """Yield a wrong answer, without its text, for each text with wrong spans; texts without labels are skipped."""
         for row, ((logits, text, words), truth) in enumerate(zip(self._texts(), self._split.labels, strict=True)):
             scores, ids = (values.tolist() for values in logits.softmax(-1).max(-1))
             if ids != list(truth) and IGNORED not in truth:
@@ -197,7 +197,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
                     yield wrong
 
     def _texts(self) -> Iterator[tuple[Tensor, str, Sequence[Span]]]:
-        """Yield for each text its words' logits `[words, classes]`, the text, and the words' characters."""
+        """Yield for each text its words' logits `[words, classes]`, the text, and its words' character ranges."""
         logits = self._logits.split(self._counts)
         return zip(logits, map(_tagged, self._split.texts), self._split.words or (), strict=True)
 
@@ -218,14 +218,14 @@ def _tagged(text: Text) -> str:
 def spans_of_tags(
     tags: Sequence[int], scores: Sequence[float], labels: Sequence[str], text: str, words: Sequence[Span]
 ) -> list[SpanAnswer]:
-    """Return the spans that the tags of a text mark; if tags mark no spans, every word is one.
+    """Return the spans that the tags of a text mark; if tags mark no spans, every word is a span.
 
     Args:
-        tags: Number of each word's tag.
+        tags: Id of each word's tag.
         scores: Probability of each word's tag; the score of a span is their mean.
-        labels: The tags' names.
+        labels: Names of the tags.
         text: The text.
-        words: Characters of each word.
+        words: Character range of each word.
     """
     joins, before = marks_spans(labels), ""
     spans: list[SpanAnswer] = []
@@ -253,14 +253,14 @@ def spans_of_tags(
 
 
 def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAnswer]) -> WrongAnswer | None:
-    """Return the spans of a text that are in error; None if all are right.
+    """Return the wrong spans of a text; None if all predicted spans are right.
 
     The "error" of a span is "missed" (a true span where none was predicted), "extra" (a predicted span where there is
-    none), or "wrong" (a true and a predicted span that overlap, but differ in ends or label). The confidence is the
-    highest score of an extra, wrong predicted or missed span.
+    none), or "wrong" (a true and a predicted span that overlap, but differ in start, end or label). The confidence is
+    the highest score of an extra, wrong predicted or missed span.
 
     Args:
-        row: Number of the text.
+        row: Index of the text.
         true: The true spans; a score is the mean probability of the tags that were predicted for the span's words.
         predicted: The predicted spans; a score is the mean probability of the tags of the span's words.
     """
@@ -274,7 +274,7 @@ def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAn
 
 
 def _key(span: SpanAnswer) -> tuple[int, int, str]:
-    """Return what two equal spans have in common: characters and label."""
+    """Return what equal spans have in common: start, end and label."""
     return span["start"], span["end"], span["label"]
 
 
@@ -288,7 +288,7 @@ def _with_error(span: SpanAnswer, others: Sequence[SpanAnswer], error: str) -> S
 
 
 def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
-    """Return words as one text with a space between them, and the characters of each word in it."""
+    """Return words as one text with a space between them, and the character range of each word in the text."""
     texts = [str(word) for word in words]
     starts = accumulate((len(text) + 1 for text in texts), initial=0)
     return " ".join(texts), tuple((start, start + len(text)) for start, text in zip(starts, texts, strict=False))
@@ -325,14 +325,14 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str, ...]]:
 
 
 def _tag_name(mark: object, labels: Sequence[str] | None) -> str:
-    """Return the name of a tag in a file; it may be the number of one of `labels`, if no label is a number itself."""
+    """Return the name of a tag in a file; the tag may be the id of one of `labels`, if no label is a number itself."""
     if labels is not None and isinstance(mark, int) and 0 <= mark < len(labels) and str(mark) not in labels:
         return labels[mark]
     return class_name(mark, labels or ())
 
 
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str]]) -> Split:
-    """Return the examples in a table, whose rows have these tags; a tag that is not in `spec.labels` is a DataError."""
+    """Return the examples in a table with the given tags; a tag that is not in `spec.labels` raises a DataError."""
     names = spec.labels or ()
     index = {name: number for number, name in enumerate(names)}
     for row, marks in zip(table.rows, tags, strict=True):
@@ -354,7 +354,7 @@ def is_iob(tags: Iterable[str]) -> bool:
 def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
     """Return the IOB1 or IOB2 tags of one sentence as IOB2, in which every span begins with `B-`.
 
-    In IOB1 a span begins with `I-` unless it follows directly on a span with the same label.
+    In IOB1 a span begins with `I-` unless it directly follows a span with the same label.
     """
     changed: list[str] = []
     before = ""
@@ -372,9 +372,9 @@ def both_ends(labels: Iterable[str]) -> set[str]:
 
 
 def continued(labels: Sequence[str]) -> list[int]:
-    """Return for each tag the number of the tag that a word's further tokens get.
+    """Return for each tag the id of the tag that the further tokens of a word with this tag get.
 
-    That is `I-x` for `B-x` if there is such a tag, otherwise the tag itself.
+    It is `I-x` for `B-x` if there is a tag `I-x`, otherwise the tag itself.
     """
     number = {label: at for at, label in enumerate(labels)}
     return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]
@@ -386,19 +386,19 @@ LabelledSpan: TypeAlias = tuple[Span, str]
 
 
 def word_spans(text: str) -> list[Span]:
-    """Return the characters of every word of a text."""
+    """Return the character range (start, end) of every word of a text."""
     return [match.span() for match in _WORD.finditer(text)]
 
 
 def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
     """Make the examples of every split from texts and lists of spans; with `spec.text_pair` from pairs of texts.
 
-    A span is a text, which is labelled wherever it occurs; or two characters, the first and the one after the last; or
-    a mapping with "start", "end" and perhaps "label". Every word that shares a character with a span is tagged. The
-    spans of a pair are in its second text.
+    A span is a text, which is labelled wherever it occurs; or two character positions, start and end (exclusive); or a
+    mapping with "start", "end" and perhaps "label". Every word that shares a character with a span is tagged. The spans
+    of a pair are in its second text.
 
     Returns:
-        `spec` with the tags as labels, and split name -> examples.
+        `spec` with the tags as labels; and split name -> examples.
 
     Raises:
         DataError: If a cell is not a list of spans; or if a span is not in its text, unless `spec.missing_labels` is
@@ -424,7 +424,8 @@ def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
 def _spans_of_rows(table: Table, spec: ColumnSpec, default: str) -> list[list[LabelledSpan] | None]:
     """Return the spans of each row with their labels; None for a row with a span that is not in its text.
 
-    Such rows are counted in a warning if `spec.missing_labels` is "ignore", otherwise the first is a DataError.
+    Such rows are counted in a warning if `spec.missing_labels` is "ignore"; otherwise the first of them raises a
+    DataError.
 
     Args:
         table: The table of a split.
@@ -460,7 +461,7 @@ def _spans_of_rows(table: Table, spec: ColumnSpec, default: str) -> list[list[La
 
 
 def _places(span: object, text: str) -> list[Span]:
-    """Return the characters of a span in a text, or of each place where it occurs; [] if it is not in the text."""
+    """Return the character range of a span in a text, or of each place where it occurs; [] if it does not occur."""
     if isinstance(span, str):
         wanted = span.strip()
         return [match.span() for match in regex.finditer(regex.escape(wanted), text)] if wanted else []
@@ -473,10 +474,9 @@ def _places(span: object, text: str) -> list[Span]:
 
 
 def _span_split(table: Table, spec: ColumnSpec, spans: Sequence[list[LabelledSpan] | None]) -> Split:
-    """Return the examples in a table, with the tags that the spans of each row make; None: words without labels.
+    """Return the examples in a table, with tags from the spans of each row; None: the row's words have no labels.
 
-    Raises:
-        DataError: If a tag is not one of `spec.labels`.
+    Raises DataError if a tag is not one of `spec.labels`.
     """
     spans, table = [*lab.with_gaps(spans, table, lambda _: None)], lab.every_row(table)
     texts = _labelled_texts(table, spec)
