@@ -1,13 +1,16 @@
-"""What readers and monitors add to generation, over generation without them.
+"""The cost that readers and monitors add to generation, relative to generation without them.
 
     python benchmarks/generate.py [--part readers|monitors] [--small] [--tokens 64] [--batch N] [--json]
 
-Readers: 4 of the encoder and 4 of the decoder of BART-large's shape, budget 1.05. Monitors: 8 on the shape of Llama
-3.2 1B, which score each token as it is written, budget 1.02; `scalar_mix` reads a mix of all layers, `ada_layers` 16
-features of each, and "in eights" looks at eight tokens at a time. Random weights, greedy; `--small` takes narrow models
-and a minute. In the same turns: `output_hidden_states=True`, which hands over every state of every step and computes
-nothing with them; and nnsight, where it is installed (`pip install nnsight`), which saves what every block gives at
-every step. `MiB` is what is held when `generate` ends: features and answers, scores, or states.
+Readers: 4 on the encoder and 4 on the decoder of a model with BART-large's shape, budget 1.05. Monitors: 8 on a model
+with the shape of Llama 3.2 1B, which score each new token, budget 1.02; `scalar_mix` reads a mix of all layers,
+`ada_layers` 16 features of each layer, and "in eights" scores eight tokens at a time. Weights are random and decoding
+is greedy; `--small` takes narrow models and about a minute.
+
+Two other methods are measured in turn with them: `output_hidden_states=True`, which returns every state of every step
+and computes nothing with it; and, if it is installed (`pip install nnsight`), nnsight, which saves the output of every
+block at every step. `MiB` is the memory that a method still holds when `generate` ends: features and answers, scores,
+or states.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ LABELS = ("no", "yes")
 
 
 def options() -> argparse.Namespace:
-    """What the command takes."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repeats", type=int, default=5, help="counted runs of each (default 5)")
@@ -53,7 +56,7 @@ def options() -> argparse.Namespace:
 
 
 def summariser(*, small: bool) -> PreTrainedModel:
-    """BART-large's shape, or a small one, with random weights."""
+    """Return a model with BART-large's shape, or a small one, with random weights."""
     depth, width, heads, vocabulary = (4, 256, 4, 8000) if small else (12, 1024, 16, 50265)
     torch.manual_seed(0)
     shared: dict[str, Any] = {"vocab_size": vocabulary, "d_model": width, "forced_eos_token_id": None}
@@ -64,7 +67,7 @@ def summariser(*, small: bool) -> PreTrainedModel:
 
 
 def bank_of(model: PreTrainedModel) -> ReaderBank:
-    """Four readers of whole texts on the encoder, four of tokens on the decoder, k = 64."""
+    """Return a bank with four readers of whole texts on the encoder and four of tokens on the decoder, k = 64."""
     bank = ReaderBank(model)
     for number in range(4):
         bank.add(f"text{number}", Reader(AdaLayers(dim=64), SequenceClassification(LABELS), "encoder", seed=number))
@@ -74,7 +77,7 @@ def bank_of(model: PreTrainedModel) -> ReaderBank:
 
 
 def llama(*, small: bool) -> PreTrainedModel:
-    """The shape of Llama 3.2 1B, or a small one, with random weights."""
+    """Return a model with the shape of Llama 3.2 1B, or a small one, with random weights."""
     depth, width, heads, vocabulary = (4, 256, 4, 8000) if small else (16, 2048, 32, 128256)
     torch.manual_seed(0)
     return LlamaForCausalLM(
@@ -91,7 +94,7 @@ def llama(*, small: bool) -> PreTrainedModel:
 
 
 def watched(model: PreTrainedModel) -> tuple[ReaderBank, dict[str, list[Monitor]]]:
-    """Readers of tokens, and 8 monitors of each kind."""
+    """Return a bank with 8 token readers per fusion, and kind of monitor -> 8 monitors."""
     bank, head = ReaderBank(model), TokenClassification(LABELS, encoder_layers=0)
     fusions = {"scalar_mix": ScalarMix(), "ada_layers": AdaLayers(dim=16)}
     names = {kind: [f"{kind}{number}" for number in range(8)] for kind in fusions}
@@ -102,21 +105,21 @@ def watched(model: PreTrainedModel) -> tuple[ReaderBank, dict[str, list[Monitor]
 
 
 def held(output: Any) -> float:
-    """MiB of the states or answers that an output holds."""
+    """Return the size in MiB of the states or answers in an output."""
     if isinstance(output, torch.Tensor):
         return output.numel() * output.element_size() / 2**20
     return sum(map(held, output), 0.0) if isinstance(output, tuple | list) else 0.0
 
 
 def inputs_of(asked: argparse.Namespace, model: Any, batch: int, prompt: int) -> dict[str, Any]:
-    """What `generate` is called with, for prompts of so many tokens."""
+    """Return the arguments of `generate` for prompts with `prompt` tokens."""
     ids = torch.randint(5, model.config.vocab_size, (batch, prompt), generator=torch.Generator().manual_seed(0))
     inputs = {"input_ids": ids.to(asked.device), "attention_mask": torch.ones_like(ids).to(asked.device)}
     return {**inputs, "max_new_tokens": asked.tokens, "min_new_tokens": asked.tokens, "do_sample": False}
 
 
 def reader_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[str, Any]]:
-    """Readers, at one size of batch."""
+    """Return the table rows of readers for one batch size."""
     bank, given, memory = bank_of(model), inputs_of(asked, model, batch, 128), dict[str, float]()
 
     def readers() -> None:
@@ -128,7 +131,7 @@ def reader_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[
 
 
 def monitor_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict[str, Any]]:
-    """Monitors, at one size of batch."""
+    """Return the table rows of monitors for one batch size."""
     (bank, monitors), given, memory = watched(model), inputs_of(asked, model, batch, 16), dict[str, float]()
 
     def watch(name: str, kind: str, every: int) -> None:
@@ -143,7 +146,7 @@ def monitor_rows(asked: argparse.Namespace, model: Any, batch: int) -> list[dict
 
 
 def by_nnsight(model: Any, given: dict[str, Any], memory: dict[str, float]) -> dict[str, Callable[[], None]]:
-    """Every block's output at every step, saved by nnsight; nothing where it is not installed."""
+    """Return a function that saves every block's output at every step with nnsight; {} if it is not installed."""
     try:
         from nnsight import TransformersModel  # pyright: ignore[reportMissingImports]  optional, and not an extra
     except ImportError:
@@ -175,7 +178,7 @@ def measured(
     ways: dict[str, Callable[[], None]],
     memory: dict[str, float],
 ) -> list[dict[str, Any]]:
-    """A row for each way, for plain generation and for `output_hidden_states`, in turn."""
+    """Return a table row for each method, plain generation and `output_hidden_states`, which take turns."""
 
     def plain() -> None:
         model.generate(**given)
@@ -204,7 +207,7 @@ def measured(
 
 
 def sizes(asked: argparse.Namespace, many: int) -> tuple[int, ...]:
-    """The batches."""
+    """Return the batch sizes that are measured."""
     return (1, many) if asked.batch is None else (asked.batch,)
 
 

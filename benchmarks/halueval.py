@@ -1,13 +1,14 @@
-"""How well readers tell made-up chat replies, and what in them is made up, beside what the text alone tells.
+"""How well readers find hallucinated chat replies, and the hallucinated spans in them, compared with the text alone.
 
     python benchmarks/halueval.py [--data ../shared/data/halueval/general.jsonl] [--seeds 1] [--epochs 6] [--json]
 
-HaluEval's 4,507 chat replies (Li et al. 2023, arXiv:2305.11747) are split once: 60 % to learn from, 10 % to choose the
-epoch by, 30 % to be scored. Three readers of a frozen MiniLM learn in one pass: two whether a reply holds something
-made up (of the reply's tokens alone, and of prompt and reply compared), one where. The baselines learn from the same
-rows: word counts (tf-idf of words and pairs of words) under a logistic regression, and the length of the reply. Recall
-is at the lowest threshold that at most so many of the scored replies without anything made up reach; its intervals are
-Clopper and Pearson's, those of AUROC and span F1 bootstrap ones, over rows (95 %).
+HaluEval's 4,507 chat replies (Li et al. 2023, arXiv:2305.11747) are split once: 60 % for training, 10 % for the choice
+of the epoch, 30 % for scores. Three readers of a frozen MiniLM are trained in the same passes. Two predict whether a
+reply has a hallucination: one reads the tokens of the reply only, the other compares prompt and reply. The third
+predicts the spans. The baselines are trained on the same rows: a logistic regression on word counts (tf-idf of words
+and pairs of words), and the length of the reply. Recall is measured at the lowest threshold that at most 1 % or 5 % of
+the replies without a hallucination reach. Its intervals are those of Clopper and Pearson; the intervals of AUROC and
+span F1 are bootstrap intervals over rows (95 %).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ RESAMPLES = 1000
 
 
 def options() -> argparse.Namespace:
-    """Where the rows are, and how much is trained."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--data", default="../shared/data/halueval/general.jsonl", help="the file of replies (default %(default)s)"
@@ -54,7 +55,7 @@ def options() -> argparse.Namespace:
 
 
 def split(path: str, limit: int | None) -> dict[str, Rows]:
-    """Part -> rows, the same in every run."""
+    """Return part -> rows, the same in every run."""
     table = read_table(path)
     rows = [{name: cells[at] for name, cells in table.columns.items()} for at in range(len(table))]
     random.Random(0).shuffle(rows)
@@ -64,14 +65,14 @@ def split(path: str, limit: int | None) -> dict[str, Rows]:
 
 
 def interval(measure: Callable[[np.ndarray[Any, Any]], float], rows: int) -> list[float]:
-    """The bootstrap interval of a measure of drawn rows."""
+    """Return the bootstrap interval of `measure`, a function of the indices of drawn rows."""
     rng = np.random.default_rng(0)
     drawn = [measure(rng.integers(rows, size=rows)) for _ in range(RESAMPLES)]
     return np.quantile(drawn, [0.025, 0.975]).tolist()
 
 
 def ranking(scores: Scores, rows: Rows) -> dict[str, Any]:
-    """How well scores tell the replies with something made up from the others."""
+    """Return how well scores separate replies with a hallucination from the others: AUROC and recalls."""
     made_up, values = np.array([row["hallucination"] == "yes" for row in rows]), np.array(scores)
     found: dict[str, Any] = {
         "auroc": float(roc_auc_score(made_up, values)),
@@ -85,7 +86,7 @@ def ranking(scores: Scores, rows: Rows) -> dict[str, Any]:
 
 
 def baselines(parts: dict[str, Rows]) -> dict[str, dict[str, Any]]:
-    """What the text alone tells."""
+    """Return name -> scores of the baselines, which see the text alone."""
     reads = {
         "tf-idf of the reply": lambda row: row["chatgpt_response"],
         "tf-idf of query and reply": lambda row: f"{row['user_query']} {row['chatgpt_response']}",
@@ -106,7 +107,7 @@ def baselines(parts: dict[str, Rows]) -> dict[str, dict[str, Any]]:
 
 
 def readers(parts: dict[str, Rows], seed: int, epochs: int) -> dict[str, dict[str, Any]]:
-    """Three readers, trained in one pass, on the rows that are scored."""
+    """Train three readers in the same passes, and return name -> their scores on the test rows."""
     columns: dict[str, Any] = {"text": "user_query", "text_pair": "chatgpt_response"}
     whether = Task.from_dataset(
         "sequence_classification", parts, label="hallucination", labels=["no", "yes"], metric="auroc", **columns
@@ -134,7 +135,7 @@ def readers(parts: dict[str, Rows], seed: int, epochs: int) -> dict[str, dict[st
 
 
 def spans(answers: list[list[dict[str, Any]]], task: Task) -> dict[str, Any]:
-    """Span F1 of the replies whose spans are all in them."""
+    """Return the span F1 over the replies whose labelled spans all occur in their text."""
     test = task.split("test")
     number = {label: at for at, label in enumerate(task.labels)}
     tags = []

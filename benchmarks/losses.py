@@ -1,16 +1,18 @@
-"""Other ways to train the default reader, all from the same start and in the same passes of frozen MiniLM.
+"""Other ways to train the default reader, all from the same start and in the same passes of a frozen MiniLM.
 
     python benchmarks/losses.py --data ../shared/data [--tasks sst2 cola] [--seeds 0 1 2] [--rows 2000] [--json]
 
     plain            cross entropy with the labels
-    label smoothing  a tenth of each label shared among all classes
-    mixup            features of two rows mixed, by a share from Beta(.2, .2), and their losses likewise; the head is
-                     linear, so that what is mixed is what it says of both
-    teacher          half of the loss is to say what a fine-tuned model says of the row, both softened (temperature 2)
-    3 readers        the plain readers of all seeds, what they say averaged: one reader three times as large
+    label smoothing  a tenth of each label is spread over all classes
+    mixup            the logits of two rows are mixed, with a weight from Beta(.2, .2), and their losses too (the head
+                     is linear, so this is the same as mixing the features)
+    teacher          half of the loss is the distance to the predictions of a fine-tuned model for the row, both
+                     softened (temperature 2)
+    3 readers        the predictions of the plain readers of all seeds, averaged: one reader of three times the size
 
-Rows are those of `frontier.py`; of each way the epoch is chosen on held-out rows, and the score is that on the
-published part. "ahead" is the mean over seeds of the score less that of "plain", with half its 95 % interval.
+The rows are those of `frontier.py`. Each way's epoch is chosen on held-out rows, and its score is that on the published
+validation or test part. "ahead" is the mean over seeds of the score minus the score of "plain", with half its 95 %
+interval.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ WAYS: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def main() -> None:
-    """Run, and print."""
+    """Train, score and print."""
     asked = _options()
     rows = []
     for name in asked.tasks:
@@ -110,7 +112,7 @@ def _options() -> argparse.Namespace:
 
 
 def _teacher(task: Task) -> tuple[Tensor, float]:
-    """What a fine-tuned model says of the rows to learn from, and its own score."""
+    """Return the logits of a fine-tuned model for the training rows, and the model's own score."""
     torch.manual_seed(0)
     model, tokenizer = lamina.load("minilm", head="sequence_classification", labels=task.labels)
     options: dict[str, Any] = {**TEACHER, "max_length": LENGTH, "progress": False}
@@ -123,7 +125,7 @@ def _teacher(task: Task) -> tuple[Tensor, float]:
 
 
 def _trained(task: Task, seed: int, said: Tensor) -> dict[str, tuple[float, Tensor]]:
-    """Way -> the score on the published part, and what is said of it, at the epoch that the held-out rows choose."""
+    """Return way -> (score, logits) on the published part, at the epoch that the held-out rows choose."""
     torch.manual_seed(seed)
     bank = lamina.ReaderBank(*lamina.load("minilm"))
     readers = {f"way{number}": way for number, way in enumerate(WAYS)}
@@ -157,7 +159,7 @@ def _trained(task: Task, seed: int, said: Tensor) -> dict[str, tuple[float, Tens
 
 
 class _Rows:
-    """One part of a task as batches of one length."""
+    """One part of a task as batches of rows of similar length."""
 
     def __init__(self, task: Task, part: str, tokenizer: Any) -> None:
         split = task.split(part)

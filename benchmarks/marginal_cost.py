@@ -1,10 +1,10 @@
-"""What readers add to a pass: the base's forward with n readers of whole texts over the forward alone.
+"""The cost that readers add to a pass: a forward pass with n readers of whole texts over the forward pass alone.
 
     python benchmarks/marginal_cost.py [--json]
 
-Budgets: 8 AdaLayers readers at RoBERTa-large's shape, batch 4 x 128 tokens, at most 1.10; on MiniLM, 16 x 64, at most
-1.25; 8 PooledLayers readers on MiniLM at most 1.06. PairedLayers reads the same tokens as pairs of texts of equal
-length; RoBERTa's shape has no tokenizer that could tell them apart.
+Budgets: 8 AdaLayers readers on a model of RoBERTa-large's shape, batch 4 x 128 tokens, at most 1.10; on MiniLM, 16 x
+64, at most 1.25; 8 PooledLayers readers on MiniLM at most 1.06. PairedLayers reads the same tokens as pairs of texts of
+equal length. It is not measured on RoBERTa's shape, which has no tokenizer that could separate the texts of a pair.
 """
 
 from __future__ import annotations

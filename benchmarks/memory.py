@@ -1,9 +1,9 @@
-"""Memory that 8 streaming readers add to a pass, over what keeping every hidden state adds.
+"""Memory that 8 streaming readers add to a pass, relative to the memory that keeping every hidden state adds.
 
     python benchmarks/memory.py [--json]
 
-Each variant runs in a process of its own, with the same base and the same readers loaded, and tells its peak resident
-memory; "base" runs the model alone. Budget: at RoBERTa-large's shape at most 1/10.
+Each variant runs in its own process, with the same base and the same readers loaded, and prints its peak resident
+memory; "base" runs the model alone. Budget: on a model of RoBERTa-large's shape at most 1/10.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VARIANTS = ("base", "readers", "all states")
 
 
 def peak(variant: str) -> int:
-    """Peak resident bytes of one pass."""
+    """Return the peak resident bytes of one pass."""
     model = base("roberta-large")
     bank = bank_of(model, READERS)
     inputs = tokens(model, BATCH, LENGTH)

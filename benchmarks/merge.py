@@ -1,8 +1,8 @@
-"""What inserted layers cost: the forward with them, and after they were merged, over that of the untouched model.
+"""The cost of inserted layers: forward passes with them, and after merging them, over those of the untouched model.
 
     python benchmarks/merge.py [--json]
 
-MiniLM at 16 x 64 tokens, layers inserted in all six blocks. Budget: merged 1.00 ± 0.03.
+MiniLM at 16 x 64 tokens, with layers inserted in all six blocks. Budget: merged 1.00 ± 0.03.
 """
 
 from __future__ import annotations

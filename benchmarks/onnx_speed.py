@@ -1,8 +1,8 @@
-"""An exported bank in onnxruntime beside PyTorch: a pass of MiniLM with 8 readers of whole texts, 16 x 64 tokens.
+"""The speed of an exported bank: a pass of MiniLM with 8 readers of whole texts, 16 x 64 tokens, in onnxruntime.
 
     python benchmarks/onnx_speed.py [--json]
 
-Both run on the CPU with one thread. The ratio is that of onnxruntime's time to PyTorch's.
+onnxruntime and PyTorch both run on the CPU with one thread. The ratio is onnxruntime's time over PyTorch's.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FUSIONS = ("ada_layers", "pooled_layers")
 
 
 def session(folder: Path) -> Any:
-    """The graph of a folder, with one thread."""
+    """Return an inference session for the graph in a folder, with one thread."""
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = settings.inter_op_num_threads = 1
     path = str(folder / "model.onnx")
@@ -31,7 +31,7 @@ def session(folder: Path) -> Any:
 
 
 def measured(fusion: str, repeats: int) -> dict[str, Any]:
-    """Both passes, in turn."""
+    """Return the table row of a fusion; the passes in onnxruntime and in PyTorch take turns."""
     batch, length = SHAPES["minilm"]
     bank = bank_of(base("minilm"), 8, fusion)
     inputs = tokens(bank.model, batch, length)

@@ -1,12 +1,12 @@
-"""What probes of all layers cost, with their controls: over one probe of the top layer, which runs the same passes.
+"""The cost of probes of all layers, with their controls, relative to one probe of the top layer in the same passes.
 
     python benchmarks/probe.py [--json]
 
-The whole of `lamina.studies.probe` is timed (tokenising, training, scoring), over sentences that the demo's generator
-writes, four to a text, on MiniLM: 3 epochs, batch 32, without baselines and without a cache. "all" has linear probes
-and MLPs of all 7 layers, each with a control: 28 readers. The runs take turns; `ratio` is the median of the rounds'
-ratios, and `cpu ratio` the same of processor time, which neighbours on a busy machine disturb less. Budget: at most
-1.5 x one probe. Online codes train more probes in the same passes; their cost is printed, and has no budget.
+All of `lamina.studies.probe` is timed (tokenising, training, scoring), on texts of four sentences from the demo's
+generator, on MiniLM: 3 epochs, batch 32, without baselines and without a cache. "all" has linear probes and MLPs of all
+7 layers, each with a control: 28 readers. The variants take turns; `ratio` is the median of the rounds' ratios, and
+`cpu ratio` is the same for processor time, which other processes on a busy machine disturb less. Budget: at most 1.5 x
+one probe. Online codes train more probes in the same passes; their cost is printed, and has no budget.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS, BUDGET, FIRST = 256, 1.5, "one probe"
 
 
 def texts(rows: int) -> Task:
-    """Texts of four sentences, with the sentiment of the first."""
+    """Return a task of texts of four sentences, labelled with the sentiment of the first."""
     with tempfile.TemporaryDirectory() as folder:
         file = write(Path(folder), rows=8 * rows)["train"]
         lines = [json.loads(line) for line in Path(file).read_text(encoding="utf-8").splitlines()]
@@ -54,7 +54,7 @@ def main() -> None:
     }
 
     def timed(name: str) -> tuple[float, float]:
-        """Seconds by the clock, and of the processor."""
+        """Run a probe study; return its wall-clock seconds and its processor seconds."""
         start = time.perf_counter(), time.process_time()
         probe(model, task, processor=processor, seeds=[0], epochs=3, baselines=False, progress=False, **given[name])
         synchronise()

@@ -1,9 +1,9 @@
-"""How long the page of a large study takes, and how large it is.
+"""The time to write the report page of a large study, and the size of the page.
 
     python benchmarks/report.py [--cells 1000] [--json]
 
-A cell is what one run of a study measures: a task and a seed, with the scores of linear and MLP probes at seven layers.
-The page is written as `lamina report` does, without files beside it. Budget: at most 10 s and 5 MB at 1,000 cells.
+A cell is one run of a study: a task and a seed, with the scores of linear and MLP probes at seven layers. The page is
+written as `lamina report` does, without files beside it. Budget: at most 10 s and 5 MB at 1,000 cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BUDGET_S, BUDGET_MB = 10, 5
 
 
 def options() -> argparse.Namespace:
-    """How many cells, and how often the page is written."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=int, default=1000, help="of the study (default 1,000)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -35,7 +35,7 @@ def options() -> argparse.Namespace:
 
 
 def study(cells: int) -> Study:
-    """A study of so many cells, with every kind of figure."""
+    """Return a study with `cells` cells and every kind of figure."""
     rng, rows = random.Random(0), []
     for cell in range(cells):
         place = {"task": f"task {cell // SEEDS}", "seed": cell % SEEDS, "rows": 872}

@@ -1,4 +1,4 @@
-"""What people use where Lamina has readers: regression on embeddings, LoRA, fine-tuning; as `frontier.py` runs them."""
+"""Alternatives to Lamina's readers, for `frontier.py`: regression on embeddings, LoRA and fine-tuning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MIXED = "LoRA, one mixed batch"  # a copy of the batch per task, each with its a
 
 
 def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
-    """Fine-tune everything at each rate, or at the only one."""
+    """Fine-tune the whole model at each learning rate, or at the one that `only` names; return the best result."""
     rows = []
     for rate in _rates("fine-tuning", only):
         torch.manual_seed(seed)
@@ -43,7 +43,7 @@ def fine_tuned(task: Task, *, seed: int, max_length: int, epochs: int, only: str
 
 
 def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str | None) -> dict[str, Any]:
-    """Train adapters of rank 8 on queries and values, and the head, at each rate, or at the only one."""
+    """Train LoRA adapters of rank 8 on queries and values, and the head, at each rate; return the best result."""
     rows = []
     for rate in _rates("lora", only):
         torch.manual_seed(seed)
@@ -78,7 +78,10 @@ def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str | Non
 
 
 def embedded(task: Task, *, seed: int, max_length: int, only: str | None) -> dict[str, Any]:
-    """A regression on the mean of the last states; of a pair on both, their distance and their product."""
+    """Fit a regression on the mean of the last hidden states, and return its result.
+
+    For a pair of texts, the features are both means, their distance and their product.
+    """
     from sklearn.linear_model import LogisticRegression, Ridge
 
     start = time.perf_counter()
@@ -103,7 +106,7 @@ def embedded(task: Task, *, seed: int, max_length: int, only: str | None) -> dic
 
 
 def lora_passes(inputs: Mapping[str, Tensor], *, tasks: int) -> dict[str, Callable[[], object]]:
-    """How adapters answer several tasks for one batch: one after the other, and all in one mixed batch."""
+    """Return two ways in which adapters answer several tasks for one batch: one by one, or in one mixed batch."""
     peft: Any = import_module("peft")
     model, _ = lamina.load("minilm")
     names = [f"t{number}" for number in range(tasks)]
@@ -185,7 +188,7 @@ def _embeddings(task: Task, part: str, model: Any, tokenizer: Any, max_length: i
 
 
 def _metric(task: Task, part: str, guesses: Any) -> float:
-    """The task's own metric of plain guesses."""
+    """Return the task's own metric for predictions (`guesses`)."""
     from sklearn.metrics import accuracy_score, matthews_corrcoef
 
     truth = np.array(list(task.split(part).labels))
@@ -199,5 +202,5 @@ def _rates(method: str, only: str | None) -> list[float]:
 
 
 def _best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """The row that was best on held-out rows."""
+    """Return the result with the best score on held-out rows."""
     return max(rows, key=lambda row: row["held out"])

@@ -1,16 +1,16 @@
-"""A served bank of 8 readers on MiniLM: its rate over that of the same bank in bulk, and how long answers take.
+"""The speed of a served bank of 8 readers on MiniLM: texts per second relative to the bank in bulk, and response times.
 
     python benchmarks/serve.py [--json] [--repeats 3] [--seconds 10] [--clients 64]
 
-`lamina serve` runs in a process of its own with as many threads as torch takes by itself. Clients send one text of 1 to
-64 words each and wait for the answer before they send the next (a closed loop). In each round the bank first answers
-the same texts in bulk in this process, then over HTTP, so that the two never run at once. `ratio` is the median of the
-rounds' ratios of texts per second, `from` and `to` its range. Budget: at least 0.85.
+`lamina serve` runs in its own process with torch's default number of threads. Each client sends one text of 1 to 64
+words and waits for the answer before it sends the next (a closed loop). In each round the bank first answers the same
+texts in bulk in this process, then over HTTP, so that the two never run at the same time. `ratio` is the median of the
+rounds' ratios of texts per second, `from` and `to` are its range. Budget: at least 0.85.
 
-The second table has the times of answers when texts come at random moments, at a part of the rate that the loop reached
-(`load`): the 99th percentile over the median time of a pass over one text of 64 words. Budget, at half: at most 3.
-
-`passes` is how many the server may run at once (`--max-concurrent-passes`); bulk runs one at a time in either row.
+The second table has response times for texts that come at random moments, at a fraction (`load`) of the rate that the
+closed loop reached: the 99th percentile over the median time of a pass over one text of 64 words. Budget at load 0.5:
+at most 3. `passes` is the number of passes that the server may run at the same time (`--max-concurrent-passes`); bulk
+always runs one pass at a time.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BUDGET, WAIT = 0.85, 3.0
 
 
 def main() -> None:
-    """Serve, ask, and print."""
+    """Serve, send requests, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repeats", type=int, default=3, help="counted rounds (default %(default)s)")
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def rate_row(passes: int, rounds: list[tuple[float, float]]) -> dict[str, float]:
-    """What is said of rounds of texts per second in bulk and served."""
+    """Return the table row of rounds (texts per second in bulk, and served)."""
     ratios = [served / alone for alone, served in rounds]
     return {
         "passes": passes,
@@ -105,13 +105,13 @@ def rate_row(passes: int, rounds: list[tuple[float, float]]) -> dict[str, float]
 
 
 def served_bank() -> ReaderBank:
-    """The default readers of whole texts on MiniLM."""
+    """Return a bank with the default readers of whole texts on MiniLM."""
     model, tokenizer = load("minilm")
     return bank_of(model, READERS, "pooled_layers", tokenizer)
 
 
 def texts_of(folder: Path) -> list[str]:
-    """Words of the demo's sentences, 1 to 64 at a time."""
+    """Return texts of 1 to 64 words from the demo's sentences."""
     corpus = write(folder / "corpus", rows=1000)["train"].read_text(encoding="utf-8").splitlines()
     words, rng = [word for line in corpus for word in json.loads(line)["text"].split()], random.Random(0)
     starts = [(rng.randrange(len(words) - MAX_WORDS), rng.randint(1, MAX_WORDS)) for _ in range(TEXTS)]
@@ -120,7 +120,7 @@ def texts_of(folder: Path) -> list[str]:
 
 @contextmanager
 def serving(bank: Path, passes: int) -> Iterator[tuple[str, int]]:
-    """Host and port of a server in a process of its own."""
+    """Yield host and port of a server in its own process."""
     command = [sys.executable, "-c", "from lamina.cli import main; main()", "serve", str(bank), "--port", "0"]
     command += ["--max-concurrent-passes", str(passes)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -135,7 +135,7 @@ def serving(bank: Path, passes: int) -> Iterator[tuple[str, int]]:
 
 
 def rate_of(bulk: Predictor, texts: list[str], seconds: float) -> float:
-    """Texts per second in bulk."""
+    """Return texts per second in bulk."""
     start, done = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         part = [texts[(done + at) % len(texts)] for at in range(512)]
@@ -144,7 +144,7 @@ def rate_of(bulk: Predictor, texts: list[str], seconds: float) -> float:
 
 
 def pass_seconds(bank: ReaderBank, repeats: int = 30) -> float:
-    """The median time of a pass of the bank over one text of 64 words, tokenised and answered."""
+    """Return the median seconds to tokenise, run and answer one text of 64 words in this process."""
     predictor = Predictor(bank, PassOptions(batch_size=64))
     taken: list[float] = []
     for _ in range(repeats):
@@ -155,7 +155,7 @@ def pass_seconds(bank: ReaderBank, repeats: int = 30) -> float:
 
 
 async def closed(address: tuple[str, int], texts: list[str], clients: int, seconds: float) -> float:
-    """Texts per second of so many clients, each of which waits for its answer."""
+    """Return texts per second of `clients` clients, each of which waits for its answer."""
     until, done = time.perf_counter() + seconds, 0
 
     async def client(number: int) -> None:
@@ -173,7 +173,7 @@ async def closed(address: tuple[str, int], texts: list[str], clients: int, secon
 
 
 async def open_loop(address: tuple[str, int], texts: list[str], rate: float, seconds: float) -> list[float]:
-    """Times of answers to texts that come at a rate, whether or not those before were answered."""
+    """Return response times for texts sent at a given rate, whether or not earlier texts were answered."""
     rng, times = random.Random(0), list[float]()
     free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
@@ -198,7 +198,7 @@ async def open_loop(address: tuple[str, int], texts: list[str], rate: float, sec
 
 
 async def ask(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], text: str) -> None:
-    """One request, and its answer."""
+    """Send one request, and read its answer."""
     reader, writer = connection
     body = json.dumps({"inputs": text}).encode()
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -1,18 +1,18 @@
-"""Eight answers about each text, from one bank or as people have them now: how many texts per second.
+"""Eight answers about each text, from one bank or from the usual alternatives: texts per second.
 
     python benchmarks/serve_rivals.py [--json] [--repeats 3] [--seconds 6] [--clients 32] [--only NAME ...]
 
-lamina      `lamina serve`: 8 PooledLayers readers on MiniLM, one request a text, all tasks off one pass.
-ray         The same bank by `lamina serve --ray local`, one replica.
+lamina      `lamina serve`: 8 PooledLayers readers on MiniLM, one request per text, all tasks in one pass.
+ray         The same bank with `lamina serve --ray local`, one replica.
 ray2        The same with two replicas.
-litserve    The same bank behind LitServe (`pip install litserve`; left out where it is not there), which batches what
-            comes within five milliseconds, up to 64 texts.
-pipelines   8 servers, each a process with a transformers pipeline for one task (MiniLM with a head of its own), as
-            FastAPI has them: a request is run when it comes, in a thread. A client asks all eight and waits for them.
+litserve    The same bank with LitServe (`pip install litserve`; left out if it is not installed), which batches the
+            requests of five milliseconds, up to 64 texts.
+pipelines   8 servers, each a process with a transformers pipeline for one task (MiniLM with a head of its own) behind
+            FastAPI: each request runs in a thread as soon as it comes. A client asks all eight and waits for them.
 
-All are started before anything is timed, each process with the threads that OMP_NUM_THREADS says, and asked in turn, by
-clients in a closed loop with texts of 1 to 64 words. `ratio` is the median over the rounds of texts per second over
-those of `lamina` in the same round.
+All servers are started before the timing begins, with OMP_NUM_THREADS threads each. They are measured in turn, by
+clients in a closed loop with texts of 1 to 64 words. `ratio` is the median over the rounds of the texts per second
+relative to those of `lamina` in the same round.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning")
 
 
 def main() -> None:
-    """Start all, ask in turn, and print."""
+    """Start all servers, measure them in turn, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--repeats", type=int, default=3, help="counted rounds (default %(default)s)")
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def rivals(folder: Path, only: list[str] | None) -> Iterator[tuple[str, AbstractContextManager[list[int]]]]:
-    """Name -> what starts its servers, and gives their ports."""
+    """Yield name -> context that starts a rival's servers and yields their ports."""
     bank = str(folder / "bank")
     lamina = [sys.executable, "-c", START, "serve", bank, "--port"]
     yield "lamina", running([lamina])
@@ -129,14 +129,14 @@ def rivals(folder: Path, only: list[str] | None) -> Iterator[tuple[str, Abstract
 
 
 def script(folder: Path, name: str, text: str) -> list[str]:
-    """A command that runs a script."""
+    """Write a script, and return the command that runs it."""
     path = folder / f"{name}.py"
     path.write_text(text, encoding="utf-8")
     return [sys.executable, str(path)]
 
 
 def whole_model(folder: Path) -> str:
-    """A folder with MiniLM and a head of two classes, which starts at random: its time is that of any."""
+    """Save MiniLM with a random head of two classes to a folder and return it; its weights do not affect its speed."""
     model, tokenizer = load("minilm", "sequence_classification", ["no", "yes"])
     save(model, folder / "whole", tokenizer)
     return str(folder / "whole")
@@ -144,7 +144,7 @@ def whole_model(folder: Path) -> str:
 
 @contextmanager
 def running(commands: list[list[str]]) -> Iterator[list[int]]:
-    """The ports of servers that are up; each command is given one as its last argument."""
+    """Start servers, wait until they answer, and yield their ports; each command gets its port as the last argument."""
     with ExitStack() as stack:
         ports: list[int] = []
         for command in commands:
@@ -159,7 +159,7 @@ def running(commands: list[list[str]]) -> Iterator[list[int]]:
 
 
 def wait_for(port: int) -> None:
-    """Until it answers."""
+    """Wait until the server at a port answers."""
     for _ in range(240):
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
@@ -170,7 +170,7 @@ def wait_for(port: int) -> None:
 
 
 async def closed(ports: list[int], texts: list[str], clients: int, seconds: float) -> float:
-    """Texts per second of so many clients, each of which waits for the answers of all servers."""
+    """Return texts per second of `clients` clients, each of which waits for the answers of all servers."""
     until, done = time.perf_counter() + seconds, 0
 
     async def client(number: int) -> None:
@@ -190,7 +190,7 @@ async def closed(ports: list[int], texts: list[str], clients: int, seconds: floa
 
 
 async def ask(connection: tuple[asyncio.StreamReader, asyncio.StreamWriter], body: bytes) -> None:
-    """One request, and its answer."""
+    """Send one request, and read its answer."""
     reader, writer = connection
     head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)

@@ -1,9 +1,9 @@
-"""What CKA of all pairs of layers costs, over the model's own forward on the same texts.
+"""The cost of CKA between all pairs of layers, relative to the model's own forward passes on the same texts.
 
     python benchmarks/similarity.py [--texts 10000] [--json]
 
-Both tokenise sentences that the demo's generator writes and run MiniLM over the same batches of 32 texts; `CKA` is the
-whole of `lamina.studies.similarity(..., measures=["cka"])`. Budget: at most 1.3 x the forward.
+Both tokenise sentences from the demo's generator and run MiniLM over the same batches of 32 texts; `CKA` is all of
+`lamina.studies.similarity(..., measures=["cka"])`. Budget: at most 1.3 x the forward passes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH, GROUP, BUDGET = 32, 256, 1.3
 
 
 def options() -> argparse.Namespace:
-    """The usual options, and how many texts."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--texts", type=int, default=10_000, help="sentences (default 10,000)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -40,7 +40,7 @@ def options() -> argparse.Namespace:
 
 
 def sentences(count: int) -> list[str]:
-    """Sentences of the demo's corpus."""
+    """Return sentences of the demo's corpus."""
     with tempfile.TemporaryDirectory() as folder:
         files = write(Path(folder), rows=count)
         lines = [line for file in files.values() for line in Path(file).read_text(encoding="utf-8").splitlines()]
@@ -49,7 +49,7 @@ def sentences(count: int) -> list[str]:
 
 @torch.no_grad()
 def forward(model: Any, processor: Any, texts: list[str]) -> None:
-    """Tokenise, and run the model alone on the batches that the study makes."""
+    """Tokenise, and run the model alone on the same batches as the study."""
     inputs = text_inputs(model, texts, processor, None, op="forward")
     for group in row_groups(len(texts), GROUP, 0):
         for _, batch in group_batches(inputs, group, BATCH):

@@ -1,17 +1,19 @@
-"""A server under load for long: whether an answer is wrong or lost, and whether memory grows.
+"""A server under load for a long time: wrong or lost answers, and growth of memory.
 
     python benchmarks/soak.py [--json] [--part live] [--part replicas] [--requests 100000] [--clients 32] [--passes 1]
 
-The bank is three readers on a tiny BERT with random weights: what is tried is the server, not the model. Clients ask in
-a closed loop; one in twenty hangs up before its answer comes. Two of the readers are the same under two names, and are
-replaced together, so that an answer by half of a change would show.
+The bank is three readers on a tiny BERT with random weights, since the server is tested, not the model. Clients send
+requests in a closed loop; one in twenty disconnects before its answer comes. Two of the readers are equal except for
+their names, and are replaced together, so that an answer from a half-finished change would be noticed.
 
-live: `lamina serve`, whose readers are replaced (POST /readers) and read again (SIGHUP) all the time.
-replicas: `lamina serve --ray local --replicas 2`, one of which is killed every ten seconds, if both have started. What
-was in a replica that dies is answered with 500; the client then asks again, as often as `asked again` says.
+live: `lamina serve`, whose readers are replaced (POST /readers) and reloaded (SIGHUP) all the time.
 
-`wrong`: answers that are neither those of the old readers nor those of the new, within 1e-4. `lost`: requests without
-an answer. `MB at` has the memory of the server's processes after a tenth and after all of the requests.
+replicas: `lamina serve --ray local --replicas 2`; every ten seconds one replica is killed, if both have started.
+Requests that a dying replica holds are answered with status 500. The client then sends them again; `asked again` counts
+this.
+
+`wrong`: answers that differ by more than 1e-4 from those of both the old and the new readers. `lost`: requests without
+an answer. `MB at` has the memory of the server's processes after a tenth of the requests and after all of them.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ WORDS = [
 
 
 def main() -> None:
-    """Serve, ask, disturb, and print."""
+    """Serve, send requests, disturb the server, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--part", action="append", choices=["live", "replicas"], help="default: both")
@@ -87,7 +89,7 @@ def main() -> None:
 
 
 def make(folder: Path) -> dict[str, list[dict[str, float]]]:
-    """A model with two banks; text -> by each bank, task -> the score of "yes"."""
+    """Save a model and two banks; return text -> for each bank, task -> score of "yes"."""
     torch.manual_seed(0)
     tokenizer = load("minilm")[1]
     shape: Any = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -106,7 +108,7 @@ def make(folder: Path) -> dict[str, list[dict[str, float]]]:
 
 
 def bank_of(model: PreTrainedModel, tokenizer: Any, seed: int) -> ReaderBank:
-    """Readers a and b are the same."""
+    """Return a bank with three readers, of which "a" and "b" are equal."""
     bank = ReaderBank(model, tokenizer)
     for task in ("a", "b", "c"):
         own = 2 * seed + (task == "c")
@@ -118,7 +120,7 @@ def bank_of(model: PreTrainedModel, tokenizer: Any, seed: int) -> ReaderBank:
 
 
 def soak(part: str, folder: Path, right: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """One part."""
+    """Run one part of the test, and return its table row."""
     more = ["--max-concurrent-passes", str(args.passes)]
     more += {
         "live": ["--admin-key", KEY, "--readers-root", str(folder / "banks")],
@@ -146,7 +148,7 @@ def soak(part: str, folder: Path, right: dict[str, Any], args: argparse.Namespac
 
 @contextmanager
 def serving(bank: Path, more: list[str]) -> Iterator[tuple[tuple[str, int], subprocess.Popen[str]]]:
-    """Address and process of a server."""
+    """Yield address and process of a server."""
     command = [sys.executable, "-c", "from lamina.cli import main; main()", "serve", str(bank), "--port", "8765", *more]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -163,7 +165,7 @@ def serving(bank: Path, more: list[str]) -> Iterator[tuple[tuple[str, int], subp
 
 @dataclass
 class Run:
-    """Clients, and whoever disturbs them."""
+    """The clients, and a coroutine that disturbs the server meanwhile."""
 
     address: tuple[str, int]
     process: subprocess.Popen[str]
@@ -174,7 +176,7 @@ class Run:
     memory: list[float] = field(default_factory=list)
 
     async def all(self, clients: int, disturb: Any) -> None:
-        """Ask until all requests were made."""
+        """Send all requests, with `clients` clients at a time."""
         disturbing = asyncio.create_task(disturb())
         await asyncio.gather(*(self.client(random.Random(number)) for number in range(clients)))
         disturbing.cancel()
@@ -183,7 +185,7 @@ class Run:
         self.note_memory()
 
     async def client(self, rng: random.Random) -> None:
-        """One client."""
+        """Run one client until all requests were sent."""
         texts = list(self.right)
         while self.begun < self.requests:
             self.begun += 1
@@ -204,7 +206,7 @@ class Run:
                 await asyncio.sleep(0.2)
 
     def is_right(self, text: str, answer: dict[str, list[dict[str, Any]]]) -> bool:
-        """Whether one bank alone says this."""
+        """Return whether an answer equals that of one bank alone, the old or the new."""
         said = {task: {one["label"]: one["score"] for one in found}["yes"] for task, found in answer.items()}
         return any(
             said.keys() == own.keys() and all(abs(said[task] - own[task]) < 1e-4 for task in own)
@@ -212,7 +214,7 @@ class Run:
         )
 
     async def ask(self, method: str, path: str, body: Any) -> tuple[int, Any]:
-        """Status and answer, on a connection of its own; status 0 where it broke."""
+        """Send a request on its own connection; return status and answer (status 0: the connection broke)."""
         try:
             reader, writer = await asyncio.open_connection(*self.address)
             writer.write(self.request(method, path, body))
@@ -225,7 +227,7 @@ class Run:
             return 0, None
 
     async def hang_up(self, text: str) -> None:
-        """Ask, and do not wait."""
+        """Send a request and disconnect without waiting for the answer."""
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(*self.address)
             writer.write(self.request("POST", "/predict", {"inputs": text}))
@@ -233,14 +235,14 @@ class Run:
             writer.close()
 
     def request(self, method: str, path: str, body: Any) -> bytes:
-        """As sent."""
+        """Return a request as bytes."""
         data = json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", "Host: x", "Connection: close", f"Authorization: Bearer {KEY}"]
         lines += ["Content-Type: application/json", f"Content-Length: {len(data)}", "", ""]
         return "\r\n".join(lines).encode() + data
 
     async def replace_readers(self) -> None:
-        """Change what is served, whole."""
+        """Replace the served readers again and again: all of them, or by a reload."""
         for turn in range(1 << 30):
             await asyncio.sleep(0.25)
             if turn % 10 == 9:
@@ -252,7 +254,7 @@ class Run:
             self.seen["disturbed"] += 1
 
     async def kill_replicas(self) -> None:
-        """Kill one, at random."""
+        """Kill a random replica every `KILL_S` seconds."""
         rng = random.Random(0)
         while True:
             await asyncio.sleep(KILL_S)
@@ -262,12 +264,12 @@ class Run:
                 self.seen["disturbed"] += 1
 
     def below(self) -> list[psutil.Process]:
-        """The server's processes."""
+        """Return the server's process and its children."""
         own = psutil.Process(self.process.pid)
         return [own, *own.children(recursive=True)]
 
     def note_memory(self) -> None:
-        """In use by the server."""
+        """Record the memory in use by the server."""
         sizes: list[int] = []
         for one in self.below():
             with contextlib.suppress(psutil.Error):
@@ -276,7 +278,7 @@ class Run:
 
 
 def is_replica(process: psutil.Process) -> bool:
-    """Whether it is one that answers; one that has yet to start is let be, or none ever would on a busy machine."""
+    """Return whether a process is a running replica; one that is still starting is spared, or none would ever run."""
     try:
         title = " ".join(process.cmdline()).strip()
         return "ServeReplica" in title and not title.endswith("__init__")

@@ -1,13 +1,13 @@
-"""What a sweep costs: 16 AdaLayers readers trained in one run, over one reader trained in a run of its own.
+"""The cost of a sweep: 16 AdaLayers readers trained in one run, relative to one reader trained alone.
 
     python benchmarks/sweep.py [--json]
 
-Everything that `lamina.fit` does is timed (tokenising, training, scoring): one epoch over 960 sentences that the demo's
-generator writes, batch 32, on MiniLM, without a cache. The 16 separate runs train the same 16 readers one by one.
-Budget: 16 readers at most 2.5 x one reader.
+All of `lamina.fit` is timed (tokenising, training, scoring): one epoch over 960 sentences from the demo's generator,
+batch 32, on MiniLM, without a cache. The 16 separate runs train the same 16 readers one by one. Budget: 16 readers at
+most 2.5 x one reader.
 
-The second table counts what a training step (batch 32 x 24 tokens) keeps for its gradients, over one copy of all states
-that were read: the first reader keeps the GELU of the states, which all others share.
+The second table has the memory that a training step (batch 32 x 24 tokens) keeps for its gradients, relative to one
+copy of all states that are read. The first reader keeps the GELU of the states, which all other readers share.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BATCH, LENGTH = 32, 24
 
 
 def readers(task: Task, count: int, *, first: int = 0) -> dict[str, Reader]:
-    """AdaLayers with k = 64 and the attention head, each with its own seed, alpha and entropy."""
+    """Return AdaLayers readers with k = 64 and the attention head, each with its own seed, alpha and entropy."""
     alphas, entropies = (1.0, 8.0, 64.0, 128.0), (0.0, 0.01, 0.1, 1.0)
     return {
         f"r{n}": Reader(
@@ -44,7 +44,7 @@ def readers(task: Task, count: int, *, first: int = 0) -> dict[str, Reader]:
 
 
 def train(model: Any, processor: Any, task: Task, chosen: dict[str, Reader]) -> None:
-    """One run over one epoch."""
+    """Train readers in one run of one epoch."""
     bank = ReaderBank(model, processor)
     for name, reader in chosen.items():
         bank.add(name, reader)
@@ -53,7 +53,7 @@ def train(model: Any, processor: Any, task: Task, chosen: dict[str, Reader]) -> 
 
 
 def kept_bytes(model: Any, task: Task, count: int) -> int:
-    """Bytes that autograd holds between the forward and the backward pass of a training step, parameters left out."""
+    """Return the bytes that autograd keeps for the backward pass of a training step, parameters left out."""
     bank = ReaderBank(model)
     for name, reader in readers(task, count).items():
         bank.add(name, reader)
@@ -76,7 +76,7 @@ def kept_bytes(model: Any, task: Task, count: int) -> int:
 
 
 def memory(model: Any, task: Task) -> list[dict[str, Any]]:
-    """One row per number of readers."""
+    """Return a table row for each number of readers."""
     states = 6 * BATCH * LENGTH * model.config.hidden_size * 4
     found = {count: kept_bytes(model, task, count) for count in (1, 2, 4, 8, 16)}
     return [

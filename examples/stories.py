@@ -1,11 +1,11 @@
-"""A model tells stories, and two monitors watch every token as it is written.
+"""A model tells stories, and two monitors score every token as it is generated.
 
     python examples/stories.py MODEL [--output out/stories]
 
-MODEL is a causal language model (a folder, or a name on the hub such as Xenova/llama2.c-stories15M). It writes stories;
-a rule labels their words: is this word said by somebody, and is somebody happy in this sentence? Two readers
-learn this off the layers of the frozen model, in one pass. Their thresholds are chosen on stories that they have not
-seen, and then the model writes a new story, which ends at its first happy moment.
+MODEL is a causal language model (a folder, or a name on the hub such as Xenova/llama2.c-stories15M). It writes stories,
+and simple rules label each word of them: is the word spoken by somebody, and is somebody happy in its sentence? Two
+readers of the frozen model's layers learn these labels in the same passes. Their thresholds are chosen on other
+stories. Then the model writes a new story, which ends at its first happy moment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GOOD = {"happy", "smiled", "fun", "laughed", "love", "loved", "glad", "proud", "
 
 
 def main() -> None:
-    """Write stories, learn from them, and watch a new one."""
+    """Write stories, train readers on them, and watch a new story."""
     args = options()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model).eval()
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def options() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="hub id or folder of a model that tells stories")
     parser.add_argument(
@@ -81,7 +81,7 @@ def options() -> argparse.Namespace:
 
 
 def write(model: Any, tokenizer: Any, start: torch.Tensor, stories: int, tokens: int) -> list[str]:
-    """Stories by the model itself."""
+    """Return stories that the model has written."""
     texts: list[str] = []
     while len(texts) < stories:
         prompts = start.repeat(min(64, stories - len(texts)), 1)
@@ -94,7 +94,7 @@ def write(model: Any, tokenizer: Any, start: torch.Tensor, stories: int, tokens:
 
 
 def tell(bank: lamina.ReaderBank, tokenizer: Any, start: torch.Tensor, tokens: int) -> list[Told]:
-    """A new story, which stops where it gets happy: its tokens, and the scores at each."""
+    """Write a new story, which stops when somebody is happy; return its tokens, with the monitors' scores at each."""
     ids: list[int] = start[0].tolist()
     told: list[Told] = []
     happy = False
@@ -111,7 +111,7 @@ def tell(bank: lamina.ReaderBank, tokenizer: Any, start: torch.Tensor, tokens: i
 
 
 def is_said(words: list[str]) -> list[bool]:
-    """Whether each word stands between quotation marks."""
+    """Return whether each word is between quotation marks."""
     quotes, said = 0, []
     for word in words:
         before, quotes = quotes, quotes + word.count('"')
@@ -120,7 +120,7 @@ def is_said(words: list[str]) -> list[bool]:
 
 
 def is_happy(words: list[str]) -> list[bool]:
-    """Whether each word is a happy one, or comes after one in its sentence."""
+    """Return whether each word is a happy one, or follows one in its sentence."""
     found, joy = False, []
     for word in words:
         found = found or word.lower().strip('.,!?"') in GOOD
@@ -130,7 +130,7 @@ def is_happy(words: list[str]) -> list[bool]:
 
 
 def task_of(name: str, stories: list[str], rule: Callable[[list[str]], list[bool]]) -> lamina.Task:
-    """Words and their labels; every third story is for the choice of the threshold."""
+    """Return a task of words with labels; every third story is for choosing the threshold."""
     rows: list[dict[str, list[str]]] = []
     for story in stories:
         words = story.split()
@@ -141,7 +141,7 @@ def task_of(name: str, stories: list[str], rule: Callable[[list[str]], list[bool
 
 
 def drawn(scores: list[Told], names: list[str], width: int = 760) -> str:
-    """The story as an SVG that writes itself: a coloured stripe under each token for each monitor."""
+    """Return the story as an animated SVG, with a coloured stripe under each token for each monitor."""
     colours, parts, x, y = ("#0072b2", "#d55e00"), [], 20.0, 60
     for at, (token, values) in enumerate(scores):
         wide, indent = 8.4 * len(token), 8.4 * (len(token) - len(token.lstrip()))

@@ -1,9 +1,9 @@
-"""One pass of BART gives three answers: the summary, the mood of the article and the names in it.
+"""One pass of BART gives three answers: the summary, the sentiment of the article and the names in it.
 
     python examples/summarise.py [ARTICLE.txt] [--model facebook/bart-large-cnn] [--output out/summarise]
 
-The model writes its summary as it always does. Two readers on its encoder, trained here on the demo's sentences with
-the model frozen, listen to that very call: no second pass, and the summary is the same to the letter.
+Two readers on the encoder of the frozen model are trained here on the demo's sentences. Then they listen while the
+model generates its summary as usual: there is no second pass, and the summary is exactly the same.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def options() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("article", type=Path, nargs="?", help="text to summarise; a short one is built in")
     parser.add_argument(

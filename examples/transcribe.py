@@ -2,9 +2,9 @@
 
     python examples/transcribe.py CLIP.wav CLIPS [--model openai/whisper-tiny] [--output out/transcribe]
 
-CLIPS is a folder with a folder of sound files for each mood (such as the recordings of RAVDESS, sorted). A reader on
-the frozen encoder learns from it. Then the model transcribes CLIP.wav as it always does, and the reader listens to that
-very call: no second pass, and the text is the same to the letter.
+CLIPS is a folder that has a folder of audio files for each mood (such as the recordings of RAVDESS, sorted). A reader
+on the frozen encoder learns from these files. Then it listens while the model transcribes CLIP.wav as usual: there is
+no second pass, and the text is exactly the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def options() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clip", type=Path, help="recording to transcribe")
     parser.add_argument("clips", type=Path, help="folder with a folder of recordings for each mood")

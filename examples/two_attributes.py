@@ -2,10 +2,10 @@
 
     python examples/two_attributes.py [TRAIN TEST] [--model NAME] [--output out/two_attributes]
 
-TRAIN and TEST are folders, or tar files, with a folder of images per class: CIFAR-10's, whose classes are known to be
-animals or vehicles. Without them small pictures of such classes are drawn. NAME is a model on the hub, or its folder,
-such as facebook/dinov2-small; without it a tiny ViT is made with random weights and first fine-tuned on the classes.
-What is printed says which of these it was.
+TRAIN and TEST are folders, or tar files, with a folder of images per class: CIFAR-10's, each of which is an animal or a
+vehicle. Without them, small pictures are drawn. NAME is a model on the hub, or its folder, such as
+facebook/dinov2-small; without it, a tiny ViT with random weights is fine-tuned on the classes first. The output says
+what was used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VEHICLES = frozenset(("airplane", "automobile", "ship", "truck"))
 
 
 def main() -> None:
-    """Train two readers in the same passes, and ask both of the test images at once."""
+    """Train two readers in the same passes, and evaluate both on the test images."""
     args = options()
     if args.train is None:
         parts = {"train": drawn(40, seed=0), "validation": drawn(10, seed=1), "test": drawn(20, seed=2)}
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def living(classes: lamina.Task) -> lamina.Task:
-    """The same images, asked whether each shows an animal or a vehicle."""
+    """Return a task over the same images: does each show an animal or a vehicle?"""
     kinds = [1 if name in VEHICLES else 0 for name in classes.labels]
     if unknown := set(classes.labels) - ANIMALS - VEHICLES:
         raise SystemExit(f"{', '.join(sorted(unknown))} is neither an animal nor a vehicle that is known here")
@@ -66,7 +66,7 @@ def living(classes: lamina.Task) -> lamina.Task:
 
 
 def seeing(args: argparse.Namespace, classes: lamina.Task) -> tuple[Any, Any]:
-    """A pretrained model, or one that is made here, with its image processor."""
+    """Return a pretrained model, or a newly trained one, with its image processor."""
     if args.model is not None:
         print(f"model: {args.model}")
         return lamina.load(args.model)
@@ -82,7 +82,7 @@ def seeing(args: argparse.Namespace, classes: lamina.Task) -> tuple[Any, Any]:
 
 
 def drawn(per_class: int, *, seed: int) -> list[dict[str, Any]]:
-    """Pictures of 32 x 32 in four shades of noise, of which two stand for animals and two for vehicles."""
+    """Return pictures of 32 x 32 in four shades of noise, of which two stand for animals and two for vehicles."""
     rng = np.random.default_rng(seed)
     shades = {"cat": (200, 60, 60), "frog": (60, 200, 60), "ship": (60, 60, 200), "truck": (180, 180, 60)}
     rows: list[dict[str, Any]] = []
@@ -94,7 +94,7 @@ def drawn(per_class: int, *, seed: int) -> list[dict[str, Any]]:
 
 
 def options() -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("train", type=Path, nargs="?", help="a folder or tar of images to learn from")
     parser.add_argument("test", type=Path, nargs="?", help="one of images to be asked about")

@@ -34,7 +34,7 @@ class LaminaError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         """Return what `pickle` needs to rebuild the error in another process.
 
-        The default calls the class with `args`, which fails for classes with keyword-only parameters. Here the
+        The default would call the class with `args`, which fails for classes with keyword-only parameters. Here the
         attributes are restored instead.
         """
         return type(self).__new__, (type(self),), {**self.__dict__, "args": self.args}
@@ -66,7 +66,7 @@ class UnknownNameError(LaminaError, LookupError):
 def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "name") -> None:
     """Raise UnknownNameError for the first name in `got` that is not in `known`; return None if all are.
 
-    `op` is the operation and `what` says what the names refer to; both appear in the message.
+    `op` is the operation, and `what` what the names refer to; both are for the message.
     """
     known = tuple(known)
     for name in got:
@@ -95,7 +95,7 @@ class UnsupportedModelError(LaminaError, TypeError):
     Attributes:
         op: The operation that was called.
         model_type: The architecture's name, `config.model_type`.
-        reason: Why it is not supported; part of a sentence.
+        reason: Why the architecture is not supported; part of a sentence.
 
     The parameter `hint`, a full sentence, says what to do instead and ends the message.
     """
@@ -111,7 +111,7 @@ class ModelNotFoundError(LaminaError, OSError):
     Attributes:
         op: The operation that was called.
         got: The folder or hub id.
-        reason: Why it could not be loaded, as a library or the system said it.
+        reason: Why the model could not be loaded, from the message of a library or the system.
     """
 
     def __init__(self, *, op: str, got: str, reason: str) -> None:
@@ -124,8 +124,9 @@ class DataError(LaminaError, ValueError):
     """Raised when a data file, or a row, column or label in it, cannot be used.
 
     Attributes:
-        path: The file; None if the data did not come from one.
-        row: The row's number as its reader counts rows (the line for text files); None if no single row is wrong.
+        path: The file; None if the data did not come from a file.
+        row: Number of the row as the file's reader counts rows (the line for text files); None if no single row is
+            wrong.
         column: The column's name; None if no single column is wrong.
     """
 
@@ -160,7 +161,7 @@ class CacheError(LaminaError, OSError):
 
     Attributes:
         needed_bytes: Size of the states; None unless the disk is too small for them.
-        free_bytes: Free space on the disk; None unless it is too small.
+        free_bytes: Free space on the disk; None unless the disk is too small.
     """
 
     def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None) -> None:
@@ -208,9 +209,9 @@ def _readable_bytes(size: int) -> str:
 
 @contextmanager
 def memory_errors(op: str) -> Generator[None]:
-    """Raise OutOfMemoryError in place of any out-of-memory error that Python, NumPy or PyTorch raises in the block.
+    """Raise OutOfMemoryError for any out-of-memory error of Python, NumPy or PyTorch in the `with` block.
 
-    `op` is the operation that the message begins with. Other errors pass through unchanged.
+    `op` is the operation with which the message begins. Other errors pass through unchanged.
     """
     try:
         yield
@@ -227,10 +228,10 @@ def memory_errors(op: str) -> Generator[None]:
 
 @contextmanager
 def error_context(note: str, op: str = "") -> Generator[None]:
-    """Add `note` to every LaminaError that the block raises, as `BaseException.add_note` does.
+    """Add `note` to every LaminaError that the `with` block raises, as `BaseException.add_note` does.
 
-    If `op` is given, a TypeError or ValueError from the block becomes a ConfigError whose message consists of `op`,
-    `note` and the original text.
+    If `op` is given, a TypeError or ValueError becomes a ConfigError whose message consists of `op`, `note` and the
+    original text.
     """
     try:
         yield
@@ -245,7 +246,7 @@ def error_context(note: str, op: str = "") -> Generator[None]:
 
 @contextmanager
 def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception] = Exception) -> Generator[None]:
-    """Raise `to_error(reason)` in place of any error of type `kind` that a library or the system raises in the block.
+    """Raise `to_error(reason)` for any error of type `kind` that a library or the system raises in the `with` block.
 
     `reason` is the first line of the original message. A LaminaError passes through unchanged. Code that reads, writes
     or loads files uses this, because the libraries it calls raise too many types of errors to list.
@@ -262,10 +263,10 @@ def convert_errors(to_error: Callable[[str], LaminaError], kind: type[Exception]
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says as one line of at most 300 characters, without the final full stop.
+    """Return the message of an error as one line of at most 300 characters, without the final full stop.
 
-    The result is meant to be quoted within another message. The type's name comes first where the text alone says
-    little: for an empty message, and for a KeyError, whose message is just the key.
+    The result is meant to be quoted in another message. It begins with the error's type if the text alone says little:
+    for an empty message, and for a KeyError, whose message is just the key.
     """
     lines = [line.strip() for line in str(getattr(error, "strerror", None) or error).splitlines() if line.strip()]
     text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
@@ -300,11 +301,11 @@ class MissingExtraError(LaminaError, ImportError):
 def require_packages(op: str, extra: str, *modules: str) -> None:
     """Check that optional packages are installed, without importing them.
 
-    Call it before work begins, so that nobody trains for an hour and then learns that a score cannot be computed.
+    Called before work begins, so that nobody trains for an hour and then learns that a score cannot be computed.
 
     Args:
-        op: The operation that needs them, for the message.
-        extra: The extra of Lamina that installs them.
+        op: The operation that needs the packages, for the message.
+        extra: The extra of Lamina that installs the packages.
         *modules: Names of the packages' modules, as in an `import` statement.
 
     Raises:

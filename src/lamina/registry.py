@@ -12,12 +12,12 @@ from lamina.errors import ConfigError, check_known, convert_errors
 class Registry:
     """A table from names to classes or functions, each written as "package.module:Name".
 
-    For fusions and heads these are frozen config classes. An entry is imported when `get` is called for it, not before.
+    The classes of fusions and heads are frozen configs. An entry is imported when `get` is called for it, not before.
     Third parties add entries with `add`, or by an entry point of their package in the group `lamina.<what>`.
 
     Args:
         what: What the entries are, in the singular ("fusion"); error messages begin with it.
-        rows: The entries that Lamina itself brings.
+        rows: Lamina's own entries.
     """
 
     def __init__(self, what: str, rows: dict[str, str]) -> None:
@@ -76,7 +76,7 @@ class Registry:
         return {"name": self.name_of(config), **asdict(config)}
 
     def from_dict(self, fields_by_name: dict[str, Any]) -> Any:
-        """Build a config from a dict that `to_dict` returned; lists, which JSON has in place of tuples, become tuples.
+        """Build a config from a dict that `to_dict` returned; lists become tuples, which JSON does not have.
 
         Raises:
             UnknownNameError: If the name is not registered, or a key is not a field of the config.

@@ -34,9 +34,9 @@ def check_range(
         op: The operation, for the message.
         name: The option's name, for the message.
         value: The option's value.
-        low: Smallest value that is allowed.
-        high: Largest value that is allowed; infinity is then allowed too.
-        open_high: Whether `value` must be smaller than `high` instead.
+        low: Smallest allowed value.
+        high: Largest allowed value; the default allows infinity too.
+        open_high: Whether `value` must be smaller than `high`, not equal to it.
     """
     if value is None or (low <= value < high if open_high else low <= value <= high):
         return
@@ -90,9 +90,9 @@ def is_file(path: str | Path) -> bool:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; at the end, rename the file written there to `path`.
 
-    So `path` holds either its old content or all of the new one, even if the process dies. The file is flushed to disk
-    before it is renamed. If the block raises, the temporary file is removed and `path` stays as it was. Parent folders
-    are created.
+    So `path` holds either its old content or all of the new content, even if the process dies. The file is flushed to
+    disk before it is renamed. If the `with` block raises, the temporary file is removed and `path` stays as it was.
+    Parent folders are created.
 
     Raises:
         StoreError: If the file cannot be written.
@@ -117,9 +117,10 @@ def fsync(path: Path) -> None:
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove the temporary files that processes left beside `path` when they died in `atomic_write`.
+    """Remove the temporary files that dead processes left beside `path` (see `atomic_write`).
 
-    The caller must hold whatever lock guards `path`: a file that a living process is writing would be removed too.
+    The caller must hold the lock of `path`, if there is one: a file that a living process is writing would be removed
+    too.
     """
     for beside in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if beside.stem == f".{path.name}" and beside.suffix[1:].isdecimal():
@@ -197,7 +198,7 @@ def check_versions() -> None:
     example when it runs from a checkout.
 
     Raises:
-        ConfigError: If a package is missing or too old (or too new, if there is an upper limit); names its version.
+        ConfigError: If a package is missing, too old or too new. The message names its version.
     """
     with suppress(PackageNotFoundError):
         for requirement in map(Requirement, requires("lamina") or ()):

@@ -128,7 +128,7 @@ class _Listener:
         return self.over != "prompt" and not all(map(self._has_output, stacks))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Store the arguments of a module around a stack (a forward pre-hook)."""
+        """Store the arguments of a call of a module that contains a stack (a forward pre-hook)."""
         thread, named = get_ident(), arguments(module, args, kwargs)
         if not self._calls[thread] and not self._is_trained():
             self._modes[thread] = mode = self._bank.eval_pass()
@@ -136,7 +136,7 @@ class _Listener:
         self._calls[thread][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
-        """Drop the arguments of a module around a stack (a forward hook, which is also called after an error)."""
+        """Drop the arguments that `on_call` stored (a forward hook, which is also called after an error)."""
         thread = get_ident()
         self._calls[thread].pop(module, None)
         if not self._calls[thread] and (mode := self._modes.pop(thread, None)):

@@ -126,7 +126,7 @@ def start_monitors(
 
 
 class _RunningCascade(RunningMonitors):
-    """The unfinished scores of a cascade: those of its second monitor, at the tokens for which its reader was run."""
+    """The unfinished scores of a cascade: scores of the second monitor, at the tokens that its reader has read."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade

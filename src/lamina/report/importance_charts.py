@@ -86,9 +86,9 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], li
         table: `Run.table`, or the rows of `table.json`.
 
     Returns:
-        The rows of the chart at the best epoch, the rows of the chart over training, and the key of the latter's x
-        axis: "step" or "epoch". Rows have "reader", "layer" and "importance", and with enough seeds for an interval its
-        ends "low" and "high".
+        The rows of the chart at the best epoch; the rows of the chart over training; and the key of the x axis of
+        the chart over training, "step" or "epoch". Rows have "reader", "layer" and "importance", and with enough seeds
+        for an interval its ends "low" and "high".
     """
     drawn_rows, best = _drawn_rows(importances, table)
     over, x = _over_training(drawn_rows)
@@ -96,7 +96,7 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], li
 
 
 def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
-    """Return the rows of importances that are drawn, and those of them that belong to the best epoch of their run.
+    """Return all rows of importances that are drawn, and the drawn rows of the best epoch of each run.
 
     Runs whose setting is not the best of a grid are left out. In the returned rows, "reader" is the title of the run's
     panel, and "run" is the name of the reader.

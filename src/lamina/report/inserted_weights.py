@@ -244,7 +244,7 @@ def weight_maps(
 
 
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:
-    """Return the drawn entries of one weight: the first `most` rows and columns of a head, for all three states.
+    """Return the drawn entries of a weight (first `most` rows and columns of a head) in each of `weight.states()`.
 
     Raises:
         ConfigError: If the weight has no such head.

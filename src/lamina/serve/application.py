@@ -69,7 +69,7 @@ _STATUS: dict[type[Exception], tuple[int, str]] = {
 
 
 class _Response(TypedDict):
-    """The part of the OpenAPI schema about one status: the body's model, and what the status means."""
+    """Documentation of one status in the OpenAPI schema: model of the body, and meaning of the status."""
 
     model: type[Problem]
     description: str
@@ -106,16 +106,16 @@ def create_app(
     readers_root: Path | None = None,
     page: bool = True,
 ) -> FastAPI:
-    """Return the web application that answers requests by a bank; it starts the threads of its scheduler.
+    """Return the web application that answers requests with a bank, and start the threads of its scheduler.
 
     The application's `state` has `scheduler`, `generator` and `reloader`. They are closed when the application ends.
 
     Args:
         bank: The readers and their model, with a processor. The bank is put into evaluation mode.
         settings: Limits, keys, and the texts of the page. None: the defaults.
-        name: Name of the bank, by which clients of the KServe routes and the page know it.
-        source: Folder or hub id that the bank was loaded from, which `app.state.reloader.reload()` loads again.
-        readers_root: Folder under which the banks lie whose readers may be added while the server runs.
+        name: Name of the bank for clients of the KServe routes and of the page.
+        source: Folder or hub id that the bank was loaded from; `app.state.reloader.reload()` loads it again.
+        readers_root: Folder of the banks whose readers may be added while the server runs. None: none may be added.
         page: Whether `/` is a page for trying the readers in a browser.
 
     Raises:
@@ -160,7 +160,7 @@ def create_app(
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Answer errors with the body of text-embeddings-inference: `{"error": ..., "error_type": ...}`."""
+    """Add handlers that answer errors as text-embeddings-inference does: `{"error": ..., "error_type": ...}`."""
 
     def problem(status: int, error: str, error_type: str) -> JSONResponse:
         return JSONResponse({"error": error, "error_type": error_type}, status)
@@ -285,13 +285,13 @@ def _add_moderations(app: FastAPI, scheduler: Scheduler) -> None:
 
 
 def _add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
-    """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model as well."""
+    """Add the routes of KServe's v2 protocol: the bank is a model called `name`, and each reader is a model too."""
 
     def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
-        """Return what is served, the names of the readers of a model (None: all), and the model's version.
+        """Return the served bank, the names of the readers of a model (None: all), and the model's version.
 
         Raises:
-            HTTPException: With status 404 if there is no such model, or no such version of it.
+            HTTPException: With status 404 if there is no such model, or no such version of the model.
         """
         served = scheduler.served
         if model != name and model not in served.bank:
@@ -342,7 +342,7 @@ def _check_count(scheduler: Scheduler, texts: Sequence[Example]) -> None:
 
 
 async def _answer(scheduler: Scheduler, future: Future[list[AnswerT]], request: Request) -> list[AnswerT]:
-    """Wait for the answers to a request and return them, one per text; cancel the future if the client disconnects.
+    """Wait for the answers to a request and return them, one per text; cancel `future` if the client disconnects.
 
     Raises:
         HTTPException: With status 499 if the client disconnects, 503 after `request_timeout` seconds.

@@ -31,7 +31,7 @@ _BUSY = 0.7  # another replica starts once each holds this share of its `max_con
 
 @dataclass(frozen=True)
 class Replicas:
-    """Number of replicas, and what each needs. `deployed` takes it; the command line makes it.
+    """Number of replicas of the application, and the CPUs and GPUs that each needs; see `deployed`.
 
     Args:
         least: Number of replicas that run at any time.
@@ -57,17 +57,17 @@ class Replicas:
 def deployed(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, *, address: str, host: str, port: int
 ) -> Iterator[None]:
-    """Deploy replicas of an application on Ray Serve; within the `with` block they answer requests.
+    """Deploy replicas of an application on Ray Serve, which answer requests inside the `with` block.
 
-    Ray restarts a replica that dies. On a cluster that was running before, the replicas keep running after the block,
-    and replicas of an earlier deployment are replaced one after the other while the others answer.
+    Ray restarts a replica that dies. On a cluster that was running before the block, the replicas keep running after
+    it, and replicas of an earlier deployment are replaced one after the other while the others answer.
 
     Args:
-        build: Returns the application; it is pickled, sent to each replica and called there.
+        build: Function that returns the application; it is pickled, sent to each replica and called there.
         settings: The limits of each replica.
         replicas: The number of replicas, and what each needs.
-        address: "local" starts a cluster on this machine, which ends with the block; "auto" uses the cluster that runs
-            on this machine; otherwise HOST:PORT of a cluster.
+        address: "local" starts a cluster on the machine of this process, which ends with the block; "auto" uses the
+            cluster that is running on this machine already; otherwise HOST:PORT of a cluster.
         host: Address at which every node of the cluster listens.
         port: Port at which every node of the cluster listens.
 
@@ -96,12 +96,12 @@ def deployed(
 def application(args: Mapping[str, JSON]) -> Application:
     """Return the application for a configuration file of Ray Serve: `import_path: lamina.serve.cluster:application`.
 
-    The number of replicas stands in that file under `deployments`, for the deployment `bank`.
+    That file sets the number of replicas under `deployments`, for the deployment `bank`.
 
     Args:
         args: The file's `args`: `bank`, the folder or hub id of a bank that every node can read; optionally `model`,
-            its base model if that is not the one that the bank names; and any fields of `Settings` except the keys. The
-            API key is read from the environment variable LAMINA_API_KEY of each replica.
+            its base model if the bank names another; and any fields of `Settings` except the keys. Each replica reads
+            the API key from the environment variable LAMINA_API_KEY.
 
     Raises:
         ConfigError: If `bank` is missing, a key is among `args`, or a value is not allowed.
@@ -129,15 +129,9 @@ def application(args: Mapping[str, JSON]) -> Application:
 
 
 def _deployment(build: Callable[[], FastAPI], settings: Settings, replicas: Replicas) -> Deployment:
-    """Return the deployment, in Ray Serve's sense, of the application that `build` returns.
+    """Return the deployment (an object of Ray Serve) of the application that `build` returns.
 
-    Args:
-        build: Returns the application; it is called in each replica.
-        settings: The limits of each replica.
-        replicas: The number of replicas, and what each needs.
-
-    Raises:
-        MissingExtraError: If Ray Serve is not installed.
+    `build` is called in each replica. Raises MissingExtraError if Ray Serve is not installed.
     """
 
     def build_in_replica() -> FastAPI:  # Ray Serve accepts a plain function only, and `build` may be a partial
@@ -170,14 +164,14 @@ def _ray_serve() -> Any:
 
 
 def _ray() -> Any:
-    """Return the module `ray`, which is imported only where it is used: it is an extra."""
+    """Return the module `ray`, imported only here because Ray is optional."""
     import ray
 
     return ray
 
 
 def _check_room(replicas: Replicas) -> None:
-    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas: Ray would wait for them forever."""
+    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas; Ray would wait for them forever."""
     available: dict[str, float] = _ray().cluster_resources()
     for resource, needed in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
         if needed * replicas.least > (total := available.get(resource, 0.0)):

@@ -17,7 +17,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], timeout_s: float | None = None) -> AnswerT:
-    """Wait for `answer` and return its result; cancel it if the client disconnects or the time is up.
+    """Wait for `answer` and return its result; cancel `answer` if the client disconnects or the time is up.
 
     Args:
         request: The request of the client. Its body must have been read, so that only a disconnect is left to receive.
@@ -26,7 +26,7 @@ async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], tim
 
     Raises:
         HTTPException: With status 499 if the client disconnects, 503 if the time is up.
-        Exception: What `answer` raises.
+        Exception: An error that `answer` raises.
     """
     waiting = asyncio.ensure_future(answer)
     disconnect = asyncio.ensure_future(_disconnected(request))

@@ -1,4 +1,4 @@
-"""Explanations: the layers and tokens that readers' answers about one text come from, and what the readers cost."""
+"""Explanations: from which layers and tokens readers' answers about a text come, and how long readers take."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _DIGITS = 6  # of shares
 
 
 class PassSeconds(TypedDict):
-    """Seconds of a pass over one text, up to the highest layer that is read."""
+    """Seconds of a pass over one text, up to the highest layer that readers need."""
 
     without_readers: float
     with_readers: float
 
 
 class TaskExplanation(TypedDict):
-    """What one reader's answer about a text comes from. Shares sum to 1.
+    """From which layers and tokens one reader's answer about a text comes. Shares sum to 1.
 
     Keys:
         layers: Indices of the layers that the reader reads.
-        importance: Share of each layer that the reader learned; None if it learned none.
+        importance: Learned share of each of these layers; None if the reader learned none.
         tokens: The text's tokens as the model reads them; None for images and audio.
         contributions: Share of each layer and token in this answer, `[layers][tokens]`; None if the reader's fusion
             cannot tell.
@@ -54,7 +54,7 @@ class TaskExplanation(TypedDict):
 
 
 class Explanation(TypedDict):
-    """The response of `/explain`: the time of a pass, and task -> what its answer comes from."""
+    """The response of `/explain`: the time of a pass, and task -> explanation of its answer."""
 
     seconds: PassSeconds
     tasks: dict[str, TaskExplanation]
@@ -62,7 +62,7 @@ class Explanation(TypedDict):
 
 @final
 class PreparedTexts:
-    """Texts that were each encoded alone, with the counts that the scheduler needs; a `workers.Tokenised`."""
+    """Texts that were encoded one by one, with the counts that the scheduler needs; a `workers.Tokenised`."""
 
     def __init__(self, texts: Sequence[Prepared]) -> None:
         self.texts = texts
@@ -91,7 +91,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         prepared: PreparedTexts,
         budget: Budget,  # noqa: ARG002  passes have one text
     ) -> Generator[None, None, list[Explanation]]:
-        """Return an explanation of each text; raise NotFiniteError if a contribution is NaN or infinite."""
+        """Yield between texts, and return an explanation of each; NotFiniteError: a contribution is NaN or infinite."""
         explanations: list[Explanation] = []
         for text in prepared.texts:
             if explanations:
@@ -102,11 +102,11 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
 
     @property
     def max_length(self) -> int:
-        """Number of tokens that every reader reads: the least of the lengths that the readers were trained with."""
+        """The smallest of the lengths in tokens that the readers were trained with: so many are read by all."""
         return min(self._predictor.max_length([name]) for name in self._names)
 
     def _explanation(self, prepared: Prepared) -> Explanation:
-        """Return the explanation of one text; readers that share inputs are timed together, and times are added."""
+        """Return the explanation of one text; readers that share inputs are timed together, and the times are added."""
         seconds = PassSeconds(without_readers=0.0, with_readers=0.0)
         tasks: dict[str, TaskExplanation] = {}
         for group in prepared.groups:
@@ -119,7 +119,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return {"seconds": seconds, "tasks": {name: tasks[name] for name in self._names}}
 
     def _tokens(self, batch: Batch) -> list[str] | None:
-        """Return the text of each token in the only row of a batch; None if the batch holds no text."""
+        """Return the text of each token in the only row of a batch; None if the batch contains no text."""
         if "input_ids" not in batch:
             return None
         tokenizer = tokenizer_of(self.bank.processor)
@@ -131,10 +131,11 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         Args:
             name: Name of the reader.
             tokens: The text's tokens; None for images and audio.
-            amounts: What each layer adds at each token, `[layers, tokens]`; None if the reader's fusion cannot tell.
+            amounts: Contribution of each layer at each token, `[layers, tokens]`; None if the reader's fusion cannot
+                tell.
 
         Raises:
-            NotFiniteError: If an amount is NaN or infinite.
+            NotFiniteError: If a contribution is NaN or infinite.
         """
         reader = self.bank[name]
         # A fusion whose weights depend on the input has no importance that holds for all texts.
@@ -150,10 +151,10 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         }
 
     def _timed(self, group: Group, batch: Batch) -> PassSeconds:
-        """Return the least seconds of some passes over a batch, without readers and with those of `group`.
+        """Return the least seconds of several passes over a batch, without readers and with those of `group`.
 
-        Both kinds of pass end at the highest layer that the readers need. After a first pass of each kind, which also
-        warms up, others follow for at most a tenth of a second, since other requests wait meanwhile.
+        Both kinds of pass end at the highest layer that the readers need. The first pass of each kind also warms up.
+        Further passes take at most a tenth of a second in all, since other requests wait meanwhile.
         """
         top: dict[str, list[int]] = {}
         for reader in (self.bank[name] for name in group.tasks):
@@ -171,7 +172,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return {"without_readers": alone, "with_readers": together}
 
     def _seconds(self, run: Callable[[], object]) -> float:
-        """Call `run`, wait until the device has finished, and return the seconds that both took."""
+        """Return the seconds of a call of `run`, including the time until the device has finished."""
         start = time.perf_counter()
         run()
         if self.bank.device.type == "cuda":

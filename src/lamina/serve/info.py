@@ -26,7 +26,7 @@ _HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = 
 
 
 def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, JSON]:
-    """Return what clients can know about a server: its bank, model, tasks and limits, but no keys.
+    """Return the public facts about a server: its bank, model, tasks and limits, but no keys.
 
     "max_input_length" is the number of tokens that the model reads, and a task's "max_length" the number that its
     reader reads. A task's "pairs" tells whether its reader was trained on pairs of texts; None if that is not known.

@@ -1,4 +1,4 @@
-"""The number of tokens of long texts, and their beginnings, without tokenising more of them than needed."""
+"""The number of tokens of long texts, and their beginnings, without tokenising more than needed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CHARACTERS = 8  # characters per token, more than in any usual text
 
 
 class TooLongError(LaminaError):
-    """Raised where a text has more tokens than are read, and the request does not allow cutting it."""
+    """Raised when a text has more tokens than are read, and the request does not allow cutting it."""
 
 
 def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]:
-    """Return the number of tokens of a text without special tokens, and whether it is the number of the whole text.
+    """Return the number of tokens of a text without special tokens, and whether the whole text was counted.
 
-    Counting stops after the piece in which there are more than `most` tokens. The text is divided at spaces where it
-    has some, so that the number is exact for most texts.
+    Counting stops after the piece that brings the number above `most`. The text is divided at spaces if it has some, so
+    that the number is exact for most texts.
     """
     text, count, start = encodable(text), 0, 0
     while start < len(text) and count <= most:
@@ -40,9 +40,9 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 
 
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
-    """Return the part of a long text that has its first `most` tokens and as many again, or its last ones.
+    """Return the first part of a long text, with at least twice `most` tokens ("left": the last such part).
 
-    The tokens that are read are the same as those of the whole text, which would take seconds to tokenise.
+    A tokenizer reads the same tokens from this part as from the whole text, which would take seconds to tokenise.
 
     Args:
         tokenizer: The tokenizer.
@@ -63,7 +63,7 @@ def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
 
 
 def first_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[str, int]:
-    """Return a text up to the end of its token number `most`, and the number of its tokens, without special tokens."""
+    """Return a text up to the end of its token number `most`, and its number of tokens without special tokens."""
     output = tokenizer(encodable(text), return_offsets_mapping=True, **_WHOLE)
     spans: Sequence[tuple[int, int]] = output["offset_mapping"]
     if len(spans) <= most:
@@ -78,7 +78,7 @@ def check_request(tokenizer: Tokenizer, texts: Sequence[Sequence[str]], limit: i
         tokenizer: The tokenizer.
         texts: Single texts and pairs of texts, each as a sequence of one or two parts.
         limit: Number of tokens that a request may have.
-        most: Tokens that are read of a single text or pair at most, because longer ones are cut. None: all.
+        most: Maximum number of tokens that are read of a single text or pair; longer ones are cut. None: all are read.
     """
     if sum(len(part.encode(errors="replace")) + 4 for parts in texts for part in parts) <= limit:
         return  # a token has at least one byte

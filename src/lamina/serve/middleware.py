@@ -25,7 +25,7 @@ _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused: HTTP status, message, and the type of error for the client's code."""
+    """Why a request is refused: HTTP status, message, and the error type for the client's code."""
 
     status: int
     error: str
@@ -34,12 +34,12 @@ class Refusal(NamedTuple):
 
 @final
 class RequestGuard:
-    """ASGI middleware that refuses requests by their key, size or depth, and passes others on with their whole body.
+    """ASGI middleware that refuses requests by their key, size or depth, and passes the others on whole.
 
-    It also adds headers to every response that forbid caching it and sniffing its type.
+    It also adds headers to every response that forbid caching the response and sniffing its type.
 
     Args:
-        app: The application behind it.
+        app: The application to which requests are passed on.
         settings: Keys and limits.
     """
 
@@ -82,7 +82,7 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return why the key of a request is not accepted; None if it is right, or none is needed."""
+        """Return why the key of a request is refused; None if the key is right, or none is needed."""
         key, path = self._settings.api_key, _path(scope)
         if path == ADMIN or path.startswith(f"{ADMIN}/"):
             key = self._settings.admin_key
@@ -97,7 +97,7 @@ class RequestGuard:
         return Refusal(401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized")
 
     async def _body(self, receive: Receive) -> bytes | Refusal:
-        """Receive a request's body; return the refusal instead if it is too large or nested too deeply.
+        """Receive a request's body and return it; if it is too large or nested too deeply, return the refusal.
 
         A body that is too large is not received to its end. If the client disconnects, the part that came is returned.
         """
@@ -126,7 +126,7 @@ def _path(scope: Scope) -> str:
 
 
 def depth_of(body: bytes) -> int:
-    """Return how deeply lists and objects are nested in JSON, without parsing it: parsing recurses, and could fail."""
+    """Return how deeply lists and objects are nested in JSON; parsing could exceed the recursion limit."""
     depth = deepest = 0
     for part in _PARTS.finditer(body):
         if part[0] in (b"[", b"{"):

@@ -24,8 +24,8 @@ class ServerMetrics:
     """The counters and histograms of one application.
 
     Args:
-        unanswered: Returns the number of requests that are accepted and not answered.
-        running: Returns the number of texts that are being generated.
+        unanswered: Function that returns the number of requests that are accepted and not answered.
+        running: Function that returns the number of texts that are being generated.
     """
 
     def __init__(self, unanswered: Callable[[], int], running: Callable[[], int]) -> None:
@@ -84,7 +84,7 @@ class RequestMetrics:
     """ASGI middleware that counts and times requests by path and status, refused ones included.
 
     Args:
-        app: The application behind it.
+        app: The application to which requests are passed on.
         metrics: Where requests are recorded.
     """
 

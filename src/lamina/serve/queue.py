@@ -1,4 +1,4 @@
-"""The queue's elements, and the choice of which queued requests share the next batch."""
+"""The elements of the queue, and the choice of the queued requests that share the next batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Answers(Future[AnswerT]):
-    """The future of a request's answers, which remembers that its client has left even while it is being computed."""
+    """The future of a request's answers. It remembers that the client has left, even while the answers are computed."""
 
     has_left = False
 
     def cancel(self) -> bool:
-        """Note that nobody waits any more; return whether the request had not begun, and so is cancelled."""
+        """Note that the client has left; return whether the request is cancelled, because it had not begun."""
         self.has_left = True
         return super().cancel()
 
@@ -39,8 +39,8 @@ class Job(Generic[AnswerT]):
         texts: Its texts, pairs of texts or files; all of one kind, and at least one. `fit` shortens them.
         worker: The worker that answers it.
         truncate: Whether texts that are too long are cut. False: the job fails with TooLongError.
-        future: Will hold one answer per text, in their order.
-        since: When the job was made, in seconds of `time.perf_counter`.
+        future: Future of one answer per text, in their order.
+        since: When the job was created, in seconds of `time.perf_counter`.
         lengths: Estimated number of tokens of each text.
         size: Estimated number of tokens of all texts.
     """
@@ -58,7 +58,7 @@ class Job(Generic[AnswerT]):
         self._group = (self.worker, isinstance(self.texts[0], tuple))
 
     def fit(self, limit: int) -> None:
-        """Cut its texts to what is read of them, if it may; a second call changes nothing.
+        """Cut texts that are too long to the part that is read, if `truncate` is set; a second call changes nothing.
 
         Raises:
             TooLongError: If all texts together have more than `limit` tokens.
@@ -69,14 +69,14 @@ class Job(Generic[AnswerT]):
     def start(self) -> bool:
         """Mark the job as running, after which its client can no longer cancel it; return False if it was cancelled.
 
-        A second call changes nothing and returns the same value, since a batch may be split and run again.
+        A further call changes nothing and returns the same value, since a batch may be split and run again.
         """
         if not self._started:
             self._started = self.future.set_running_or_notify_cancel()
         return self._started
 
     def is_like(self, other: AnyJob) -> bool:
-        """Tell whether both jobs can share a batch: they have the same worker, and single texts or pairs alike."""
+        """Return whether two jobs can share a batch: they have the same worker, and single texts or pairs alike."""
         return self._group == other._group
 
 
@@ -86,13 +86,14 @@ AnyJob: TypeAlias = Job[Any]  # a job whose type of answer does not matter
 def next_batch(waiting: Iterable[AnyJob], budget: Budget) -> list[AnyJob]:
     """Return the jobs of the next batch: the oldest one, and those that are cheapest to run along with it.
 
-    All queued jobs like the oldest one are divided by length into the passes that cost least together. The batch
+    All queued jobs like the oldest one are divided by length into the passes with the lowest total cost. The batch
     consists of the jobs whose texts all fall into the passes of the oldest job, as far as the budget reaches. So no job
-    waits for long, and texts of other lengths stay queued until they can share a pass with their like.
+    waits for long, and texts of other lengths stay queued until they can share a pass with texts of their length.
 
     Args:
         waiting: The queued jobs, oldest first; at least one.
-        budget: Maximum tokens of a pass, and its fixed cost in tokens. The oldest job is chosen even if it has more.
+        budget: Maximum tokens of a pass, and its fixed cost in tokens. The oldest job is chosen even if it has more
+            tokens.
     """
     jobs: list[AnyJob] = []
     count = 0

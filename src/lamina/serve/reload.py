@@ -28,12 +28,12 @@ logger = logging.getLogger(__name__)
 
 @final
 class Reloader:
-    """Changes the readers of a running scheduler, one change at a time. A change that fails leaves all as it was.
+    """Changes the readers of a running scheduler, one change at a time. A failed change leaves everything as it was.
 
     Args:
         scheduler: The scheduler, whose served bank is replaced.
         source: Folder or hub id of the bank that is served, which `reload` loads again. None: `reload` is refused.
-        root: Folder under which the banks lie whose readers may be added. None: no reader can be added.
+        root: Folder of the banks whose readers may be added. None: no reader can be added.
     """
 
     def __init__(self, scheduler: Scheduler, source: str | None = None, root: Path | None = None) -> None:
@@ -51,10 +51,10 @@ class Reloader:
             readers: Names of the readers to add. None: all readers of that bank.
 
         Returns:
-            The bank that is served from now on.
+            The bank that is served after the change.
 
         Raises:
-            ConfigError: If the server has no root, or the folder is not a bank under it.
+            ConfigError: If the server has no root, or the folder is not a bank in the root.
             UnknownNameError: If the bank has no reader of a name in `readers`.
             StoreError: If the bank's files are damaged.
             BaseMismatchError: If the bank was trained on another model.
@@ -68,7 +68,7 @@ class Reloader:
             return self._serve({name: bank for name in bank if name not in chosen}, dict.fromkeys(chosen, loaded))
 
     def remove(self, name: str) -> ServedBank:
-        """Remove the reader called `name`, and return what is served from now on.
+        """Remove the reader called `name`, and return the bank that is served after the change.
 
         Raises:
             UnknownNameError: If no reader has that name.
@@ -81,7 +81,7 @@ class Reloader:
             return self._serve({other: bank for other in bank if other != name}, {})
 
     def reload(self) -> ServedBank:
-        """Load the bank again from its folder or hub id, and serve exactly the readers that it has now.
+        """Load the bank again from its folder or hub id, and serve exactly the readers that are in it now.
 
         Raises:
             ConfigError: If the bank was not loaded from a folder or hub id.
@@ -97,7 +97,7 @@ class Reloader:
             return self._serve({}, dict.fromkeys(loaded, loaded))
 
     def try_reload(self) -> None:
-        """Reload the bank and log the outcome; an error is logged too, since a signal has no caller to answer."""
+        """Reload the bank and log the outcome. An error is logged too, since a signal has no caller to answer."""
         try:
             served = self.reload()
         except LaminaError as error:
@@ -108,14 +108,14 @@ class Reloader:
     def _serve(self, unchanged: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> ServedBank:
         """Build a bank of some readers and serve it; the caller holds the lock.
 
-        A new bank is built, rather than the served one changed, because readers of the latter answer meanwhile.
+        The served bank itself is not changed, because its readers answer requests meanwhile.
 
         Args:
             unchanged: Names of readers that stay -> the bank that is served.
-            new: Names of readers to add or to replace -> the bank that holds them.
+            new: Names of readers to add or to replace -> the bank that contains them.
 
         Returns:
-            The bank that is served from now on; the versions of new readers are 1 higher than the latest of that name.
+            The new bank; the version of a new reader is 1 higher than the latest of its name.
 
         Raises:
             LaminaError: If a reader does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
@@ -134,10 +134,10 @@ class Reloader:
         return served
 
     def _inside(self, folder: str) -> Path:
-        """Return the path of a bank's folder; links are followed first, so that none leads out of the root.
+        """Return the path of a bank's folder; links are resolved first, so that none leads out of the root.
 
         Raises:
-            ConfigError: If the server has no root, or `folder` is not the relative path of a bank under it.
+            ConfigError: If the server has no root, or `folder` is not the relative path of a bank in it.
         """
         if self._root is None:
             raise ConfigError("serve: the server was started without --readers-root; readers cannot be added.")
@@ -152,11 +152,11 @@ class Reloader:
 
 
 def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) -> None:
-    """Add the routes under `/readers`, which change the readers; `RequestGuard` asks for the admin key at all of them.
+    """Add the routes under `/readers`, which change the readers; `RequestGuard` requires the admin key for all of them.
 
     Args:
         app: The application.
-        reloader: Makes the changes.
+        reloader: Carries out the changes.
         scheduler: The scheduler whose readers are listed.
     """
 

@@ -1,4 +1,4 @@
-"""Conversion between the shapes of requests and responses that clients know, and the examples and answers of a bank."""
+"""Conversion between requests and responses, in the shapes that clients know, and examples and answers of a bank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ class LabelScore(TypedDict):
 
 
 class ModerationResult(TypedDict):
-    """OpenAI's moderation of one text: whether it is flagged, and per category whether it is and its score."""
+    """The moderation of one text in OpenAI's shape.
+
+    Keys:
+        flagged: Whether the text is flagged in any category.
+        categories: Category -> whether the text is flagged in it.
+        category_scores: Category -> score of the text.
+    """
 
     flagged: bool
     categories: dict[str, bool]
@@ -55,7 +61,7 @@ class TensorMetadata(TypedDict):
 
 
 class OutputMetadata(TensorMetadata):
-    """An output of a model; `parameters` holds the labels that its columns stand for."""
+    """An output of a model; `parameters` has the labels of its columns."""
 
     parameters: dict[str, list[str]]
 
@@ -80,7 +86,7 @@ class OutputTensor(TypedDict):
 
 
 def examples_of(inputs: Inputs) -> tuple[list[Example], bool]:
-    """Return the texts, pairs or files of a request's `inputs`, and whether these are a single example, not a list.
+    """Return the texts, pairs or files of a request's `inputs`, and whether there is a single example, not a list.
 
     Raises:
         ConfigError: If the examples are not all of one kind, or a file is not Base64.
@@ -97,7 +103,7 @@ def examples_of(inputs: Inputs) -> tuple[list[Example], bool]:
 
 
 def _example(part: str | Sequence[str] | FileInput) -> Example:
-    """Return one element of `inputs` as a text, a pair of texts or an upload; ConfigError if a file is not Base64."""
+    """Return one element of `inputs` as a text, a pair or an upload; raise ConfigError if a file is not Base64."""
     if isinstance(part, str):
         return part
     if isinstance(part, FileInput):
@@ -124,11 +130,10 @@ def _ranked(prediction: JSON) -> JSON | list[LabelScore]:
 
 
 def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
-    """Return task -> the labels that flag a text, for the tasks of a bank that can serve as moderation.
+    """Return task -> the labels that flag a text, for the tasks of a bank that can be used for moderation.
 
-    A task with several labels at once (multi-label) flags by each of its labels. A task with two labels flags by the
-    one that is called "yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam", or as the task itself. All
-    other tasks are left out.
+    A multi-label task flags by each of its labels. A task with two labels flags by the label that is called "yes",
+    "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam", or like the task itself. All other tasks are left out.
 
     Raises:
         ConfigError: If no task flags texts.
@@ -153,7 +158,7 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
 
 
 def _scores_whole_texts(head: HeadConfig) -> bool:
-    """Tell whether a head gives each text a score per label, or a number, rather than scores of tokens or words."""
+    """Return whether a head gives each text a score per label, or a number, and no scores of tokens or words."""
     kind = kind_of(head.kind)
     return kind.has_classes and not kind.per_token
 
@@ -163,7 +168,7 @@ def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]])
 
     Args:
         answer: Task -> prediction, with probabilities.
-        categories: What `categories_of` returned.
+        categories: The result of `categories_of`.
     """
     scores: dict[str, float] = {}
     for task, labels in categories.items():
@@ -174,11 +179,11 @@ def category_scores(answer: Prediction, categories: Mapping[str, Sequence[str]])
 
 
 def moderation(scored: Sequence[Mapping[str, float]], model: str) -> Moderation:
-    """Return the response of OpenAI's moderation endpoint; a text is flagged in a category from a score of 0.5 on.
+    """Return the response of OpenAI's moderation endpoint; a score of at least 0.5 flags a text in a category.
 
     Args:
-        scored: For each text category -> score.
-        model: Name of the model to put into the response.
+        scored: For each text, category -> score.
+        model: Name of the model in the response.
     """
     results: list[ModerationResult] = []
     for scores in scored:
@@ -215,10 +220,10 @@ def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, v
 def kserve_texts(tensor: InferTensor) -> list[Example]:
     """Return the texts of a tensor `[rows]` or `[rows, 1]`, or the pairs of a tensor `[rows, 2]`.
 
-    The data may be flat or nested by row, whichever the shape.
+    The data may be flat or nested by row, for any shape.
 
     Raises:
-        ConfigError: If the data are not strings, have no row, or do not fit the shape, or the shape is another.
+        ConfigError: If the data are not strings, have no row or do not fit the shape, or the shape is not allowed.
     """
     cells = [cell for part in tensor.data for cell in (part if isinstance(part, list) else [part])]
     size = 1
@@ -238,11 +243,11 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
 def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
     """Return one tensor per task for the answers about several texts.
 
-    A tensor is `[rows, labels]` for classes, `[rows, 1]` for regression, and `[rows]` of JSON for all else.
+    A tensor is `[rows, labels]` for classes, `[rows, 1]` for regression, and `[rows]` of JSON for all other tasks.
 
     Args:
         bank: The readers, whose labels are the columns.
-        answers: For each text task -> prediction; at least one text.
+        answers: For each text, task -> prediction; at least one text.
     """
     return [_kserve_output(bank, task, [answer[task] for answer in answers]) for task in answers[0]]
 

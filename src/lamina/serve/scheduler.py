@@ -37,16 +37,16 @@ AnswerT = TypeVar("AnswerT")
 
 
 class OverloadedError(LaminaError):
-    """Raised where a request is refused because too many requests wait already. The client may send it again later."""
+    """Raised when a request is refused because too many requests wait already. The client may send it again later."""
 
 
 class ClosedError(LaminaError):
-    """Raised where a request is refused, or fails, because the server is shutting down."""
+    """Raised when a request is refused, or fails, because the server is shutting down."""
 
 
 @dataclass(frozen=True)
 class BatchTiming:
-    """How long each step of a batch took, and how much the batch held. All times are in seconds.
+    """How long each step of a batch took, and its size. All times are in seconds.
 
     Attributes:
         queue: For each request, the time from its arrival to the start of the pass, without the time of tokenising.
@@ -82,7 +82,7 @@ class ServedBank:
 
 @dataclass
 class _Run:
-    """A batch whose passes have begun. Between two of them, it may wait while other batches have theirs.
+    """A batch whose passes have begun. Between two of its passes, it may wait while other batches have theirs.
 
     Attributes:
         jobs: Its requests.
@@ -106,9 +106,9 @@ class _Turn:
     """What one thread does next, and whether its pass counts as running already.
 
     Attributes:
-        jobs: A new batch, or that of `run`.
+        jobs: The requests of a new batch, or those of `run`.
         begun: Whether the pass counts as running.
-        run: The batch whose passes go on. None: the batch is new.
+        run: The batch that is continued. None: the batch is new.
     """
 
     jobs: Sequence[AnyJob]
@@ -118,15 +118,15 @@ class _Turn:
 
 @final
 class Scheduler:
-    """Answers requests of any number of threads by one bank, several requests in one pass of the model.
+    """Answers requests of any number of threads with one bank, several requests in one pass of the model.
 
     A batch consists of the oldest queued request and of those that are cheapest to run along with it (`next_batch`).
     There are `max_concurrent_passes + 1` threads, which all do the same: take a batch from the queue, tokenise it, wait
-    until one of the allowed passes is free, run it, answer it. The extra thread tokenises the next batch while all
-    passes are running. A request that its client has given up is not computed, or not any further.
+    until one of the allowed passes is free, run the model, answer the requests. The extra thread tokenises the next
+    batch while all passes are running. A request whose client has left is not computed, or not any further.
 
-    A batch of more than some thousand tokens waits between its passes: a batch of newer requests may then have a turn,
-    and the two take turns until one of them is done.
+    A batch of more than some thousand tokens pauses between its passes, so that a batch of newer requests can run. The
+    two batches take turns until one of them is done.
 
     The bank can be replaced while the server runs. A request is answered by the bank that was served when it arrived.
 
@@ -140,7 +140,7 @@ class Scheduler:
         settings: The limits.
         pass_lock: The model's lock, held `shared` during a pass. Code that changes the model for a moment waits for it.
         tokenizer_lock: Held while a tokenizer runs. Truncation is a state of the tokenizer object, which is set before
-            each call, so that two threads at once would cut each other's texts.
+            each call, so two threads at once would cut each other's texts.
 
     Raises:
         ConfigError: If the bank has no reader.
@@ -179,7 +179,7 @@ class Scheduler:
         return self.served.bank
 
     def serve(self, served: ServedBank) -> None:
-        """Replace the bank for all requests from now on; requests accepted before are answered by the bank before.
+        """Replace the bank for all later requests; requests that were accepted before are answered by the old bank.
 
         Raises:
             ConfigError: If the new bank has no reader.
@@ -260,8 +260,8 @@ class Scheduler:
 
         Args:
             texts: Texts, pairs of texts or files of one request.
-            key: Identifies the worker: the bank and what is asked of it.
-            make: Builds the worker if none is cached under `key`.
+            key: Identifies the worker: the bank, and the kind of answer.
+            make: Function that builds the worker if none is cached under `key`.
             truncate: Cut texts that are too long. False: the future fails with TooLongError.
 
         Raises:
@@ -286,7 +286,7 @@ class Scheduler:
     def _worker_for(
         self, key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]]
     ) -> Worker[TokenisedT, AnswerT]:
-        """Return the cached worker of `key`, or build one; it is cached only while its bank is the one being served."""
+        """Return the cached worker of `key`, or build one, which is cached if its bank is the one being served."""
         if key in self._workers:
             return self._workers[key]
         worker = make()
@@ -305,7 +305,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop accepting requests and answer the queued ones; fail what is left at the timeout with ClosedError."""
+        """Stop accepting requests and answer the queued ones; those left at the timeout fail with ClosedError."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -320,7 +320,7 @@ class Scheduler:
             _fail(job, ClosedError("serve: the server was shut down before this request was answered."))
 
     def _work(self) -> None:
-        """Answer batches until the scheduler is closed; the body of each thread."""
+        """Answer batches until the scheduler is closed; this is what each thread runs."""
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
         while self._serve_turn():
             pass
@@ -328,8 +328,8 @@ class Scheduler:
     def _serve_turn(self) -> bool:
         """Wait for the next batch and answer it; return False once the scheduler is closed and the queue is empty.
 
-        This is a method of its own so that its variables are gone while the thread waits for the next batch. Otherwise
-        they would keep the last batch, and with it a bank that has been replaced, in memory.
+        It is a separate method so that its variables are gone while the thread waits for the next batch. Otherwise they
+        would keep the last batch, and with it a bank that has been replaced, in memory.
         """
         if (turn := self._next_turn()) is None:
             return False
@@ -345,9 +345,9 @@ class Scheduler:
     def _next_turn(self) -> _Turn | None:
         """Wait for the next batch and return it; None once the scheduler is closed and nothing is left to do.
 
-        If a pass is free, any queued request or paused batch will do. Otherwise a batch is tokenised ahead, once enough
-        tokens are queued and no request has arrived for a moment, so that it does not begin with fewer texts than it
-        could.
+        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead, once
+        enough tokens are queued and no request has arrived for a moment, so that the batch has as many texts as
+        possible.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
@@ -364,7 +364,7 @@ class Scheduler:
             return self._take_turn()
 
     def _take_turn(self) -> _Turn:
-        """Take a new batch from the queue, or the oldest paused one, by turns; the caller holds the lock."""
+        """Take either a new batch from the queue or the oldest paused batch, by turns; the caller holds the lock."""
         begun = self._free > self._ready
         if begun and self._paused and not (self._is_new_next and self._waiting):
             run = self._paused.pop(0)
@@ -391,7 +391,7 @@ class Scheduler:
     def _end(self, turn: _Turn) -> None:
         """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.
 
-        A batch whose pass never began is no longer counted as ready instead.
+        If the pass never began, count one batch fewer as ready instead.
         """
         with self._changed:
             if turn.begun:
@@ -408,7 +408,7 @@ class Scheduler:
             return jobs[0].worker.read(texts), time.perf_counter() - start
 
     def _accepted(self, jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:
-        """Return the jobs for which `check` raises no error; fail the others with it."""
+        """Return the jobs for which `check` raises no error; the others fail with that error."""
         accepted: list[AnyJob] = []
         with self.tokenizer_lock:  # lengths are measured by the tokenizer
             for job in jobs:
@@ -420,7 +420,7 @@ class Scheduler:
         return accepted
 
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
-        """Wait for the pass to begin; return the jobs whose client still waits and whose texts fit or may be cut."""
+        """Wait for the pass to begin; return the jobs that are not cancelled and whose texts fit or may be cut."""
         if tokenised.cut:
             jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
         if jobs:
@@ -430,12 +430,12 @@ class Scheduler:
     def _run(self, jobs: Sequence[AnyJob], turn: _Turn) -> None:
         """Answer the jobs of a batch, or fail each job that causes an error.
 
-        Jobs that drop out after tokenising leave the others to be tokenised and run again. If the pass fails, each job
+        If jobs drop out after tokenising, the remaining jobs are tokenised and run again. If the pass fails, each job
         is run alone, so that one bad request does not fail the others.
 
         Args:
-            jobs: All jobs of the batch, or those of them that are run again.
-            turn: The batch; it keeps whether its pass was counted as begun.
+            jobs: All jobs of the batch, or those that are run again.
+            turn: The batch, with whether its pass was counted as running.
         """
         jobs = self._accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
         if not jobs:
@@ -454,7 +454,7 @@ class Scheduler:
         self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
 
     def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
-        """Run each job of a batch that failed with `error` alone, or fail the job if it was alone."""
+        """Run each job of a batch that failed with `error` alone; if the batch has only one job, fail this job."""
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return
@@ -462,9 +462,9 @@ class Scheduler:
             self._run([job], turn)
 
     def _continue(self, run: _Run, turn: _Turn) -> None:
-        """Run the passes of a batch and answer its jobs; pause a batch that is larger than a slice after one pass.
+        """Run the passes of a batch and answer its jobs; a batch that is larger than a slice is paused after one pass.
 
-        If all clients have left, the batch is given up.
+        If all clients have left, the batch is dropped.
         """
         is_large = run.tokens > self._slice.max_tokens
         while True:
@@ -505,7 +505,7 @@ class Scheduler:
 
 
 def _fail(job: AnyJob, error: Exception) -> None:
-    """Fail a job with `error`; an unexpected error is logged, and the client gets only its type."""
+    """Fail a job with `error`; an unexpected error is logged, and the client learns only its type."""
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)
         error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); see the log of the server.")

@@ -314,10 +314,10 @@ class ChatRequest(RequestBody):
 def _sampling(
     temperature: float | None, top_p: float | None, top_k: int | None = None, do_sample: bool | None = None
 ) -> Sampling:
-    """Return the sampling options of transformers' `generate` for those of a request, where None is "not set".
+    """Return the sampling options of transformers' `generate` for the options of a request; None means "not set".
 
     A temperature near 0 means greedy decoding, whatever else is set. Any other option implies sampling, as in
-    text-generation-inference, even where `do_sample` is False. Without any option the model's own config decides.
+    text-generation-inference, even if `do_sample` is False. Without any option the model's own config decides.
     """
     if temperature is not None and temperature < _COLDEST:
         return {"do_sample": False}

@@ -16,10 +16,10 @@ _FOR_GENERATING = 0.9  # of uvicorn's time for running requests; the rest is for
 
 @final
 class Server(uvicorn.Server):
-    """A uvicorn server that lets texts which are being generated end with an event instead of a broken connection.
+    """A uvicorn server that ends generated texts with an event, not with a broken connection, when it shuts down.
 
     uvicorn runs the application's shutdown only after all running requests have ended or timed out, which is too late
-    to tell the generator. Therefore this class tells it first.
+    to end the texts. Therefore this class first tells the text generator.
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The examples of a request: texts, pairs of texts and files, and which readers can read them."""
+"""The examples of a request: texts, pairs of texts and files; and which readers can read them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_DECODED = 1 << 26  # pixels or audio samples of all files of a request toge
 
 
 class TooLargeError(LaminaError):
-    """Raised where the files of a request would be too large once they are decoded."""
+    """Raised when the files of a request would be too large once they are decoded."""
 
 
 @final
@@ -31,7 +31,7 @@ class Upload:
     Attributes:
         medium: "image" or "audio".
         data: The file's bytes, still encoded as the client sent them (PNG, WAV, ...).
-        size: Number of pixels or audio samples once decoded; 0 as long as the file's header has not been read.
+        size: Number of pixels or audio samples after decoding; 0 as long as the file's header has not been read.
     """
 
     medium: str
@@ -60,8 +60,8 @@ def medium_of(bank: ReaderBank, task: str) -> str:
 def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
     """Return examples as `lamina.predict` accepts them: files as bytes, texts and pairs unchanged.
 
-    Where readers read files, `lamina.predict` would take a text for a file's path. No client's text gets that far:
-    `readers_of` refuses texts for such readers.
+    `readers_of` must have checked the examples: if a text reached a reader of files, `lamina.predict` would open the
+    text as a path.
     """
     return [example.data if isinstance(example, Upload) else example for example in examples]
 

@@ -79,7 +79,7 @@ def default_title(bank: ReaderBank, name: str) -> str:
 
 
 def learnt_pairs(reader: ReaderModule) -> bool | None:
-    """Tell whether a reader was trained on pairs of texts; None if the bank does not say."""
+    """Return whether a reader was trained on pairs of texts; None if the bank has no record of it."""
     if reader.config.fusion.reads_pairs:  # the fusion compares two texts, and can do nothing else
         return True
     pair = reader.info.get("pair")
@@ -87,10 +87,10 @@ def learnt_pairs(reader: ReaderModule) -> bool | None:
 
 
 def default_examples(bank: ReaderBank) -> tuple[Example, ...]:
-    """Return three examples for the page that fit the bank's tasks; none if no task reads text.
+    """Return three examples for the page that fit the bank's tasks; () if no task reads text.
 
-    If all tasks learnt pairs of texts, all three are pairs; if only some did, the last is a pair. A task whose answers
-    are words in place of a mask has an example with the tokenizer's mask token.
+    If all tasks learnt pairs of texts, all three are pairs; if only some did, the last one is a pair. If a task fills
+    in mask tokens, one example has the tokenizer's mask token.
     """
     readers = [bank[task] for task in bank if medium_of(bank, task) == TEXT]
     if not readers:

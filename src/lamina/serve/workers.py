@@ -1,4 +1,4 @@
-"""Workers: what can be asked of a bank, each as a step that tokenises and a step that runs the model."""
+"""Workers: the kinds of answers that a bank gives, each as a step that tokenises and a step that runs the model."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Prediction: TypeAlias = Mapping[str, JSON]  # task -> the prediction for one tex
 
 @runtime_checkable  # so that annotations can be checked in tests
 class Tokenised(Protocol):
-    """The texts of a batch after tokenising: what `Worker.read` returns and `Worker.run` accepts."""
+    """The texts of a batch after tokenising: the result of `Worker.read`, for `Worker.run`."""
 
     @property
     def tokens(self) -> int:
@@ -48,7 +48,7 @@ class Tokenised(Protocol):
 
     @property
     def cut(self) -> int:
-        """Number of texts that were longer than what is read, and were cut."""
+        """Number of texts that were too long and were cut."""
         ...
 
 
@@ -57,7 +57,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Worker(ABC, Generic[TokenisedT, AnswerT]):
-    """Answers one kind of question about texts, by one bank.
+    """Answers one kind of question about texts, with one bank.
 
     The scheduler calls `read` in one thread at a time, possibly while `run` works on another batch.
 
@@ -71,7 +71,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @abstractmethod
     def read(self, texts: Sequence[Example]) -> TokenisedT:
-        """Tokenise texts, or decode files, without running the model; return them with their counts.
+        """Tokenise texts, or decode files, without running the model; return the result with its counts.
 
         Texts that are too long are cut.
         """
@@ -90,16 +90,16 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def side(self) -> Side | None:
-        """The side on which texts that are too long lose tokens; None if the readers differ."""
+        """The side on which texts that are too long lose tokens; None if the readers differ in this."""
         return tokenizer_of(self.bank.processor).truncation_side
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut if a reader would read longer ones in windows; else None."""
+        """Number of tokens to which texts are cut if some reader would read longer texts in windows; else None."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:
-        """Return the texts of a request as they are to be tokenised, those that are too long without most of the rest.
+        """Return the texts of a request for tokenising, shortened to little more than what is read of them.
 
         Args:
             texts: Texts, pairs of texts or files. Files are returned unchanged.
@@ -123,7 +123,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _cut(self, parts: Sequence[str]) -> list[str]:
-        """Return a text or pair as far as it fits into one window; the first text of a pair gets at most half of it."""
+        """Return a text or pair, cut to one window; the first text of a pair gets at most half of the window."""
         tokenizer = tokenizer_of(self.bank.processor)
         room = (self.window_length or 0) - tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
         cut: list[str] = []
@@ -153,7 +153,7 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 
 
 def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
-    """Return a predictor for the readers called `tasks`, whose passes are limited by a budget of tokens only."""
+    """Return a predictor for the readers called `tasks`, whose passes are limited by a number of tokens only."""
     return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
 
 
@@ -176,12 +176,12 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return self._predictor.prepare(plain(texts))
 
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
-        """Return for each text task -> prediction; raise NotFiniteError if a reader gives NaN or infinity."""
+        """Yield between passes, and return for each text task -> prediction; NotFiniteError: NaN or infinity."""
         return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
     @property
     def max_length(self) -> int:
-        """Number of tokens that every reader reads: the least of the lengths that the readers were trained with."""
+        """The smallest of the lengths in tokens that the readers were trained with: so many are read by all."""
         return min(self._predictor.max_length([task]) for task in self.tasks)
 
     @property
@@ -191,7 +191,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return sides.pop() if len(sides) == 1 else None
 
     def _side_of(self, kind: Kind) -> Side:
-        """Return the side on which texts lose tokens where a reader of a kind of task reads them."""
+        """Return the side on which texts lose tokens if a reader of a kind of task reads them."""
         if kind.keeps_end:
             return "left"
         return "right" if kind.per_token else tokenizer_of(self.bank.processor).truncation_side
@@ -223,7 +223,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         normalize: Whether vectors are scaled to length 1.
 
     Raises:
-        ConfigError: If the bank has no tokenizer, or its model has several stacks and no encoder to choose.
+        ConfigError: If the bank has no tokenizer, or its model has several stacks and no encoder.
         LayerIndexError: If the layer does not exist.
     """
 
@@ -239,7 +239,7 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
 
     def run(self, prepared: TokenisedTexts, budget: Budget) -> Generator[None, None, list[list[float]]]:
-        """Return a vector for each text; raise NotFiniteError if one has NaN or infinity."""
+        """Yield between passes, and return a vector for each text; raise NotFiniteError if one has NaN or infinity."""
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: dict[int, list[float]] = {}
         for number, rows in enumerate(length_batches(lengths, _ROWS, budget=budget)):
@@ -252,11 +252,11 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return [vectors[row] for row in range(len(lengths))]  # passes are sorted by length, answers are not
 
     def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the inputs of the model for some rows, padded to the longest of them."""
+        """Return the inputs of the model for some rows, padded to the longest row."""
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
-        """Return the mean state of each text over its real tokens, scaled to length 1 if the worker normalises."""
+        """Return the mean state of each text over its tokens (not padding), of length 1 with `normalize`."""
         counted = batch["attention_mask"].bool().unsqueeze(-1)
         mean = state.float().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)  # half precision could not hold the sum
         if not bool(mean.isfinite().all()):

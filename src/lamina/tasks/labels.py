@@ -480,7 +480,7 @@ def multi_hot(
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
-    """Return the column to read if the user has perhaps not named a column.
+    """Return the column to read: the one that the user has named, or else `default` or `usual`.
 
     Args:
         column: The column of the task's arguments, which is `default` if the user named none.

@@ -1,4 +1,4 @@
-"""From tokens to text while a text is generated: its pieces, and the strings that end it."""
+"""Turn tokens into text while a text is generated: its pieces, and the strings that end it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _CONTEXT = 6  # last tokens of the prompt that are decoded along: whether the te
 
 @final
 class Detokenizer:
-    """Decodes a text token by token; the pieces joined are the text. Special tokens are left out.
+    """Decodes a text token by token; the returned pieces joined are the text. Special tokens are left out.
 
     Args:
         tokenizer: The model's tokenizer.
-        prompt: Ids of the tokens that the text continues; empty if the model's decoder starts anew.
+        prompt: Ids of the tokens that the text continues; empty if the model's decoder begins a new text.
 
     Attributes:
         text: The text so far.
@@ -33,23 +33,23 @@ class Detokenizer:
         self.text = ""
 
     def special_text(self, token: int) -> str | None:
-        """Return how a special token is written, such as "</s>"; None if `token` is not a special token."""
+        """Return the written form of a special token, such as "</s>"; None if `token` is not a special token."""
         return str(self._tokenizer.decode([token])) if token in self._special else None
 
     def add(self, token: int) -> str:
-        """Append a token; return what it adds to the text, "" while a character of several tokens is incomplete."""
+        """Append a token; return the text that is added, "" while a character of several tokens is incomplete."""
         if token not in self._special:
             self._ids.append(token)
         return self._next_piece()
 
     def rest(self) -> str:
-        """Return what is left at the end: a character that was never completed, as a replacement character."""
+        """Return the remaining text at the end: a character that was never completed, as a replacement character."""
         return self._next_piece(last=True)
 
     def _next_piece(self, *, last: bool = False) -> str:
-        """Append to the text what the tokens since the last piece add, and return it.
+        """Append the text of the tokens since the last piece to `text`, and return it.
 
-        An incomplete character at the end is held back and "" returned, unless this is the `last` piece.
+        An incomplete character at the end is held back, and "" returned, unless this is the `last` piece.
         """
         if self._emitted == len(self._ids):
             return ""
@@ -68,13 +68,13 @@ class Detokenizer:
 
 @final
 class StopStrings:
-    """Cuts a stream of text off before the first of some strings. Text that could begin such a string is held back.
+    """Cuts a stream of text off before the first stop string. Text that could begin a stop string is held back.
 
     Args:
-        stops: The strings.
+        stops: The stop strings.
 
     Attributes:
-        stopped: Whether one of the strings has occurred.
+        stopped: Whether a stop string has occurred.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -93,11 +93,11 @@ class StopStrings:
         return text[:shown]
 
     def rest(self) -> str:
-        """Return the text that was held back; call this at the end, when no more text comes."""
+        """Return the text that was held back; called at the end, when no more text comes."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` are the beginning of `stop`, less than all of it."""
+    """Return how many characters at the end of `text` are the beginning of `stop`, but not all of `stop`."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

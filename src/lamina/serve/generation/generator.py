@@ -36,10 +36,10 @@ Put: TypeAlias = Callable[[TokenEvent | GenerationEnd | LaminaError], None]
 
 @final
 class TextGenerator:
-    """Generates texts for any number of requests, a limited number at a time.
+    """Generates texts for several requests at a time, up to a limit.
 
-    Each text has a thread and passes of its own, beside the scheduler's. A step of generation is short, so predictions
-    need not wait until a text is complete. Texts do not share passes: padding changes the last bits of the results, and
+    Each text has its own thread and passes, beside the scheduler's. A step of generation is short, so predictions need
+    not wait until a text is complete. Texts do not share passes: padding would change the last bits of the results, and
     thereby, now and then, a token.
 
     Args:
@@ -61,11 +61,11 @@ class TextGenerator:
         return len(self._running)
 
     def begin(self, request: GenerationRequest, put: Put) -> Generation:
-        """Begin a text in a new thread, and return it.
+        """Begin a text in a new thread, and return its `Generation`.
 
         Args:
             request: What to generate.
-            put: Called in that thread with an event for each token, and at last with the end of the text or an error.
+            put: Called in that thread with an event for each token, and finally with the end of the text or an error.
 
         Raises:
             ConfigError: If the bank's model does not generate text.
@@ -91,7 +91,7 @@ class TextGenerator:
         return generation
 
     def _on_done(self, generation: Generation, streamer: TokenStreamer | None) -> None:
-        """Count a text as ended and report its times; `streamer` is None if it failed before its first step."""
+        """Count a text as ended and report its times; `streamer` is None if the text failed before its first step."""
         with self._lock:
             self._running.discard(generation)
         if self._on_text is not None and streamer is not None and streamer.count:
@@ -106,7 +106,7 @@ class TextGenerator:
                 generation.ends_at = self._ends_at
 
     def close(self) -> None:
-        """End all texts now, and wait for their threads, for each at most `shutdown_timeout` seconds."""
+        """End all texts now, and wait for each of their threads, for at most `shutdown_timeout` seconds."""
         self.end(0)
         for generation in [*self._running]:
             generation.join(self._scheduler.settings.shutdown_timeout)
@@ -114,7 +114,7 @@ class TextGenerator:
 
 @final
 class Generation:
-    """One text that is being generated; `TextGenerator.begin` makes it.
+    """One text that is being generated; `TextGenerator.begin` creates it.
 
     Args:
         scheduler: The scheduler of the bank whose model generates.
@@ -126,7 +126,7 @@ class Generation:
         ends_at: When the text must end, in seconds of `time.monotonic`.
         since: When the request came, in seconds of `time.perf_counter`.
         start: Starts the thread.
-        join: Waits for the thread, at most so many seconds.
+        join: Waits for the thread, for at most the given seconds.
     """
 
     def __init__(
@@ -148,21 +148,21 @@ class Generation:
         self._has_left.set()
 
     def _is_over(self) -> bool:
-        """Tell whether the text must end now; called between two steps.
+        """Return whether the text must end now; called between two steps.
 
-        This is also the moment at which a thread that waits for the model alone gets its turn.
+        At the same time, a thread that is waiting to have the model to itself gets its turn.
         """
         self._scheduler.pass_lock.give_way()
         return self._has_left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
-        """Generate the text and put its end; the body of the thread."""
+        """Generate the text and put its end; this is what the thread runs."""
         end = self._generate_or_fail()
         self._on_done(self, self._streamer)  # before the end: a client that has it finds the text counted in /metrics
         self._put(end)
 
     def _generate_or_fail(self) -> GenerationEnd | LaminaError:
-        """Generate the text and return its end, or the error; of an unexpected error, only the log has the message."""
+        """Generate the text and return its end, or the error; the message of an unexpected error is only in the log."""
         try:
             with self._scheduler.tokenizer_lock:
                 prompt = encode_prompt(self._bank, self._request.prompt, self._scheduler.settings.max_total_tokens)
@@ -227,7 +227,7 @@ class Generation:
         return secrets.randbits(53) if self._request.seed is None else self._request.seed  # JavaScript reads 53 bits
 
     def _options(self, conditions: StopConditions) -> dict[str, int | float | bool]:
-        """Return the options of `generate`: one sequence and one beam, so that each token is final once chosen."""
+        """Return the options of `generate`: one sequence and one beam, so that each chosen token is final."""
         options: dict[str, int | float | bool] = {
             "max_new_tokens": conditions.max_tokens,
             "num_beams": 1,

@@ -1,4 +1,4 @@
-"""What a text continues: a prompt or a chat as tokens, and how many tokens may follow."""
+"""Prompts: a text or a chat as tokens that a generated text continues, and how many tokens may follow."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Messages: TypeAlias = Sequence[Message]  # a chat; each message has "role" and "
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling options of transformers' `generate`; the model's generation config decides about missing ones."""
+    """Sampling options of transformers' `generate`; the model's generation config has the values of missing options."""
 
     do_sample: bool
     temperature: float
@@ -33,7 +33,7 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request for one generated text, whichever route it came by.
+    """A request for one generated text, from any route.
 
     Attributes:
         prompt: The text that is continued, or the messages of a chat.
@@ -42,7 +42,7 @@ class GenerationRequest:
         seed: Seed of sampling. None: a random one.
         stop: Strings that end the text.
         tasks: Names of the readers that take part. None: all that can.
-        stop_on_flag: Whether a flag of any monitor ends the text, or the names of the monitors whose flags do.
+        stop_on_flag: True: a flag of any monitor ends the text. Names: flags of these monitors do. False: none does.
         stream: Whether tokens are sent one by one.
     """
 
@@ -64,7 +64,7 @@ def check_generates(bank: ReaderBank) -> None:
 
 
 def generates_text(bank: ReaderBank) -> bool:
-    """Tell whether the bank's model generates text from text, and the bank has a tokenizer."""
+    """Return whether the bank's model generates text from text, and the bank has a tokenizer."""
     return can_generate(bank.model) and bank.model.main_input_name == "input_ids" and bank.processor is not None
 
 
@@ -114,8 +114,8 @@ def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | Non
         bank: The bank, whose model may read fewer tokens than the server allows.
         prompt_tokens: Number of tokens of the prompt.
         max_new_tokens: Number that the request allows. None: all that there is room for.
-        max_total_tokens: Number that the server allows for prompt and text together. In a model with an encoder the
-            prompt takes no room of the text, which may have as many tokens by itself.
+        max_total_tokens: Number that the server allows for prompt and text together. In a model with an encoder it
+            applies to each of them alone.
 
     Raises:
         TooLongError: If the prompt leaves no room.

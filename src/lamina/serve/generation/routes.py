@@ -39,7 +39,7 @@ _FINISH = {"eos_token": "stop", "stop_sequence": "stop", "length": "length", "fl
 
 
 class TokenInfo(TypedDict):
-    """A token in a response. The text of a special token is how the tokenizer writes it, such as "</s>"."""
+    """A token in a response. The text of a special token is its written form, such as "</s>"."""
 
     id: int
     text: str
@@ -47,7 +47,7 @@ class TokenInfo(TypedDict):
 
 
 class TokenReport(TypedDict):
-    """What readers and monitors tell about a token; see `TokenEvent`."""
+    """The scores of readers and monitors at a token, and the monitors that have flagged the text; see `TokenEvent`."""
 
     scores: Mapping[str, Mapping[str, float | None]] | None
     monitors: Mapping[str, float | None] | None
@@ -66,10 +66,10 @@ class EndDetails(TypedDict):
 
 
 class Items:
-    """The tokens and the end of one text, brought from the thread that generates it to the event loop.
+    """The tokens and the end of one text, passed from the thread that generates it to the event loop.
 
     Args:
-        generator: Generates the text, beginning now.
+        generator: Generates the text; it begins at once.
         request: What to generate.
         timeout_s: Maximum seconds to wait for each token.
 
@@ -92,7 +92,7 @@ class Items:
 
         Raises:
             HTTPException: With status 503 if nothing comes in time.
-            LaminaError: If the text has failed.
+            LaminaError: If the generation of the text has failed.
         """
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -104,14 +104,14 @@ class Items:
         return item
 
     async def all(self) -> tuple[list[TokenEvent], GenerationEnd]:
-        """Wait for the whole text; return its tokens and its end. Raises what `next` raises."""
+        """Wait for the whole text; return its tokens and its end. Errors are those of `next`."""
         tokens: list[TokenEvent] = []
         while isinstance(item := await self.next(), TokenEvent):
             tokens.append(item)
         return tokens, item
 
     def leave(self) -> None:
-        """End the text early, because its client has left; nothing happens if it has ended already."""
+        """End the text early, because its client has left; nothing happens if the text has ended already."""
         self._generation.leave()
 
 
@@ -120,11 +120,11 @@ class Events(StreamingResponse):
 
     Args:
         items: The tokens of the text.
-        first: The first of them, which has been received from `items` already.
-        shape: Converts a token or the end to the data of events.
+        first: The first token or the end, which has been received from `items` already.
+        shape: Function from a token or the end to the data of events.
         nested: Whether an error is sent as `{"error": {"message": ..., "type": ...}}`, as OpenAI does, rather than as
             `{"error": ..., "error_type": ...}`.
-        timeout_s: Seconds after which a client that reads nothing is given up.
+        timeout_s: Seconds after which a client that reads nothing counts as gone.
     """
 
     media_type = "text/event-stream"
@@ -156,11 +156,11 @@ class Events(StreamingResponse):
     async def _events(
         self, item: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool
     ) -> AsyncIterator[bytes]:
-        """Yield the events of `item` and of all items after it, as bytes; an error on the way becomes the last event.
+        """Yield the events of `item` and of all later items, as bytes; an error becomes the last event.
 
         Args:
             item: The first token of the text, or its end.
-            shape: Converts a token or the end to the data of events.
+            shape: Function from a token or the end to the data of events.
             nested: Whether an error has OpenAI's shape.
         """
         try:
@@ -185,7 +185,7 @@ def _encoded(event: Event) -> bytes:
 
 
 def report_of(token: TokenEvent) -> TokenReport:
-    """Return what the readers and monitors tell about a token, for a response."""
+    """Return the scores and flags at a token, for a response."""
     return {"scores": token.scores, "monitors": token.monitors, "flagged": list(token.flagged)}
 
 
@@ -202,7 +202,7 @@ def details_of(ending: GenerationEnd) -> EndDetails:
 
 
 def _token(token: TokenEvent) -> TokenInfo:
-    """Return the id and the text of a token, as responses hold them."""
+    """Return the id and the text of a token, for a response."""
     text = token.text if token.special_text is None else token.special_text
     return {"id": token.id, "text": text, "special": token.special_text is not None}
 
@@ -210,8 +210,8 @@ def _token(token: TokenEvent) -> TokenInfo:
 def generate_events() -> Callable[[Item], Iterator[Event]]:
     """Return a function that converts tokens and the end of one text to events of text-generation-inference.
 
-    The event of the last token also has the whole text and how it ended. So nothing is sent for the last token before
-    the end has come.
+    The last token and the end are one event, with the whole text and the reason why it ended. So nothing is sent for
+    the last token before the end has come.
     """
     last: list[TokenEvent] = []
 
@@ -240,7 +240,7 @@ class ChatShape:
 
     Args:
         request: The client's request.
-        model: Name of the model for the response, if the request has none.
+        model: Name of the model in the response, if the request names none.
     """
 
     def __init__(self, request: ChatRequest, model: str) -> None:
@@ -249,7 +249,7 @@ class ChatShape:
         self._stop = StopStrings(request.generation().stop)
 
     def _head(self, kind: str) -> dict[str, JSON]:
-        """Return the keys that every object of the response begins with; `kind` is OpenAI's name for the object."""
+        """Return the keys with which every object of the response begins; `kind` is OpenAI's name for the object."""
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
@@ -258,14 +258,14 @@ class ChatShape:
         Args:
             delta: What the chunk adds to the message.
             reason: Why the text has ended. None: it goes on.
-            extra: Further keys, which OpenAI's chunks do not have.
+            extra: Additional keys, which OpenAI's chunks do not have.
         """
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self._has_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **extra}
 
     def events(self, item: Item) -> Iterator[Event]:
-        """Yield the chunks for a token or for the end; text that may begin a stop string comes with a later chunk."""
+        """Yield the chunks for a token or for the end; text that may begin a stop string is in a later chunk."""
         if isinstance(item, TokenEvent):
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
@@ -300,7 +300,7 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 
     Args:
         app: The application.
-        scheduler: Its settings have the time limit.
+        scheduler: The scheduler, for the time limit in its settings.
         generator: Generates the texts.
         name: Name of the bank, for responses.
     """
@@ -333,7 +333,7 @@ async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], Gene
 
     Raises:
         HTTPException: If the client leaves (499), or no token comes in time (503).
-        LaminaError: If the text fails.
+        LaminaError: If the generation of the text fails.
     """
     try:
         return await wait_while_connected(request, items.all())
@@ -346,12 +346,13 @@ async def _streamed(
 ) -> Events:
     """Wait for the first token and return the response that streams a text.
 
-    An error before the first token is raised, so that the client gets it as an HTTP status; see `Events` for others.
+    An error before the first token is raised, so that the client gets it as an HTTP status; see `Events` for later
+    errors.
 
     Args:
         items: The tokens of the text.
-        request: The client's request; the text ends if it is disconnected.
-        shape: Converts a token or the end to the data of events.
+        request: The client's request; if its client disconnects, the text ends.
+        shape: Function from a token or the end to the data of events.
         nested: Whether errors have OpenAI's shape.
     """
     try:

@@ -18,15 +18,16 @@ if TYPE_CHECKING:
 
 @final
 class SeededSampling(LogitsProcessor):
-    """Makes `generate` sample the tokens of one text with a random generator of its own.
+    """Makes `generate` sample the tokens of one text with a random generator of the text's own.
 
-    `generate` samples from torch's global generator, which all threads share, and accepts no other one. So this class
-    intercepts `torch.multinomial` in the thread of the text. The tokens are those that `generate` samples alone after
-    `torch.manual_seed(seed)`.
+    `generate` samples from torch's global generator, which all threads share, and accepts no other generator. So this
+    class intercepts `torch.multinomial` in the thread that generates the text. The tokens are the same as those of a
+    lone `generate` after `torch.manual_seed(seed)`.
 
-    Intercepting torch's functions slows each of them down. Therefore it is on only between two points: an instance is
-    a logits processor, which `generate` calls right before it samples, and `after_sampling` is a stopping criterion,
-    which it calls right after. Pass both to `generate`, within a `with` block of the instance.
+    Interception slows every function of torch down. Therefore it is on only while `generate` samples a token. It is
+    turned on by the instance itself, a logits processor that `generate` calls right before sampling, and off by
+    `after_sampling`, a stopping criterion that it calls right after. Pass both to `generate`, inside a `with` block of
+    the instance.
 
     Args:
         seed: Seed of the text's generator.
@@ -46,33 +47,33 @@ class SeededSampling(LogitsProcessor):
         self.end()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """Begin to intercept torch's functions, since the next token is sampled now; return the scores unchanged."""
+        """Turn the interception of torch's functions on, since a token is sampled next; return the scores unchanged."""
         self._mode.__enter__()
         self._is_open = True
         return scores
 
     def end(self) -> None:
-        """Stop intercepting torch's functions, if that was begun: a token was sampled, or `generate` has failed."""
+        """Turn the interception of torch's functions off, if it is on: after sampling, or if `generate` has failed."""
         if self._is_open:
             self._is_open = False
             self._mode.__exit__(None, None, None)
 
 
 class _AfterSampling(StopOnEvent):
-    """The stopping criterion that tells a `SeededSampling` that the token has been sampled; it never ends a text."""
+    """The stopping criterion that ends a `SeededSampling`'s interception once a token is sampled; never ends a text."""
 
     def __init__(self, sampling: SeededSampling) -> None:
         super().__init__(Event())  # an event that is never set
         self._sampling = sampling
 
     def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:
-        """Stop intercepting torch's functions, since the token is sampled; return False for each row of `input_ids`."""
+        """Turn the interception of torch's functions off; return False for each row of `input_ids`."""
         self._sampling.end()
         return super().__call__(input_ids, scores, **options)
 
 
 class _SeededMultinomial(TorchFunctionMode):
-    """While it is entered, `torch.multinomial` in this thread draws from a generator with the given seed."""
+    """While this mode is active, `torch.multinomial` in this thread draws from a generator with the given seed."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class _SeededMultinomial(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> Any:
-        """Call `func`, a function of torch, with its arguments, and with the generator if it is `torch.multinomial`."""
+        """Call `func`, a function of torch; if it is `torch.multinomial`, pass it the generator as well."""
         kwargs = kwargs or {}
         if func is torch.multinomial:
             if self._generator is None:

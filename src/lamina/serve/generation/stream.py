@@ -1,4 +1,4 @@
-"""The events of a text while it is generated: its tokens with the readers' scores, and its end."""
+"""Events of a text while it is generated: its tokens with the readers' scores, and its end."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A token of a text, with the readers' scores at it.
+    """A token of a text, with the readers' scores at the token.
 
     Attributes:
         index: Number of the token, from 1.
         id: The token's id.
         text: What the token adds to the text.
-        special_text: How a special token is written, such as "</s>"; None if it is an ordinary token.
-        scores: Task -> label -> probability. None at the last token, which the model does not read any more.
+        special_text: Written form of a special token, such as "</s>"; None for an ordinary token.
+        scores: Task -> label -> probability. None at the last token, which the model does not read.
         monitors: Monitor -> score of the text so far; None at the last token.
         flagged: Names of the monitors that have flagged the text by now.
-        last: Whether it is the last token.
+        last: Whether the token is the last.
     """
 
     index: int
@@ -83,26 +83,24 @@ class StopConditions:
 class TokenStreamer(StopOnEvent):
     """Emits an event for each token of a text, and decides when the text ends; a stopping criterion of `generate`.
 
-    A token's scores are known only after the next step of the model has read it. So each call emits the event of the
-    token before the newest one, and `finish` emits the last one.
-
-    `generate` must have no other criterion that ends a text. As this one ends all sequences at once, transformers has
-    no reason to pad.
+    A token's scores are known only after the next step of the model has read the token. So each call emits the event of
+    the second newest token, and `finish` emits the last one. `generate` must have no other criterion that ends a text.
+    As this one ends all sequences at once, transformers does not pad.
 
     Args:
-        scores: The readers that take part, and what they tell.
-        watch: Yielded by `bank.watch` for the monitors of `scores`. None: no reader gives scores token by token.
+        scores: The readers that take part, and their scores.
+        watch: From `bank.watch` for the monitors of `scores`. None: no reader gives scores token by token.
         detokenizer: Decodes the text.
         conditions: What ends the text.
         emit: Called with each event.
-        is_over: Called after each token; True ends the text whatever was generated, because the client has left or the
-            server shuts down.
+        is_over: Called after each token. If it returns True, the text ends because the client has left or the server
+            shuts down.
 
     Attributes:
         count: Number of tokens so far.
         reason: Why the text ended, as in `GenerationEnd`; "" while it goes on, or if `is_over` ended it.
         first: When the event of the first token was emitted, in seconds of `time.perf_counter`; 0.0 before.
-        last: When that of the latest token was emitted; 0.0 before the first.
+        last: When the event of the latest token was emitted; 0.0 before the first.
     """
 
     def __init__(
@@ -122,7 +120,7 @@ class TokenStreamer(StopOnEvent):
         self.first = self.last = 0.0
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ARG002
-        """Emit the event of the token before the newest one in `input_ids`; return `[True]` if the text ends here."""
+        """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here."""
         if not self.reason:  # on some devices `generate` runs one more step after the end
             self._emit(is_read=True)
             token = int(input_ids[0, -1])
@@ -133,7 +131,7 @@ class TokenStreamer(StopOnEvent):
         return torch.full((1,), bool(self.reason) or self._is_over(), device=input_ids.device)
 
     def _end_reason(self, token: int, piece: str) -> str:
-        """Return why the text ends with `token`, which has added `piece` to it; "" if it goes on."""
+        """Return why the text ends with `token`, whose text is `piece`; "" if the text goes on."""
         text, conditions = self._detokenizer.text, self._conditions
         if token in conditions.end_ids:
             return "eos_token"
@@ -148,7 +146,7 @@ class TokenStreamer(StopOnEvent):
         return "length" if self.count == conditions.max_tokens else ""
 
     def _emit(self, *, is_read: bool) -> None:
-        """Emit the event of the waiting token, if there is one; `is_read` tells whether the model has read that token.
+        """Emit the event of the waiting token, if there is one; `is_read`: the model has read that token.
 
         Without scores of its own, the last token still has the flags that were raised before it.
         """
@@ -174,11 +172,11 @@ class TokenStreamer(StopOnEvent):
         )
 
     def finish(self) -> None:
-        """Emit the event of the text's last token, without scores; call this once `generate` has returned."""
+        """Emit the event of the text's last token, without scores; to be called once `generate` has returned."""
         self._emit(is_read=False)
 
 
 def end_token_ids(bank: ReaderBank) -> list[int]:
-    """Return the ids of the tokens with which the bank's model ends a text; empty if it has none."""
+    """Return the ids of the tokens with which the bank's model ends a text; [] if there are none."""
     ends = bank.model.generation_config.eos_token_id
     return [] if ends is None else [int(token) for token in torch.as_tensor(ends).flatten()]

@@ -51,17 +51,17 @@ class TokenScores:
     Args:
         bank: The readers and their model.
         tasks: Names of the readers that take part. None: all that can.
-        each: Whether every reader named in `tasks` must give scores token by token, as a stream needs it.
-        stop: Whether a flag of any monitor ends the text, or the names of the monitors whose flags do.
+        each: Whether every reader named in `tasks` must give scores token by token, as a stream requires.
+        stop: True: a flag of any monitor ends the text. Names: flags of these monitors do. False: none does.
 
     Attributes:
         monitors: The monitors to pass to `bank.watch`.
-        saved: Names of those among them that are saved with the readers.
+        saved: Names of those monitors that are saved with the readers.
         late: Names of the readers that answer at the end; to be passed to `bank.listen`.
         stopping: Names of the monitors whose flags end the text.
 
     Raises:
-        UnknownNameError: If a reader does not exist, or a monitor in `stop` does not.
+        UnknownNameError: If a reader, or a monitor in `stop`, does not exist.
         ConfigError: If a reader named in `tasks` cannot take part or has too many labels, or no monitor in `stop` has a
             threshold.
     """
@@ -100,7 +100,7 @@ class TokenScores:
         return monitors
 
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
-        """Let a reader answer at the end; leave it out if it cannot and was not named.
+        """Let a reader answer at the end; leave the reader out if it cannot and was not named.
 
         Args:
             name: Name of the reader.
@@ -123,7 +123,7 @@ class TokenScores:
                 raise ConfigError(f"serve: task '{name}' cannot follow a generated text: {error}") from None
 
     def at(self, step: Step) -> dict[str, dict[str, float | None]]:
-        """Return the readers' scores at one token, `step` of `bank.watch`: task -> label -> probability.
+        """Return the readers' scores at one token, a `step` of `bank.watch`: task -> label -> probability.
 
         A regression has its value in place of a probability. NaN and infinity become None.
         """
@@ -135,9 +135,9 @@ class TokenScores:
         return scores
 
     def so_far(self, step: Step) -> dict[str, float | None]:
-        """Return the scores of the saved monitors for the text up to the token of `step`: monitor -> score.
+        """Return monitor -> score of the text up to the token of `step`, for the saved monitors.
 
-        The score is None where a cascade has not run its second monitor.
+        The score of a cascade is None if its second monitor has not run.
         """
         return {name: _number(step.scores[name]) for name in self.saved}
 
@@ -148,7 +148,7 @@ class TokenScores:
     def answers(self, outputs: BankOutput) -> dict[str, JSON]:
         """Return task -> answer for the readers that answer at the end.
 
-        An answer is None if the reader's stack did not run, for instance because it reads images.
+        An answer is None if the reader's stack did not run, for instance an image tower while text was generated.
 
         Args:
             outputs: What `bank.listen` yielded for the readers in `late`.
@@ -157,7 +157,7 @@ class TokenScores:
 
 
 def _labels_of(bank: ReaderBank, name: str) -> tuple[str, ...]:
-    """Return the labels of the reader called `name`; empty if its classes are the vocabulary."""
+    """Return the labels of the reader called `name`; () if its classes are the words of the vocabulary."""
     head = bank[name].config.head
     return tuple(head.labels) if kind_of(head.kind).has_classes else ()
 
@@ -165,9 +165,7 @@ def _labels_of(bank: ReaderBank, name: str) -> tuple[str, ...]:
 def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
     """Return why a reader cannot give scores token by token; None if it can.
 
-    Args:
-        bank: The readers and their model.
-        monitors: A monitor for each label of the reader.
+    `monitors` are the monitors for the labels of the reader.
     """
     if not monitors:
         return "it has no labels."
@@ -185,7 +183,7 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
 
     Args:
         saved: Name -> monitor, for the monitors that take part.
-        stop: Whether any flag ends a text, or the names of the monitors whose flags do.
+        stop: True: any flag ends a text. Names: flags of these monitors do. False: none does.
 
     Raises:
         UnknownNameError: If a name in `stop` is not among `saved`.
@@ -208,8 +206,8 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
 def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Value | list[LabelScore] | list[TokenLabel]:
     """Return the answer of the reader called `name` for the only text of a batch, from its output.
 
-    A regression gives its value, a reader of whole texts all labels with scores, best first, and a reader of tokens the
-    best label of each token.
+    It is the value of a regression, all labels with scores (best first) of a reader of whole texts, or the best label
+    of each token of a reader of tokens.
     """
     problem, labels = bank[name].config.head.problem_type, _labels_of(bank, name)
     logits = output.logits[0].detach().double().cpu()
