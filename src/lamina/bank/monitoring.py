@@ -85,14 +85,14 @@ def check_monitors(
         check_known(op, monitor.readers, readers, "reader")
         monitor.check({reader: readers[reader].config.head for reader in monitor.readers})
         for reader in monitor.readers:
-            _check_token_wise(op, reader, readers[reader])
+            check_token_wise(op, reader, readers[reader])
         monitors[name] = monitor
     if not monitors:
         raise ConfigError(f"{op}: there is no monitor. Give monitors=[lamina.Monitor(...)].")
     return monitors
 
 
-def _check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
+def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
     """Raise ConfigError if a reader's logits of a token depend on other tokens, later ones included."""
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):

@@ -1,0 +1,169 @@
+"""The frontend's side: collect the scores of a request's tokens, and make the readers' answers of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, final
+
+import numpy as np
+import torch
+
+from lamina.errors import LaminaError
+from lamina.vllm.layout import KEY, Layout, ReaderColumns
+from lamina.vllm.worker import StepScores
+
+if TYPE_CHECKING:
+    from lamina.utils import JSON
+
+Part = Literal["prompt", "output", "both"]
+
+
+@final
+class Answers(Mapping[str, "dict[str, JSON]"]):
+    """The readers' answers for one sequence, by reader name. They are computed when they are read.
+
+    The answer of a reader has the keys "prompt", "output" and "both", each with the answer over that part of the text,
+    or None for a part without tokens; and "tokens", the scores of each token that the engine has read, prompt first.
+    Readers that label tokens have "tokens" only, and readers that pool whole prompts "prompt" only. The engine does not
+    read the last token of a sequence.
+
+    Args:
+        layout: The engine's readers.
+        names: The readers that the request asks for.
+        prompt: Number of tokens of the prompt.
+    """
+
+    def __init__(self, layout: Layout, names: Sequence[str], prompt: int) -> None:
+        self._layout, self._names, self._prompt = layout, names, prompt
+        self._scores = np.empty((0, layout.token_columns), dtype=np.float32)
+        self._end = 0  # number of tokens that have scores
+        self._whole: np.ndarray | None = None  # logits of the readers of whole prompts
+
+    def add(self, scores: StepScores) -> None:
+        """Add the scores of a step. Tokens that are computed again replace their scores."""
+        if scores.prompt is not None:
+            self._whole = np.frombuffer(scores.prompt, dtype=np.float32)
+        if not self._layout.token_columns:
+            return
+        first, part = scores.first, np.frombuffer(scores.tokens, dtype=np.float32)
+        part = part.reshape(-1, self._layout.token_columns)
+        last = first + len(part)
+        if last > len(self._scores):
+            grown = np.full((max(last, 2 * len(self._scores)), self._layout.token_columns), np.nan, dtype=np.float32)
+            grown[: len(self._scores)] = self._scores
+            self._scores = grown
+        self._scores[first:last] = part
+        self._end = max(self._end, last)
+
+    def __getitem__(self, name: str) -> dict[str, JSON]:
+        """Return the answers of one reader."""
+        if name not in self._names:
+            raise KeyError(name)
+        reader = self._layout.readers[name]
+        if reader.whole:
+            whole = None if self._whole is None else torch.from_numpy(self._whole[None, reader.first : reader.last])
+            return {"prompt": None if whole is None else answer(reader, whole)}
+        scores = torch.from_numpy(self._scores[: self._end, reader.first : reader.last])
+        tokens: list[JSON] = probabilities(reader, scores[:, : reader.logits]).tolist()
+        if reader.head.kind == "token_classification":
+            return {"tokens": tokens}
+        parts = {"prompt": scores[: self._prompt], "output": scores[self._prompt :], "both": scores}
+        answers: dict[str, JSON] = {part: answer(reader, rows) for part, rows in parts.items()}
+        return {**answers, "tokens": tokens}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __repr__(self) -> str:
+        return f"Answers({dict(self)})"
+
+
+def probabilities(reader: ReaderColumns, logits: torch.Tensor) -> torch.Tensor:
+    """Return what the logits `[..., classes]` say of each class: probabilities, or the values of a regression."""
+    if reader.head.problem_type == "regression":
+        return logits
+    return logits.sigmoid() if reader.head.problem_type == "multi_label" else logits.softmax(-1)
+
+
+def answer(reader: ReaderColumns, scores: torch.Tensor) -> dict[str, JSON] | None:
+    """Return a reader's answer over some tokens, from their scores `[tokens, columns]`; None without tokens."""
+    if not len(scores):
+        return None
+    logits = scores[:, : reader.logits].double()
+    if reader.weighs_tokens:
+        pooled = (logits * scores[:, reader.logits].double().softmax(0).unsqueeze(-1)).sum(0)
+    else:
+        pooled = logits.mean(0)
+    values = probabilities(reader, pooled).tolist()
+    if reader.head.problem_type == "regression":
+        return {"value": values[0]}
+    by_label: dict[str, JSON] = dict(zip(reader.head.labels, values, strict=True))
+    if reader.head.problem_type == "multi_label":
+        above = [label for label, value in zip(by_label, values, strict=True) if value > 0.5]
+        return {"labels": above, "probabilities": by_label}
+    return {"label": list(by_label)[values.index(max(values))], "probabilities": by_label}
+
+
+def install(engine: Any, layout: Layout) -> None:
+    """Make a frontend of vLLM check which readers a request asks for, and give its outputs an attribute `lamina`.
+
+    Args:
+        engine: An `LLMEngine` or `AsyncLLM`.
+        layout: The engine's readers.
+    """
+    processor = engine.output_processor
+    process_inputs, add_request = engine.input_processor.process_inputs, processor.add_request
+    process_outputs = processor.process_outputs
+
+    def check_and_process(request_id: str, prompt: object, params: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            layout.asked(getattr(params, "extra_args", None))
+        except LaminaError as error:
+            raise ValueError(str(error)) from error  # vLLM answers a ValueError with the status of a bad request
+        return process_inputs(request_id, prompt, params, *args, **kwargs)
+
+    def add_and_follow(request: Any, *args: Any, **kwargs: Any) -> None:
+        add_request(request, *args, **kwargs)
+        state = processor.request_states[request.request_id]
+        if not hasattr(state, KEY):
+            names = layout.asked(getattr(request.sampling_params, "extra_args", None))
+            _attach(state, Answers(layout, names, state.prompt_len))
+
+    def collect_and_process(engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
+        for output in engine_core_outputs:
+            params = output.kv_transfer_params
+            if params and KEY in params:
+                parts = params.pop(KEY)
+                output.kv_transfer_params = params or None
+                if (state := processor.request_states.get(output.request_id)) is not None:
+                    for part in parts:
+                        state.lamina.add(StepScores(*part))
+        return process_outputs(engine_core_outputs, *args, **kwargs)
+
+    engine.input_processor.process_inputs = check_and_process
+    processor.add_request, processor.process_outputs = add_and_follow, collect_and_process
+
+
+def _attach(state: Any, answers: Answers) -> None:
+    """Give each output that vLLM makes of a request's state the attribute `lamina`.
+
+    A `CompletionOutput` gets the answers of its own sequence, a `RequestOutput` those of its first sequence.
+    """
+    state.lamina = answers
+    new_completion, make_output = state._new_completion_output, state.make_request_output
+
+    def completion_with_answers(*args: Any, **kwargs: Any) -> Any:
+        completion = new_completion(*args, **kwargs)
+        completion.lamina = answers
+        return completion
+
+    def output_with_answers(*args: Any, **kwargs: Any) -> Any:
+        output = make_output(*args, **kwargs)
+        if output is not None:
+            output.lamina = output.outputs[0].lamina
+        return output
+
+    state._new_completion_output, state.make_request_output = completion_with_answers, output_with_answers

@@ -1,0 +1,125 @@
+"""Which readers of a saved bank an engine runs, and which columns of the score matrix belong to each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, final
+
+from lamina.errors import ConfigError, check_known
+from lamina.heads import HEADS
+from lamina.store.hub import local_folder
+from lamina.store.manifest import MANIFEST, READER, READERS, Manifest, ReaderFacts
+
+if TYPE_CHECKING:
+    from lamina.heads.base import HeadConfig
+
+KEY = "lamina"  # in `additional_config` of an engine, and in `extra_args` of a request
+_SETTINGS = ("bank", "readers", "revision")
+
+
+@final
+@dataclass(frozen=True)
+class ReaderColumns:
+    """One reader of the bank, and its columns in the matrix of scores.
+
+    Attributes:
+        name: Name of the reader.
+        head: Config of its head, which has the labels.
+        whole: Whether it pools the whole prompt, and so has a row of scores per prompt rather than per token.
+        first: Its first column; the two sorts of readers are counted apart.
+        logits: Number of columns with logits, one per label.
+    """
+
+    name: str
+    head: HeadConfig
+    whole: bool
+    first: int
+    logits: int
+
+    @property
+    def weighs_tokens(self) -> bool:
+        """Whether there is one more column, the log weight of the token."""
+        return self.head.weighs_tokens and not self.whole
+
+    @property
+    def last(self) -> int:
+        """The column after its last one."""
+        return self.first + self.logits + self.weighs_tokens
+
+
+@final
+@dataclass(frozen=True)
+class Layout:
+    """The readers that an engine runs, in the order of their columns.
+
+    Attributes:
+        folder: Local folder of the bank.
+        manifest: The bank's manifest.
+        readers: Reader name -> its columns.
+    """
+
+    folder: Path
+    manifest: Manifest
+    readers: Mapping[str, ReaderColumns]
+
+    @classmethod
+    def from_config(cls, additional_config: object) -> Self | None:
+        """Read what an engine's `additional_config` says, or return None if it does not ask for readers.
+
+        Raises:
+            ConfigError: If the settings are not a mapping, or a key is unknown or missing.
+            StoreError: If the bank cannot be read.
+            UnknownNameError: If a reader is not in the bank.
+        """
+        settings = additional_config.get(KEY) if isinstance(additional_config, Mapping) else None
+        if settings is None:
+            return None
+        if not isinstance(settings, Mapping):
+            problem = f"additional_config['{KEY}'] is {settings!r}; it must be a mapping"
+            raise ConfigError(f'vllm: {problem}. Give {{"{KEY}": {{"bank": FOLDER}}}}.')
+        check_known("vllm", settings, _SETTINGS, "setting")
+        if "bank" not in settings:
+            raise ConfigError(f"vllm: additional_config['{KEY}'] names no bank. Give its folder or hub id as 'bank'.")
+        return cls.of_bank(str(settings["bank"]), settings.get("readers"), settings.get("revision"))
+
+    @classmethod
+    def of_bank(cls, place: str, readers: list[str] | None = None, revision: str | None = None) -> Self:
+        """Read the settings of a bank's readers; None: all readers. The errors are those of `from_config`."""
+        folder = local_folder(place, revision, readers, base=False)
+        manifest = Manifest.read(folder / MANIFEST)
+        names = manifest.readers if readers is None else readers
+        check_known(f"vllm: {folder}", names, manifest.readers, "reader")
+        columns: dict[str, ReaderColumns] = {}
+        first = {False: 0, True: 0}
+        for name in names:
+            saved = ReaderFacts.read(folder / READERS / name / READER)
+            head, whole = HEADS.from_dict(saved.head), saved.fusion["name"] == "pooled_layers"
+            columns[name] = ReaderColumns(name, head, whole, first[whole], len(head.labels))
+            first[whole] = columns[name].last
+        return cls(folder, manifest, columns)
+
+    def names(self, *, whole: bool) -> list[str]:
+        """Return the names of the readers that pool whole prompts, or of those that score tokens."""
+        return [name for name, reader in self.readers.items() if reader.whole == whole]
+
+    @property
+    def token_columns(self) -> int:
+        """Number of columns of the scores of tokens."""
+        return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
+
+    def asked(self, extra_args: Mapping[str, Any] | None) -> list[str]:
+        """Return the readers that a request asks for in its `extra_args`; without the key, all of them.
+
+        Raises:
+            ConfigError: If the value is not a list of names.
+            UnknownNameError: If a reader is not in the bank.
+        """
+        names = (extra_args or {}).get(KEY)
+        if names is None:
+            return list(self.readers)
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"vllm: '{KEY}' of the request is {names!r}; it must be a list of readers' names.")
+        check_known("vllm", names, self.readers, "reader")
+        return names

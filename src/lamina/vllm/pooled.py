@@ -1,0 +1,154 @@
+"""Readers that pool a whole prompt (`PooledLayers`), computed from parts that are kept beside the engine's cache.
+
+The pooled vector of a layer is a softmax-weighted mean over the tokens. So the tokens of each cache block contribute a
+maximum score, a sum of exponentials and a weighted sum, and the parts of all blocks of a prompt give the exact result,
+whether its tokens were computed in one step, in pieces, or came from the prefix cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, cast, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lamina.bank.stack_pass import run_heads
+from lamina.fusion.pooled_layers import PooledLayersFusion
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jaxtyping import Float, Int
+
+    from lamina.bank import ReaderModule
+
+
+class Segments(NamedTuple):
+    """The tokens of a step, cut into runs that lie in one cache block each.
+
+    Attributes:
+        blocks: Number of the cache block of each segment, `[segments]`.
+        opens: True at segments that begin at the first token of their block, `[segments]`.
+        tokens: Numbers of the segments' tokens in the step, `[segments, longest]`; any number behind the end.
+        real: True at the entries of `tokens` that are tokens of the segment.
+    """
+
+    blocks: Int[Tensor, " segments"]
+    opens: Tensor
+    tokens: Int[Tensor, "segments longest"]
+    real: Tensor
+
+    @classmethod
+    def of_slots(cls, slots: np.ndarray, ends: Sequence[int], block_size: int) -> Segments:
+        """Cut a step into segments.
+
+        Args:
+            slots: Cache slot of each token of the step.
+            ends: Where the tokens of each request end in the step.
+            block_size: Number of slots in a block.
+        """
+        blocks = slots // block_size
+        starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 0)
+        starts = np.union1d(starts, np.asarray([0, *ends[:-1]]))
+        lengths = np.diff(starts, append=len(slots))
+        tokens = starts[:, None] + np.arange(lengths.max())
+        real = np.arange(lengths.max()) < lengths[:, None]
+        return cls(
+            torch.from_numpy(blocks[starts]),
+            torch.from_numpy(slots[starts] % block_size == 0),
+            torch.from_numpy(np.minimum(tokens, len(slots) - 1)),
+            torch.from_numpy(real),
+        )
+
+    def to(self, device: torch.device) -> Segments:
+        """Return the segments with their tensors on a device."""
+        return Segments(*(part.to(device) for part in self))
+
+
+@final
+class PooledReaders:
+    """Readers with equal `Fusion.group` on the same layers, and their parts of every block of the engine's cache.
+
+    Args:
+        readers: Reader name -> module; the fusion is `PooledLayers` on all tokens.
+        blocks: Number of cache blocks.
+        device: Where the states are.
+    """
+
+    def __init__(self, readers: Mapping[str, ReaderModule], blocks: int, device: torch.device) -> None:
+        self.readers = readers
+        fusions = [cast("PooledLayersFusion", reader.fusion) for reader in readers.values()]
+        self.layers = next(iter(readers.values())).layers
+        heads = fusions[0].config.heads
+        with torch.no_grad():
+            # columns: reader, query and head of the query
+            self._queries = torch.cat([fusion.queries for fusion in fusions], dim=1)  # [layers, columns, width]
+            self._weights = torch.stack([fusion.scores.softmax(0) for fusion in fusions], dim=1)  # [layers, readers]
+            parts = [fusion.projection.unflatten(2, (fusion.config.queries * heads, -1)) for fusion in fusions]
+            self._projection = torch.cat(parts, dim=2).permute(0, 2, 3, 1).contiguous()  # [layers, columns, size, dim]
+        columns, dim = self._queries.shape[1], self._projection.shape[-1]
+        self._head_of_column = torch.arange(columns, device=device) % heads
+        self._size = self._projection.shape[2]
+        shape = (blocks, len(self.layers), columns)
+        self._maxima = torch.full(shape, -torch.inf, device=device)
+        self._sums = torch.zeros(shape, device=device)
+        self._projected = torch.zeros(*shape, dim, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes of the parts of all blocks."""
+        return self._maxima.nbytes + self._sums.nbytes + self._projected.nbytes
+
+    def add(self, states: Mapping[int, Tensor], segments: Segments) -> None:
+        """Add the tokens of a step to the parts of their blocks.
+
+        Args:
+            states: Layer -> its states `[tokens, width]`.
+            segments: The tokens, cut by block.
+        """
+        for index, layer in enumerate(self.layers):
+            queries = self._queries[index]
+            normed = F.layer_norm(states[layer], states[layer].shape[-1:]).to(queries.dtype)
+            scores = (normed @ queries.T)[segments.tokens].masked_fill(~segments.real.unsqueeze(-1), -torch.inf)
+            maxima = scores.amax(1)  # [segments, columns]
+            exponentials = (scores - maxima.unsqueeze(1)).exp()
+            sums = exponentials.sum(1)
+            weighted = torch.bmm(exponentials.mT, normed[segments.tokens])  # [segments, columns, width]
+            if self._size < weighted.shape[-1]:  # a head pools its own slice of the states
+                slices = weighted.unflatten(-1, (-1, self._size))
+                weighted = slices[:, torch.arange(slices.shape[1], device=slices.device), self._head_of_column]
+            projected = torch.bmm(weighted.transpose(0, 1), self._projection[index]).transpose(0, 1)
+            self._merge(index, segments, maxima, sums, projected)
+
+    def _merge(self, index: int, segments: Segments, maxima: Tensor, sums: Tensor, projected: Tensor) -> None:
+        """Merge the parts of new tokens with those of the earlier tokens of their blocks.
+
+        A segment at the start of a block replaces what an earlier request left there.
+        """
+        blocks = segments.blocks
+        before = self._maxima[blocks, index].masked_fill(segments.opens.unsqueeze(-1), -torch.inf)
+        highest = torch.maximum(before, maxima)
+        old, new = (before - highest).exp(), (maxima - highest).exp()
+        # a factor of 0 does not remove NaN, so the old values of opened blocks are masked
+        old_sums = self._sums[blocks, index].masked_fill(segments.opens.unsqueeze(-1), 0)
+        old_projected = self._projected[blocks, index].masked_fill(segments.opens[:, None, None], 0)
+        self._maxima[blocks, index] = highest
+        self._sums[blocks, index] = old_sums * old + sums * new
+        self._projected[blocks, index] = old_projected * old.unsqueeze(-1) + projected * new.unsqueeze(-1)
+
+    def logits(self, blocks: Int[Tensor, " blocks"]) -> dict[str, Float[Tensor, " classes"]]:
+        """Return reader name -> its logits over the tokens of the given blocks."""
+        maxima = self._maxima[blocks]
+        factors = (maxima - maxima.amax(0)).exp()
+        sums = (self._sums[blocks] * factors).sum(0)
+        mean = (self._projected[blocks] * factors.unsqueeze(-1)).sum(0) / sums.unsqueeze(-1)  # [layers, columns, dim]
+        features = mean.unflatten(1, (len(self.readers), -1)).sum(2)  # [layers, readers, dim]
+        features = F.gelu(F.layer_norm(features, features.shape[-1:]))
+        features = (features * self._weights.unsqueeze(-1)).sum(0)
+        by_reader = {name: features[number].view(1, 1, -1) for number, name in enumerate(self.readers)}
+        real = torch.ones(1, 1, dtype=torch.bool, device=features.device)
+        outputs = run_heads(self.readers, by_reader, real, {}, grad=False, together=True)
+        return {name: output.logits[0].float().cpu() for name, output in outputs.items()}

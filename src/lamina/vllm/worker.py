@@ -1,0 +1,246 @@
+"""The worker's side: read the hidden states of each engine step and score every token for every reader."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lamina.bank import ReaderBank, ReaderModule
+from lamina.bank.monitoring import check_token_wise, token_logits
+from lamina.bank.stack_pass import StackPass
+from lamina.errors import ConfigError
+from lamina.layers.causality import is_causal
+from lamina.store.load_model import load
+from lamina.vllm.pooled import PooledReaders, Segments
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from lamina.layers import LayerStack
+    from lamina.vllm.layout import Layout
+
+logger = logging.getLogger(__name__)
+ATTRIBUTE = "lamina_scores"  # attribute of a `ModelRunnerOutput` that holds request id -> StepScores
+
+
+class StepScores(NamedTuple):
+    """What one engine step tells of one request.
+
+    Attributes:
+        first: Position in the text of the first token that has scores here, counted from 0.
+        tokens: Scores of consecutive tokens: matrix of float32 in the layout's columns, as bytes, one row per token.
+        prompt: Logits of the readers of whole prompts, float32 as bytes; None unless this step ended the prompt.
+    """
+
+    first: int
+    tokens: bytes
+    prompt: bytes | None
+
+
+def install(runner: Any, layout: Layout) -> None:
+    """Make a model runner of vLLM score the tokens of each step; called when its model has been loaded.
+
+    Args:
+        runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
+        layout: The readers to run.
+
+    Raises:
+        ConfigError: If the engine is set up in a way in which the readers' answers would be wrong or missing.
+        BaseMismatchError: If the bank was trained on another model.
+    """
+    _check_engine(runner)
+    readers = EngineReaders(layout, runner)
+    sample_tokens = runner.sample_tokens
+
+    def sample_and_score(grammar_output: object) -> object:
+        scores = readers.read_step() if runner.execute_model_state is not None else {}
+        output = sample_tokens(grammar_output)
+        setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
+        return output
+
+    runner.sample_tokens = sample_and_score
+
+
+def _check_engine(runner: Any) -> None:
+    """Raise ConfigError if the engine runs the model in a way that the readers do not support."""
+    config = runner.vllm_config
+    refused = {
+        "speculative decoding": runner.speculative_config is not None,
+        "LoRA": runner.lora_config is not None,
+        "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
+        "a KV connector": config.kv_transfer_config is not None,
+        "a pooling model": runner.is_pooling_model,
+    }
+    if used := [name for name, uses in refused.items() if uses]:
+        raise ConfigError(f"vllm: the engine uses {used[0]}, with which readers do not run. Start it without.")
+    if not hasattr(runner.get_model(), "set_aux_hidden_state_layers"):
+        problem = f"the model class {type(runner.get_model()).__name__} cannot return its hidden states"
+        raise ConfigError(f"vllm: {problem}: it has no set_aux_hidden_state_layers. Use a model that supports EAGLE-3.")
+
+
+@final
+class EngineReaders:
+    """The readers of a bank in one engine, and their scores of every token in the engine's cache.
+
+    A token that the prefix cache provides is not computed again. So the scores of each token are kept beside the
+    cache, at the number of its cache slot, and are read from there when a later request shares the token. Readers of
+    whole prompts keep sums per cache block instead; see `pooled`.
+
+    Args:
+        layout: The readers to run.
+        runner: The model runner.
+    """
+
+    def __init__(self, layout: Layout, runner: Any) -> None:
+        self._layout, self._runner = layout, runner
+        bank, stack = _load_bank(layout, runner)
+        readers = {name: bank[name].to(runner.device) for name in layout.readers}
+        self._token_pass = StackPass(
+            bank.model, stack, {name: readers[name] for name in layout.names(whole=False)}, grad=False
+        )
+        self._whole = {name: readers[name] for name in layout.names(whole=True)}
+        layers = sorted({layer for reader in readers.values() for layer in reader.layers})
+        self._depth = stack.depth
+        # The engine returns the state after the last block before the final norm, but layer `depth` is after it: the
+        # engine's own output. At least one layer must be asked for, or the engine returns its output alone.
+        self._layers = [layer for layer in layers if layer < self._depth] or [0]
+        runner.use_aux_hidden_state_outputs = True
+        runner.get_model().set_aux_hidden_state_layers(tuple(self._layers))
+        self._buffers: _Buffers | None = None  # made when the size of the cache is known
+        self._sent: dict[str, int] = {}  # request id -> number of its tokens whose scores were sent
+        self._answered: set[str] = set()  # requests whose prompt the readers of whole prompts have answered
+
+    @torch.inference_mode()
+    def read_step(self) -> dict[str, StepScores]:
+        """Score the tokens of the step that the model has just computed; return request id -> scores to send.
+
+        The scores of a request begin with those of cached tokens, if the prefix cache provided some.
+        """
+        runner = self._runner
+        state, batch = runner.execute_model_state, runner.input_batch
+        scheduled = [state.scheduler_output.num_scheduled_tokens[request] for request in batch.req_ids]
+        ends = np.cumsum(scheduled)
+        table = batch.block_table[cache_group(runner.kv_cache_config)]
+        if self._buffers is None:
+            self._buffers = _Buffers(self._layout, self._whole, runner, table.block_size)
+        slots = torch.as_tensor(table.slot_mapping.gpu[: ends[-1]]).cpu().numpy()
+        inner = zip(self._layers, state.aux_hidden_states, strict=True)
+        states = {layer: part[: ends[-1]] for layer, part in (*inner, (self._depth, state.hidden_states))}
+        rows = self._score(states)
+        self._buffers.tokens[torch.from_numpy(slots)] = rows
+        if self._whole:
+            segments = Segments.of_slots(slots, ends.tolist(), table.block_size).to(runner.device)
+            for group in self._buffers.pooled:
+                group.add(states, segments)
+        scores: dict[str, StepScores] = {}
+        for index, (request, end) in enumerate(zip(batch.req_ids, ends.tolist(), strict=True)):
+            first = int(batch.num_computed_tokens_cpu[index])
+            part, last = rows[end - scheduled[index] : end], first + scheduled[index]
+            if (sent := self._sent.get(request, 0)) < first:  # the tokens between come from the prefix cache
+                part = torch.cat([self._buffers.tokens[_slots_of(table, index, sent, first)], part])
+            self._sent[request] = last
+            prompt = self._prompt_logits(request, table, index, last)
+            scores[request] = StepScores(min(first, sent), part.numpy().tobytes(), prompt)
+        for request in state.scheduler_output.finished_req_ids:
+            self._sent.pop(request, None)
+            self._answered.discard(request)
+        return scores
+
+    def _score(self, states: Mapping[int, Tensor]) -> Float[Tensor, "tokens columns"]:
+        """Return the scores of the tokens of a step, on the CPU, from layer -> states `[tokens, width]`."""
+        if not self._token_pass.readers:
+            return torch.empty(len(states[self._depth]), 0)
+        stack_pass = self._token_pass.restart()
+        for layer in stack_pass.layers:
+            stack_pass.on_state(layer, states[layer].unsqueeze(0))
+        logits = token_logits(stack_pass)
+        return torch.cat([logits[name][0] for name in self._layout.names(whole=False)], dim=-1)
+
+    def _prompt_logits(self, request: str, table: Any, row: int, last: int) -> bytes | None:
+        """Return the logits of the readers of whole prompts once the prompt was read; None before and afterwards.
+
+        Args:
+            request: Id of the request.
+            table: Its cache blocks.
+            row: Row of the request in the batch.
+            last: Number of tokens of the text that the engine has read.
+        """
+        prompt = int(self._runner.requests[request].num_prompt_tokens)
+        if not self._whole or self._buffers is None or request in self._answered or last < prompt:
+            return None
+        self._answered.add(request)
+        count = -(-prompt // table.block_size)
+        blocks = torch.from_numpy(table.block_table.np[row, :count].astype(np.int64)).to(self._runner.device)
+        logits: dict[str, Tensor] = {}
+        for group in self._buffers.pooled:
+            logits |= group.logits(blocks)
+        return torch.cat([logits[name] for name in self._whole]).numpy().tobytes()
+
+
+@final
+class _Buffers:
+    """What is kept beside the engine's cache.
+
+    Attributes:
+        tokens: Scores of the token in each cache slot, `[slots, columns]`, on the CPU.
+        pooled: The readers of whole prompts, in groups that are computed together.
+    """
+
+    def __init__(self, layout: Layout, whole: Mapping[str, ReaderModule], runner: Any, block_size: int) -> None:
+        config = runner.kv_cache_config
+        slots = config.num_blocks * config.kv_cache_groups[cache_group(config)].kv_cache_spec.block_size
+        self.tokens = torch.full((slots, layout.token_columns), torch.nan)
+        groups: dict[object, dict[str, ReaderModule]] = defaultdict(dict)
+        for name, reader in whole.items():
+            groups[reader.layers, reader.fusion.group()][name] = reader
+        self.pooled = [PooledReaders(group, slots // block_size, runner.device) for group in groups.values()]
+        size = self.tokens.nbytes + sum(group.nbytes for group in self.pooled)
+        logger.info("lamina: what readers keep beside the cache takes %.0f bytes per token of it.", size / slots)
+
+
+def cache_group(config: Any) -> int:
+    """Return the number of the group of cache blocks that holds all tokens of a request, from a `KVCacheConfig`.
+
+    ConfigError if there is none, since every layer then has a sliding window or keeps no tokens.
+    """
+    for number, group in enumerate(config.kv_cache_groups):
+        if type(group.kv_cache_spec).__name__ == "FullAttentionSpec":
+            return number
+    raise ConfigError("vllm: no layer of the model keeps all tokens in the cache, so readers cannot run beside it.")
+
+
+def _slots_of(table: Any, row: int, first: int, last: int) -> Tensor:
+    """Return the cache slots of the tokens at positions `first` to `last - 1` of the request in a row of the batch."""
+    positions = np.arange(first, last)
+    blocks = table.block_table.np[row, positions // table.block_size].astype(np.int64)
+    return torch.from_numpy(blocks * table.block_size + positions % table.block_size)
+
+
+def _load_bank(layout: Layout, runner: Any) -> tuple[ReaderBank, LayerStack]:
+    """Load the bank's readers, check that they fit the engine's model, and return the bank and the stack they read.
+
+    The model is loaded with transformers for the check, and its weights are freed afterwards.
+    """
+    config = runner.model_config
+    model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
+    names = list(layout.readers)
+    bank = ReaderBank.from_pretrained(layout.folder, model, processor, readers=names)
+    stacks = {bank[name].stack for name in names}
+    if len(stacks) > 1:
+        raise ConfigError(f"vllm: the readers read several stacks ({', '.join(sorted(stacks))}); an engine has one.")
+    stack = bank.stacks[stacks.pop()]
+    if not is_causal(bank.model, stack):
+        raise ConfigError(f"vllm: the states of {type(model).__name__} depend on later tokens; use a causal model.")
+    for name, columns in layout.readers.items():
+        if not columns.whole:
+            check_token_wise("vllm", name, bank[name])
+        elif bank[name].config.fusion.reads_pairs:
+            raise ConfigError(f"vllm: reader '{name}' tells two texts apart, which an engine does not. Leave it out.")
+    bank.model.to("meta")
+    return bank, stack
