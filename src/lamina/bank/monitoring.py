@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lamina.bank.listening import reads_generated_text
-from lamina.bank.reader import MONITORS, ReaderModule
+from lamina.bank.reader import MONITORS, Info, ReaderModule
 from lamina.bank.stack_pass import Inputs, StackPass, attach, run_heads
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.layers.causality import is_causal
@@ -28,12 +28,24 @@ Readers = Mapping[str, ReaderModule]
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return name -> monitor for the monitors stored with the readers; raise ConfigError if one cannot be read."""
+    """Return the monitors that are stored with the readers, by name; ConfigError if one cannot be read."""
+    return saved_monitors({name: module.info for name, module in readers.items()})
+
+
+def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
+    """Return the monitors in the `info` of readers, by name.
+
+    Args:
+        infos: Reader name -> the `info` of the reader.
+
+    Raises:
+        ConfigError: If a monitor cannot be read.
+    """
     monitors: dict[str, AnyMonitor] = {}
-    for reader, module in readers.items():
+    for reader, info in infos.items():
         what = f"the monitors that are saved with reader '{reader}' cannot be read"
         with convert_errors(lambda reason, what=what: ConfigError(f"bank: {what} ({reason}). Calibrate them again.")):
-            for name, fields in module.monitors.items():
+            for name, fields in info.get(MONITORS, {}).items():
                 monitors[name] = (Cascade if "first" in fields else Monitor).from_dict(fields)
     return monitors
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 import torch
 
 from lamina.errors import LaminaError
 from lamina.vllm.layout import KEY, Layout, ReaderColumns
+from lamina.vllm.monitors import Verdict
 from lamina.vllm.worker import StepScores
 
 if TYPE_CHECKING:
     from lamina.utils import JSON
-
-Part = Literal["prompt", "output", "both"]
 
 
 @final
@@ -31,6 +30,10 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         layout: The engine's readers.
         names: The readers that the request asks for.
         prompt: Number of tokens of the prompt.
+
+    Attributes:
+        monitors: Monitor name -> its verdict on the output so far.
+        ended_by: Name of the monitor that ended the request; None: no monitor did.
     """
 
     def __init__(self, layout: Layout, names: Sequence[str], prompt: int) -> None:
@@ -38,6 +41,15 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         self._scores = np.empty((0, layout.token_columns), dtype=np.float32)
         self._end = 0  # number of tokens that have scores
         self._whole: np.ndarray | None = None  # logits of the readers of whole prompts
+        self.monitors: dict[str, Verdict] = {}
+        self.ended_by: str | None = None
+
+    def on_message(self, message: Mapping[str, Any]) -> None:
+        """Add what the scheduler has sent: scores of one or several steps, and verdicts."""
+        for part in message["scores"]:
+            self.add(StepScores(*part))
+        self.monitors = {name: Verdict(*verdict) for name, verdict in message.get("monitors", {}).items()}
+        self.ended_by = message.get("ended_by")
 
     def add(self, scores: StepScores) -> None:
         """Add the scores of a step. Tokens that are computed again replace their scores."""
@@ -70,6 +82,28 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         parts = {"prompt": scores[: self._prompt], "output": scores[self._prompt :], "both": scores}
         answers: dict[str, JSON] = {part: answer(reader, rows) for part, rows in parts.items()}
         return {**answers, "tokens": tokens}
+
+    @property
+    def read(self) -> int:
+        """Number of tokens of the text that have scores."""
+        return self._end
+
+    def to_dict(self, first: int = 0, *, finished: bool = True) -> dict[str, JSON]:
+        """Return the answers as JSON-ready values: reader name -> its answers, and what monitors say.
+
+        Args:
+            first: Number of tokens at the start of the text whose scores are left out.
+            finished: Whether the text has ended; answers over parts of the text are left out before.
+        """
+        fields: dict[str, JSON] = {}
+        for name in self:
+            answers = self[name]
+            if "tokens" in answers:
+                answers["tokens"] = cast("list[JSON]", answers["tokens"])[first:]
+            fields[name] = answers if finished else {key: answers[key] for key in answers if key == "tokens"}
+        if self.monitors:
+            fields["monitors"] = {name: verdict._asdict() for name, verdict in self.monitors.items()}
+        return fields
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -136,11 +170,10 @@ def install(engine: Any, layout: Layout) -> None:
         for output in engine_core_outputs:
             params = output.kv_transfer_params
             if params and KEY in params:
-                parts = params.pop(KEY)
+                message = params.pop(KEY)
                 output.kv_transfer_params = params or None
                 if (state := processor.request_states.get(output.request_id)) is not None:
-                    for part in parts:
-                        state.lamina.add(StepScores(*part))
+                    state.lamina.on_message(message)
         return process_outputs(engine_core_outputs, *args, **kwargs)
 
     engine.input_processor.process_inputs = check_and_process
@@ -150,7 +183,8 @@ def install(engine: Any, layout: Layout) -> None:
 def _attach(state: Any, answers: Answers) -> None:
     """Give each output that vLLM makes of a request's state the attribute `lamina`.
 
-    A `CompletionOutput` gets the answers of its own sequence, a `RequestOutput` those of its first sequence.
+    A `CompletionOutput` gets the answers of its own sequence, a `RequestOutput` those of its first sequence. The finish
+    reason of a sequence that a monitor ended is "content_filter", and its stop reason is the name of the monitor.
     """
     state.lamina = answers
     new_completion, make_output = state._new_completion_output, state.make_request_output
@@ -158,6 +192,8 @@ def _attach(state: Any, answers: Answers) -> None:
     def completion_with_answers(*args: Any, **kwargs: Any) -> Any:
         completion = new_completion(*args, **kwargs)
         completion.lamina = answers
+        if answers.ended_by is not None:
+            completion.finish_reason, completion.stop_reason = "content_filter", answers.ended_by
         return completion
 
     def output_with_answers(*args: Any, **kwargs: Any) -> Any:

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Literal, Self, final, get_args
 
+from lamina.bank.monitoring import saved_monitors
 from lamina.errors import ConfigError, check_known
 from lamina.heads import HEADS
 from lamina.store.hub import local_folder
 from lamina.store.manifest import MANIFEST, READER, READERS, Manifest, ReaderFacts
 
 if TYPE_CHECKING:
+    from lamina.bank.reader import Info
     from lamina.heads.base import HeadConfig
+    from lamina.monitors.cascade import AnyMonitor
 
 KEY = "lamina"  # in `additional_config` of an engine, and in `extra_args` of a request
-_SETTINGS = ("bank", "readers", "revision")
+_SETTINGS = ("bank", "readers", "revision", "on_flag")
+OnFlag = Literal["end", "report"]
 
 
 @final
@@ -58,11 +62,15 @@ class Layout:
         folder: Local folder of the bank.
         manifest: The bank's manifest.
         readers: Reader name -> its columns.
+        monitors: Monitor name -> monitor, of those that are saved with the readers.
+        on_flag: What happens when a monitor flags a request: "end" ends it, "report" only says so.
     """
 
     folder: Path
     manifest: Manifest
     readers: Mapping[str, ReaderColumns]
+    monitors: Mapping[str, AnyMonitor]
+    on_flag: OnFlag = "end"
 
     @classmethod
     def from_config(cls, additional_config: object) -> Self | None:
@@ -82,23 +90,33 @@ class Layout:
         check_known("vllm", settings, _SETTINGS, "setting")
         if "bank" not in settings:
             raise ConfigError(f"vllm: additional_config['{KEY}'] names no bank. Give its folder or hub id as 'bank'.")
-        return cls.of_bank(str(settings["bank"]), settings.get("readers"), settings.get("revision"))
+        on_flag = settings.get("on_flag", "end")
+        check_known("vllm", [on_flag], get_args(OnFlag), "on_flag")
+        return cls.of_bank(str(settings["bank"]), settings.get("readers"), settings.get("revision"), on_flag)
 
     @classmethod
-    def of_bank(cls, place: str, readers: list[str] | None = None, revision: str | None = None) -> Self:
+    def of_bank(cls, place: str, readers: list[str] | None, revision: str | None, on_flag: OnFlag) -> Self:
         """Read the settings of a bank's readers; None: all readers. The errors are those of `from_config`."""
         folder = local_folder(place, revision, readers, base=False)
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers
         check_known(f"vllm: {folder}", names, manifest.readers, "reader")
         columns: dict[str, ReaderColumns] = {}
+        infos: dict[str, Info] = {}
         first = {False: 0, True: 0}
         for name in names:
             saved = ReaderFacts.read(folder / READERS / name / READER)
             head, whole = HEADS.from_dict(saved.head), saved.fusion["name"] == "pooled_layers"
             columns[name] = ReaderColumns(name, head, whole, first[whole], len(head.labels))
             first[whole] = columns[name].last
-        return cls(folder, manifest, columns)
+            infos[name] = saved.info
+        monitors = saved_monitors(infos)
+        for name, monitor in monitors.items():
+            for reader in monitor.readers:
+                if reader not in columns or columns[reader].whole:
+                    why = "has no scores of tokens" if reader in columns else "is not among the engine's readers"
+                    raise ConfigError(f"vllm: monitor '{name}' needs reader '{reader}', which {why}.")
+        return cls(folder, manifest, columns, monitors, on_flag)
 
     def names(self, *, whole: bool) -> list[str]:
         """Return the names of the readers that pool whole prompts, or of those that score tokens."""

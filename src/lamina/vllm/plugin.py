@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import wraps
-from typing import Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lamina.vllm.layout import Layout
 
 logger = logging.getLogger(__name__)
 TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
@@ -59,8 +62,10 @@ def _start_scheduler(scheduler: Any) -> None:
     """Let a scheduler send scores, if its engine was started with a bank."""
     if "lamina" in (scheduler.vllm_config.additional_config or {}):
         from lamina.vllm import transport
+        from lamina.vllm.layout import Layout
 
-        transport.install(scheduler)
+        if (layout := Layout.from_config(scheduler.vllm_config.additional_config)) is not None:
+            transport.install(scheduler, layout)
 
 
 def _start_frontend(engine: Any) -> None:
@@ -75,3 +80,20 @@ def _start_frontend(engine: Any) -> None:
             logger.warning("lamina: vLLM %s was not tried; versions that were: %s.", vllm.__version__, ", ".join(TRIED))
         if (layout := Layout.from_config(engine.vllm_config.additional_config)) is not None:
             answers.install(engine, layout)
+            if type(engine).__name__ == "AsyncLLM":
+                _start_server(layout)
+
+
+def _start_server(layout: Layout) -> None:
+    """Let the OpenAI-shaped routes of this process answer, once they are made for an engine with readers."""
+    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+
+    from lamina.vllm import http
+
+    def start(install: Callable[[Any, Layout], None], serving: Any) -> None:
+        if "lamina" in (serving.engine_client.vllm_config.additional_config or {}):
+            install(serving, layout)
+
+    _after(OpenAIServingChat, "__init__", partial(start, http.install_chat))
+    _after(OpenAIServingCompletion, "__init__", partial(start, http.install_completion))

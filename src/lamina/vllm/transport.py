@@ -3,31 +3,71 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, final
 
-from lamina.vllm.layout import KEY
+from vllm.v1.engine import FinishReason
+from vllm.v1.request import RequestStatus
+
+from lamina.vllm.layout import KEY, Layout
+from lamina.vllm.monitors import RequestMonitors
 from lamina.vllm.worker import ATTRIBUTE, StepScores
 
 
-def install(scheduler: Any) -> None:
-    """Make a scheduler of vLLM send the scores of a request along with its tokens.
+def install(scheduler: Any, layout: Layout) -> None:
+    """Make a scheduler of vLLM send the scores of a request along with its tokens, and end requests that are flagged.
 
     The scores travel in `kv_transfer_params`, the only free-form field of an `EngineCoreOutput`; the frontend takes
-    them out again. A step of a prompt in pieces has no output, so its scores wait for the first output of the request.
+    them out again.
     """
-    update_from_output = scheduler.update_from_output
-    waiting: dict[str, list[StepScores]] = defaultdict(list)
+    update_from_output, sender = scheduler.update_from_output, _Sender(scheduler, layout)
 
     def update_and_send(scheduler_output: object, model_runner_output: object) -> dict[int, Any]:
-        for request, rows in getattr(model_runner_output, ATTRIBUTE, {}).items():
-            waiting[request].append(rows)
+        scores = getattr(model_runner_output, ATTRIBUTE, {})
+        prompts = {name: scheduler.requests[name].num_prompt_tokens for name in scores if name in scheduler.requests}
         outputs = update_from_output(scheduler_output, model_runner_output)
-        for client in outputs.values():
-            for output in client.outputs:
-                if parts := waiting.pop(output.request_id, None):
-                    output.kv_transfer_params = {**(output.kv_transfer_params or {}), KEY: [tuple(p) for p in parts]}
-        for request in [request for request in waiting if request not in scheduler.requests]:
-            del waiting[request]
+        sender.send(scores, prompts, [output for client in outputs.values() for output in client.outputs])
         return outputs
 
     scheduler.update_from_output = update_and_send
+
+
+@final
+class _Sender:
+    """What is known of the requests of one scheduler, until they end."""
+
+    def __init__(self, scheduler: Any, layout: Layout) -> None:
+        self._scheduler, self._layout = scheduler, layout
+        # A step of a prompt in pieces has no output, so its scores wait for the first output of the request.
+        self._waiting: dict[str, list[StepScores]] = defaultdict(list)
+        self._monitors: dict[str, RequestMonitors] = {}
+
+    def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: list[Any]) -> None:
+        """Hang scores and verdicts on the outputs of a step.
+
+        Args:
+            scores: Request id -> its scores in this step.
+            prompts: Request id -> number of tokens of its prompt, for requests that had not ended before.
+            outputs: The `EngineCoreOutput`s of the step.
+        """
+        flagged: dict[str, str] = {}
+        for request, prompt in prompts.items():
+            self._waiting[request].append(scores[request])
+            if self._layout.monitors:
+                monitors = self._monitors.setdefault(request, RequestMonitors(self._layout, prompt))
+                if names := monitors.add(scores[request].first, scores[request].tokens):
+                    flagged[request] = names[0]
+        for output in outputs:
+            parts = self._waiting.pop(output.request_id, None)
+            if parts is None:
+                continue
+            message: dict[str, Any] = {"scores": [tuple(part) for part in parts]}
+            if monitors := self._monitors.get(output.request_id):
+                message["monitors"] = {name: tuple(verdict) for name, verdict in monitors.verdicts.items()}
+            if self._layout.on_flag == "end" and output.finish_reason is None and output.request_id in flagged:
+                message["ended_by"] = flagged[output.request_id]
+                output.finish_reason = FinishReason.ABORT  # not STOP, which would cut the last token off the text
+                self._scheduler.finish_requests(output.request_id, RequestStatus.FINISHED_ABORTED)
+            output.kv_transfer_params = {**(output.kv_transfer_params or {}), KEY: message}
+        for requests in (self._waiting, self._monitors):
+            for request in [request for request in requests if request not in self._scheduler.requests]:
+                del requests[request]

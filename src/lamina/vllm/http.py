@@ -1,0 +1,116 @@
+"""The OpenAI-shaped server of vLLM: a field `lamina` in its responses, and in the chunks of its streams."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import LaminaError
+from lamina.vllm.layout import KEY, Layout
+
+if TYPE_CHECKING:
+    from lamina.utils import JSON
+    from lamina.vllm.answers import Answers
+
+Latest = dict[int, "Answers"]  # index of a choice -> its answers
+
+
+def install_chat(serving: Any, layout: Layout) -> None:
+    """Put the field into the responses of `/v1/chat/completions`, from an `OpenAIServingChat`."""
+    _check_requests(serving, "create_chat_completion", layout)
+    full, stream = serving.chat_completion_full_generator, serving.chat_completion_stream_generator
+
+    async def full_with_answers(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
+        latest: Latest = {}
+        response = await full(request, _remember(results, latest), *args, **kwargs)
+        _fill(response, latest)
+        return response
+
+    def stream_with_answers(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
+        latest: Latest = {}
+        return _fill_chunks(stream(request, _remember(results, latest), *args, **kwargs), latest)
+
+    serving.chat_completion_full_generator = full_with_answers
+    serving.chat_completion_stream_generator = stream_with_answers
+
+
+def install_completion(serving: Any, layout: Layout) -> None:
+    """Put the field into the responses of `/v1/completions`, from an `OpenAIServingCompletion`."""
+    _check_requests(serving, "create_completion", layout)
+    respond, stream = serving.request_output_to_completion_response, serving.completion_stream_generator
+
+    def respond_with_answers(results: list[Any], *args: Any, **kwargs: Any) -> Any:
+        response = respond(results, *args, **kwargs)
+        outputs = [output for result in results for output in result.outputs]
+        _fill(response, {index: output.lamina for index, output in enumerate(outputs)})
+        return response
+
+    def stream_with_answers(request: Any, inputs: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
+        latest: Latest = {}
+        remembered = _remember(results, latest, choices=request.n or 1)
+        return _fill_chunks(stream(request, inputs, remembered, *args, **kwargs), latest)
+
+    serving.request_output_to_completion_response = respond_with_answers
+    serving.completion_stream_generator = stream_with_answers
+
+
+def _check_requests(serving: Any, method: str, layout: Layout) -> None:
+    """Make a method that handles a request answer 422 if the request names a reader that does not exist."""
+    create: Callable[..., Any] = getattr(serving, method)
+
+    async def check_and_create(request: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            layout.asked(request.vllm_xargs)
+        except LaminaError as error:
+            status = HTTPStatus.UNPROCESSABLE_ENTITY
+            return serving.create_error_response(str(error), err_type="UnprocessableEntityError", status_code=status)
+        return await create(request, *args, **kwargs)
+
+    setattr(serving, method, check_and_create)
+
+
+async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 1) -> AsyncIterator[Any]:
+    """Yield what an engine yields, and note the answers of each choice.
+
+    Args:
+        results: `RequestOutput`s, or pairs of the number of the prompt and a `RequestOutput`.
+        latest: Filled with the answers.
+        choices: Number of choices per prompt.
+    """
+    async for item in results:
+        prompt, result = item if isinstance(item, tuple) else (0, item)
+        for output in result.outputs:
+            latest[prompt * choices + output.index] = output.lamina
+        yield item
+
+
+def _fill(response: Any, latest: Latest) -> None:
+    """Give each choice of a response its answers, and the response those of its first choice."""
+    choices = getattr(response, "choices", ())  # an error has none
+    for choice in choices:
+        choice.lamina = latest[choice.index].to_dict()
+    if choices:
+        response.lamina = choices[0].lamina
+
+
+async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncIterator[str]:
+    """Yield the chunks of a stream, each choice with the scores of the tokens that were read since its last chunk.
+
+    The chunk that ends a choice has all its answers as well.
+    """
+    sent: dict[int, int] = {}
+    async for chunk in chunks:
+        if not chunk.startswith("data: {"):
+            yield chunk
+            continue
+        data = json.loads(chunk.removeprefix("data: "))
+        for choice in data.get("choices", ()):
+            if (answers := latest.get(choice["index"])) is None:
+                continue
+            first = sent.get(choice["index"], 0)
+            field: dict[str, JSON] = answers.to_dict(first, finished=bool(choice.get("finish_reason")))
+            sent[choice["index"]] = answers.read
+            choice[KEY] = field
+        yield f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
