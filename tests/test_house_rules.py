@@ -35,7 +35,7 @@ ROOMS = (
     ("recipes",),
     ("studies",),
     ("report",),
-    ("estimators", "serve", "demo"),
+    ("estimators", "serve", "vllm", "demo"),
     ("cli",),
 )
 RANK = {name: rank for rank, tier in enumerate(ROOMS) for name in tier}

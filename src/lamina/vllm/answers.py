@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from lamina.errors import LaminaError
+from lamina.heads.sequence_classification import SequenceClassification
 from lamina.vllm.layout import KEY, Layout, ReaderColumns
 from lamina.vllm.monitors import Verdict
 from lamina.vllm.worker import StepScores
@@ -54,7 +55,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
     def add(self, scores: StepScores) -> None:
         """Add the scores of a step. Tokens that are computed again replace their scores."""
         if scores.prompt is not None:
-            self._whole = np.frombuffer(scores.prompt, dtype=np.float32)
+            self._whole = np.frombuffer(scores.prompt, dtype=np.float32).copy()  # torch needs a writable array
         if not self._layout.token_columns:
             return
         first, part = scores.first, np.frombuffer(scores.tokens, dtype=np.float32)
@@ -77,7 +78,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
             return {"prompt": None if whole is None else answer(reader, whole)}
         scores = torch.from_numpy(self._scores[: self._end, reader.first : reader.last])
         tokens: list[JSON] = probabilities(reader, scores[:, : reader.logits]).tolist()
-        if reader.head.kind == "token_classification":
+        if not isinstance(reader.head, SequenceClassification):
             return {"tokens": tokens}
         parts = {"prompt": scores[: self._prompt], "output": scores[self._prompt :], "both": scores}
         answers: dict[str, JSON] = {part: answer(reader, rows) for part, rows in parts.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, final, get_args
 
 from lamina.bank.monitoring import saved_monitors
-from lamina.errors import ConfigError, check_known
+from lamina.errors import BaseMismatchError, ConfigError, check_known
 from lamina.heads import HEADS
 from lamina.store.hub import local_folder
 from lamina.store.manifest import MANIFEST, READER, READERS, Manifest, ReaderFacts
@@ -117,6 +117,16 @@ class Layout:
                     why = "has no scores of tokens" if reader in columns else "is not among the engine's readers"
                     raise ConfigError(f"vllm: monitor '{name}' needs reader '{reader}', which {why}.")
         return cls(folder, manifest, columns, monitors, on_flag)
+
+    def check_base(self, *, layers: int, width: int) -> None:
+        """Raise BaseMismatchError if the bank was trained on a model with another number or width of layers.
+
+        Weights are compared later, by the worker that has them.
+        """
+        saved = next(iter(self.manifest.base.stacks.values()))
+        facts = {"layers": (saved.layers, layers), "width": (saved.width, width)}
+        if differs := {name: pair for name, pair in facts.items() if pair[0] != pair[1]}:
+            raise BaseMismatchError(op="vllm", differs=differs)
 
     def names(self, *, whole: bool) -> list[str]:
         """Return the names of the readers that pool whole prompts, or of those that score tokens."""

@@ -50,7 +50,7 @@ class RequestMonitors:
             tokens: The tokens' scores, as in `StepScores`.
         """
         rows = np.frombuffer(tokens, dtype=np.float32).reshape(-1, self._layout.token_columns)
-        new = torch.from_numpy(rows[max(0, self._scored - first) :])
+        new = torch.from_numpy(rows[max(0, self._scored - first) :].copy())  # torch needs a writable array
         if not len(new):
             return []
         index, self._scored = self._scored - self._prompt, self._scored + len(new)

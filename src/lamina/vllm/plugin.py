@@ -23,77 +23,100 @@ def register() -> None:
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondGPUModelRunner
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     for runner in (GPUModelRunner, CPUModelRunner):
-        _after(runner, "load_model", _start_worker)
-    _after(Scheduler, "__init__", _start_scheduler)
+        _hook(runner, "load_model", after=_start_worker)
+    _hook(SecondGPUModelRunner, "load_model", after=_refuse_second_runner)
+    _hook(Scheduler, "__init__", after=_start_scheduler)
     for frontend in (LLMEngine, AsyncLLM):
-        _after(frontend, "__init__", _start_frontend)
+        _hook(frontend, "__init__", before=_check_frontend, after=_start_frontend)
 
 
-def _after(owner: type, method: str, act: Callable[[Any], None]) -> None:
-    """Replace a method of a class by one that calls `act(instance)` when the original has returned."""
+def _hook(
+    owner: type,
+    method: str,
+    *,
+    before: Callable[..., None] | None = None,
+    after: Callable[[Any], None],
+) -> None:
+    """Replace a method of a class by one that calls `before` with its arguments, itself, and then `after(instance)`."""
     original = owner.__dict__[method]
     if hasattr(original, "lamina"):
         return
 
     @wraps(original)
-    def with_action(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if before is not None:
+            before(*args, **kwargs)
         result = original(self, *args, **kwargs)
-        act(self)
+        after(self)
         return result
 
-    with_action.lamina = True  # pyright: ignore[reportAttributeAccessIssue]
-    setattr(owner, method, with_action)
+    hooked.lamina = True  # pyright: ignore[reportAttributeAccessIssue]
+    setattr(owner, method, hooked)
 
 
-def _start_worker(runner: Any) -> None:
-    """Let a model runner score tokens, if its engine was started with a bank."""
-    if "lamina" in (runner.vllm_config.additional_config or {}):
-        from lamina.vllm import worker
-        from lamina.vllm.layout import Layout
+def _layout(vllm_config: Any) -> Layout | None:
+    """Return the readers that an engine was started with, or None; without readers nothing of Lamina is imported."""
+    if "lamina" not in (vllm_config.additional_config or {}):
+        return None
+    from lamina.vllm.layout import Layout
 
-        if (layout := Layout.from_config(runner.vllm_config.additional_config)) is not None:
-            worker.install(runner, layout)
+    return Layout.from_config(vllm_config.additional_config)
+
+
+def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Refuse a bank that cannot fit the model before the engine starts, and warn about a version that was not tried."""
+    if (layout := _layout(vllm_config)) is not None:
+        import vllm
+
+        config = vllm_config.model_config.hf_text_config
+        layout.check_base(layers=config.num_hidden_layers + 1, width=config.hidden_size)
+        if vllm.__version__ not in TRIED:
+            logger.warning("lamina: vLLM %s was not tried; versions that were: %s.", vllm.__version__, ", ".join(TRIED))
+
+
+def _start_frontend(engine: Any) -> None:
+    """Let a frontend answer, if its engine was started with a bank."""
+    if (layout := _layout(engine.vllm_config)) is not None:
+        from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
+        from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+
+        from lamina.vllm import answers, http
+
+        answers.install(engine, layout)
+        # the routes of a server are made after its engine
+        _hook(OpenAIServingChat, "__init__", after=partial(_start_route, http.install_chat))
+        _hook(OpenAIServingCompletion, "__init__", after=partial(_start_route, http.install_completion))
+
+
+def _start_route(install: Callable[[Any, Layout], None], serving: Any) -> None:
+    """Let an OpenAI-shaped route answer, if its engine was started with a bank."""
+    if (layout := _layout(serving.engine_client.vllm_config)) is not None:
+        install(serving, layout)
 
 
 def _start_scheduler(scheduler: Any) -> None:
     """Let a scheduler send scores, if its engine was started with a bank."""
-    if "lamina" in (scheduler.vllm_config.additional_config or {}):
+    if (layout := _layout(scheduler.vllm_config)) is not None:
         from lamina.vllm import transport
-        from lamina.vllm.layout import Layout
 
-        if (layout := Layout.from_config(scheduler.vllm_config.additional_config)) is not None:
-            transport.install(scheduler, layout)
+        transport.install(scheduler, layout)
 
 
-def _start_frontend(engine: Any) -> None:
-    """Let a frontend answer, if its engine was started with a bank; warn about a version that was not tried."""
-    if "lamina" in (engine.vllm_config.additional_config or {}):
-        import vllm
+def _start_worker(runner: Any) -> None:
+    """Let a model runner score tokens, if its engine was started with a bank."""
+    if (layout := _layout(runner.vllm_config)) is not None:
+        from lamina.vllm import worker
 
-        from lamina.vllm import answers
-        from lamina.vllm.layout import Layout
-
-        if vllm.__version__ not in TRIED:
-            logger.warning("lamina: vLLM %s was not tried; versions that were: %s.", vllm.__version__, ", ".join(TRIED))
-        if (layout := Layout.from_config(engine.vllm_config.additional_config)) is not None:
-            answers.install(engine, layout)
-            if type(engine).__name__ == "AsyncLLM":
-                _start_server(layout)
+        worker.install(runner, layout)
 
 
-def _start_server(layout: Layout) -> None:
-    """Let the OpenAI-shaped routes of this process answer, once they are made for an engine with readers."""
-    from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
-    from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+def _refuse_second_runner(runner: Any) -> None:
+    """Raise ConfigError if an engine with a bank runs on the second model runner of vLLM, which is not supported."""
+    if _layout(runner.vllm_config) is not None:
+        from lamina.errors import ConfigError
 
-    from lamina.vllm import http
-
-    def start(install: Callable[[Any, Layout], None], serving: Any) -> None:
-        if "lamina" in (serving.engine_client.vllm_config.additional_config or {}):
-            install(serving, layout)
-
-    _after(OpenAIServingChat, "__init__", partial(start, http.install_chat))
-    _after(OpenAIServingCompletion, "__init__", partial(start, http.install_completion))
+        raise ConfigError("vllm: readers run on the first model runner only. Set VLLM_USE_V2_MODEL_RUNNER=0.")

@@ -1,0 +1,164 @@
+"""A tiny model with a bank, an engine that serves both, and what the bank itself answers."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from lamina import (
+    AdaLayers,
+    Monitor,
+    PooledLayers,
+    Reader,
+    ReaderBank,
+    ScalarMix,
+    SequenceClassification,
+    SingleLayer,
+    TokenClassification,
+    load,
+)
+from lamina.monitors import RollingMax
+
+VOCABULARY = 300
+END = VOCABULARY - 1
+READERS = {
+    "query": Reader(AdaLayers(dim=32), SequenceClassification(("no", "yes"), pooling="query")),
+    "mean": Reader(ScalarMix(), SequenceClassification(("a", "b", "c"), pooling="mean"), seed=1),
+    "last": Reader(SingleLayer(layer=4, dim=16), SequenceClassification(("a", "b"), pooling="mean"), seed=2),
+    "tags": Reader(AdaLayers(dim=16), TokenClassification(("O", "X"), encoder_layers=0), seed=3),
+    "whole": Reader(PooledLayers(dim=32), SequenceClassification(("a", "b", "c"), pooling="first"), seed=4),
+    "cut": Reader(
+        PooledLayers(dim=8, heads=4, queries=2, layers="1-3"),
+        SequenceClassification(("a", "b"), pooling="first"),
+        seed=5,
+    ),
+}
+
+
+def make_model(folder: Path) -> None:
+    """Save a random Llama of 4 blocks with a tokenizer whose words are w2, w3, ..."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=1,
+        eos_token_id=END,
+        pad_token_id=0,
+    )
+    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    words = {f"w{number}": number for number in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=f"w{END}", pad_token="w0", unk_token="w2")
+    fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+    fast.save_pretrained(folder)
+
+
+def make_bank(model: Path, folder: Path, monitor: Monitor | None = None) -> None:
+    """Save a bank with every sort of reader that an engine runs, with weights far from their initial ones."""
+    bank = ReaderBank(*load(model))
+    for name, reader in READERS.items():
+        bank.add(name, reader)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in bank.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) / 3)
+    if monitor is not None:
+        bank.keep_monitor(monitor)
+    bank.eval().save_pretrained(folder)
+
+
+def watchdog(threshold: float) -> Monitor:
+    """Return a monitor on single tokens of the reader "query"."""
+    return Monitor("query", flag="yes", aggregate=RollingMax(1), threshold=threshold, name="watchdog")
+
+
+@contextmanager
+def engine(model: Path, bank: Path | None, **settings: Any) -> Iterator[Any]:
+    """Start an engine of vLLM, with a bank if one is given, and stop it at the end."""
+    from vllm import LLM
+
+    config = {} if bank is None else {"additional_config": {"lamina": {"bank": str(bank)}}}
+    defaults = {"dtype": "float32", "max_model_len": 320, "max_num_seqs": 16, "block_size": 32, "seed": 0}
+    llm = LLM(str(model), **{**defaults, **config, **settings})
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def prompts_of(count: int, longest: int = 150) -> list[list[int]]:
+    """Return prompts of different lengths, many of which share a beginning; two of them are equal."""
+    draw = random.Random(0)
+    shared = [draw.randrange(3, END) for _ in range(longest)]
+    prompts: list[list[int]] = []
+    for _ in range(count):
+        tail = [draw.randrange(3, END) for _ in range(draw.randrange(1, 40))]
+        prompts.append(shared[: draw.randrange(longest)] + tail)
+    return [*prompts[:-1], list(prompts[0])]
+
+
+def as_inputs(prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
+    """Return prompts as vLLM takes token ids."""
+    return [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+
+
+def largest_difference(
+    model: Path, folder: Path, prompts: Sequence[Sequence[int]], completions: Sequence[Any]
+) -> float:
+    """Return the largest difference between a probability in an engine's answers and the bank's own.
+
+    Args:
+        model: Folder of the model.
+        folder: Folder of the bank.
+        prompts: The prompts.
+        completions: The `CompletionOutput` of each prompt.
+    """
+    bank = ReaderBank.from_pretrained(folder, load(model)[0])
+    worst = 0.0
+    for prompt, completion in zip(prompts, completions, strict=True):
+        text = [*prompt, *completion.token_ids[:-1]]
+        parts = {"prompt": prompt, "both": text}
+        if len(text) > len(prompt):
+            parts["output"] = text
+        else:
+            assert completion.lamina["mean"]["output"] is None
+        for part, ids in parts.items():
+            expected = _bank_answers(bank, list(ids), len(prompt) if part == "output" else 0)
+            for name, want in expected.items():
+                if name == "tags":
+                    if part == "both":
+                        got = torch.tensor(completion.lamina[name]["tokens"])
+                        assert got.shape == want.shape
+                        worst = max(worst, float((got - want).abs().max()))
+                elif name not in ("whole", "cut") or part == "prompt":
+                    got = torch.tensor(list(completion.lamina[name][part]["probabilities"].values()))
+                    worst = max(worst, float((got - want).abs().max()))
+    return worst
+
+
+def _bank_answers(bank: ReaderBank, ids: list[int], skipped: int) -> dict[str, torch.Tensor]:
+    """Return reader name -> probabilities over the tokens from `skipped` on, by a plain pass of the bank."""
+    tokens = torch.tensor([ids])
+    states = bank.record_states({"main": range(bank.stacks["main"].layers)}, {"input_ids": tokens})
+    kept = {"main": {layer: state[:, skipped:] for layer, state in states["main"].items()}}
+    batch = {"input_ids": tokens[:, skipped:], "attention_mask": torch.ones_like(tokens[:, skipped:])}
+    with torch.no_grad():
+        output = bank.read_states(kept, batch)
+    return {name: output[name].logits[0].softmax(-1) for name in bank}
