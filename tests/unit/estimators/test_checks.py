@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 from sklearn.utils import estimator_checks as checks
-from tests.support import numbers
+from tests.support import number_tables
 
 import lamina
 
 _folder = TemporaryDirectory()
-BASE = numbers.save_base(numbers.Path(_folder.name))
+BASE = number_tables.save_base(number_tables.Path(_folder.name))
 READER = lamina.PooledLayers(layers=0, dim=64, heads=4, dropout=0.0)  # the sum of what each word says, so to speak
 ESTIMATORS = [
-    numbers.ClassifierOfNumbers(BASE, reader=READER, epochs=4, learning_rate=0.1),
-    numbers.RegressorOfNumbers(BASE, reader=READER, epochs=7, learning_rate=0.1),
-    numbers.TaggerOfNumbers(BASE, reader=lamina.fusion.LastLayer(), epochs=1, options={"cache": "off"}),
-    numbers.TransformerOfNumbers(BASE),
+    number_tables.ClassifierOfNumbers(BASE, reader=READER, epochs=4, learning_rate=0.1),
+    number_tables.RegressorOfNumbers(BASE, reader=READER, epochs=7, learning_rate=0.1),
+    number_tables.TaggerOfNumbers(BASE, reader=lamina.fusion.LastLayer(), epochs=1, options={"cache": "off"}),
+    number_tables.TransformerOfNumbers(BASE),
 ]
 ROW_BY_ROW = (
     "check_methods_subset_invariance",
