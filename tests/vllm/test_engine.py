@@ -58,7 +58,7 @@ def test_answers_are_those_of_the_bank(folders: tuple[Path, Path], llm: Any):
 
 def test_sequences_of_one_prompt_have_answers_of_their_own(folders: tuple[Path, Path], llm: Any):
     prompt = prompts_of(2)[0]
-    sampling = SamplingParams(n=3, max_tokens=12, temperature=2.0, seed=3)
+    sampling = SamplingParams(n=3, max_tokens=12, temperature=2.0)  # a seed ends the engine for CPUs
     (output,) = llm.generate(as_inputs([prompt]), sampling, use_tqdm=False)
     assert len({tuple(completion.token_ids) for completion in output.outputs}) == 3
     assert largest_difference(*folders, [prompt] * 3, output.outputs) < CLOSE

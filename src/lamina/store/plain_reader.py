@@ -199,7 +199,7 @@ class PlainReader(nn.Module):
         return cast("Tensor", getattr(self, name))
 
 
-# Hooks for vLLM and SGLang, whose blocks get the tokens of all requests one after the other, as [tokens, width]
+# Hooks for SGLang, whose blocks get the tokens of all requests one after the other, as [tokens, width]
 
 
 class Answer(NamedTuple):
@@ -261,7 +261,7 @@ class Listener:
             raise ValueError(f"states have width {state.shape[-1]}; the reader needs {self.reader.settings['width']}.")
         self._states[layer] = state
         if layer == self.reader.layers[-1]:
-            positions = None if self._positions is None else self._positions.cpu()
+            positions = None if self._positions is None else self._positions.cpu().clone()  # the server reuses its own
             self._sink(Answer(self.reader.to(state.device).tokens(self._states).cpu(), positions))
             self._states = {}
 
@@ -269,7 +269,7 @@ class Listener:
 def state_of(output: object, *, add: bool) -> Tensor:
     """Return the hidden state in the output of a module.
 
-    With `add`, the module is a block of vLLM or SGLang, which may return two tensors whose sum is the state.
+    With `add`, the module is a block of a server, which may return two tensors whose sum is the state.
     """
     values = (output,) if isinstance(output, Tensor) else cast("Sequence[object]", output)
     state, second = cast("Tensor", values[0]), values[1] if len(values) > 1 else None
@@ -296,7 +296,7 @@ def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "")
     Args:
         folder: Folder of the exported reader. It must be on the server's PYTHONPATH, because the entries name the
             module `lamina_reader`.
-        sink: "module:function" to call with every `Answer`. None: the answers are stored for `collect`.
+        sink: "module:function" to call with every `Answer`. None: the answers wait in `Listener.answers`.
         prefix: Prefix of the module names, such as "language_model." if the language model is a part of the model.
     """
     settings = PlainReader.load(folder).settings
@@ -316,34 +316,3 @@ def forward_hooks(folder: str | Path, sink: str | None = None, prefix: str = "")
 def _hook_type(point: Settings) -> str:
     """Return SGLang's name of a hook before ("forward_pre") or after ("forward") the forward of a point's module."""
     return "forward_pre" if point["side"] == "input" else "forward"
-
-
-def attach(model: nn.Module, folder: str | Path, prefix: str = "") -> list[str]:
-    """Register the hooks of a reader on a model, and return the names of the modules that got a hook.
-
-    In vLLM: `llm.apply_model(functools.partial(attach, folder=folder))`.
-
-    Args:
-        model: The model.
-        folder: Folder of the exported reader.
-        prefix: Prefix of the module names, as in `forward_hooks`.
-    """
-    listener = Listener(folder)
-    points: Settings = listener.reader.settings["points"]
-    for layer in listener.reader.layers:
-        module = model.get_submodule(prefix + points[str(layer)]["module"])
-        getattr(module, f"register_{_hook_type(points[str(layer)])}_hook")(partial(listener.hook, layer))
-    _listeners[str(folder)] = listener
-    return [prefix + point["module"] for point in points.values()]
-
-
-def collect(_model: nn.Module, folder: str | Path) -> list[Answer]:
-    """Return the answers of all forward passes since the last call, and remove them from the store.
-
-    In vLLM: `llm.apply_model(functools.partial(collect, folder=folder))`.
-
-    Args:
-        folder: Folder of the exported reader that `attach` was called with.
-    """
-    answers = _listeners[str(folder)].answers
-    return [answers.popleft() for _ in range(len(answers))]

@@ -8,8 +8,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -346,49 +344,9 @@ def assert_answers(answers: list[Answer], bank: ReaderBank, name: str, texts: li
         assert answer.positions.tolist() == [place for text in texts for place in range(len(text))]
 
 
-class Engine:
-    """vLLM's `LLM`, as far as it is asked: runs a function on the model of each worker."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def apply_model(self, function: Callable[[nn.Module], Any]) -> list[Any]:
-        return [function(self._model)]
-
-
 @pytest.fixture(autouse=True)
 def _nothing_attached():
     plain_reader._listeners.clear()
-
-
-@pytest.mark.parametrize("backbone", [False, True])
-@torch.no_grad()
-def test_a_reader_takes_part_in_the_passes_of_vllm(backbone: bool, tmp_path: Path):
-    model = llama()
-    bank, texts, served = bank_on(model.model if backbone else model, SERVED), texts_of(4, 1, 6), Served(model)
-    expected, engine = served(texts), Engine(served)
-    whole = [model.model(text[None]).last_hidden_state[0] for text in texts]
-    torch.testing.assert_close(expected, torch.cat(whole), rtol=0, atol=1e-5)  # the stand-in runs the model
-    for name in bank:
-        export_reader(bank, name, tmp_path / name)
-        (paths,) = engine.apply_model(partial(plain_reader.attach, folder=tmp_path / name))
-        assert (
-            paths
-            == {
-                "ada": ["model.layers.0", "model.layers.1", "model.norm"],
-                "embeddings": ["model.layers.0", "model.layers.0", "model.layers.1", "model.norm"],
-                "last": ["model.norm"],
-                "low": ["model.layers.0", "model.layers.1"],
-            }[name]
-        )
-    for few in (texts, texts[1:]):
-        out = served(few)
-        assert few is not texts or torch.equal(out, expected)
-        for name in bank:
-            (answers,) = engine.apply_model(partial(plain_reader.collect, folder=tmp_path / name))
-            assert_answers(answers, bank, name, few)
-    (answers,) = engine.apply_model(partial(plain_reader.collect, folder=tmp_path / "ada"))
-    assert answers == []
 
 
 def register_forward_hooks(model: nn.Module, specs: list[dict[str, Any]]) -> None:
@@ -439,9 +397,7 @@ def test_hooks_that_would_give_wrong_states_are_refused(tmp_path: Path):
         export_reader(bank, name, tmp_path / name)
     served = Served(model)
     with pytest.raises(ValueError, match="this reader reads whole texts"):
-        plain_reader.attach(served, tmp_path / "pooled")
-    with pytest.raises(AttributeError, match="language_model"):
-        plain_reader.attach(served, tmp_path / "ada", prefix="language_model.")
+        plain_reader.hook_factory({"folder": str(tmp_path / "pooled"), "layer": 0})
     late = plain_reader.hook_factory({"folder": str(tmp_path / "embeddings"), "layer": 0})
     served.model.layers[0].register_forward_hook(late)  # of an SGLang that has no hook_type
     with pytest.raises(ValueError, match="layer 0 is the input of a block, which has changed by its end"):
