@@ -124,7 +124,7 @@ class Layout:
         Weights are compared later, by the worker that has them.
         """
         saved = next(iter(self.manifest.base.stacks.values()))
-        facts = {"layers": (saved.layers, layers), "width": (saved.width, width)}
+        facts: dict[str, tuple[object, object]] = {"layers": (saved.layers, layers), "width": (saved.width, width)}
         if differs := {name: pair for name, pair in facts.items() if pair[0] != pair[1]}:
             raise BaseMismatchError(op="vllm", differs=differs)
 

@@ -1,5 +1,7 @@
 """The entry point that vLLM calls in each of its processes: put hooks where an engine starts."""
 
+# vLLM is not installed where types are checked: it needs another transformers.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import logging
@@ -54,7 +56,7 @@ def _hook(
         after(self)
         return result
 
-    hooked.lamina = True  # pyright: ignore[reportAttributeAccessIssue]
+    hooked.lamina = True
     setattr(owner, method, hooked)
 
 

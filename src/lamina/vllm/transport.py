@@ -1,5 +1,7 @@
 """From the worker to the frontend: hang the scores of a step on the outputs that the scheduler makes of it."""
 
+# vLLM is not installed where types are checked: it needs another transformers.
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
 from collections import defaultdict

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.bank.monitoring import check_token_wise, token_logits
@@ -242,5 +242,5 @@ def _load_bank(layout: Layout, runner: Any) -> tuple[ReaderBank, LayerStack]:
             check_token_wise("vllm", name, bank[name])
         elif bank[name].config.fusion.reads_pairs:
             raise ConfigError(f"vllm: reader '{name}' tells two texts apart, which an engine does not. Leave it out.")
-    bank.model.to("meta")
+    cast("nn.Module", bank.model).to("meta")
     return bank, stack
