@@ -47,7 +47,7 @@ def slots_of(blocks: list[int], count: int) -> np.ndarray:
 
 @pytest.mark.parametrize("pieces", [(11,), (4, 7), (1, 1, 9), (6, 5), (3, 2, 6)])
 def test_a_prompt_in_pieces_gives_what_the_bank_gives(bank: ReaderBank, pieces: tuple[int, ...]):
-    readers = PooledReaders(bank.modules_by_name(), blocks=8, device=torch.device("cpu"))
+    readers = PooledReaders({name: bank[name] for name in bank}, blocks=8, device=torch.device("cpu"))
     states, slots, blocks = states_of(bank, 11, seed=1), slots_of([5, 2, 7], 11), [5, 2, 7]
     readers.add(states_of(bank, 12, seed=9), Segments.of_slots(slots_of(blocks, 12), [12], BLOCK))  # an older request
     begin = 0
@@ -61,7 +61,7 @@ def test_a_prompt_in_pieces_gives_what_the_bank_gives(bank: ReaderBank, pieces: 
 
 
 def test_requests_of_one_step_and_a_shared_prefix_do_not_mix(bank: ReaderBank):
-    readers = PooledReaders(bank.modules_by_name(), blocks=8, device=torch.device("cpu"))
+    readers = PooledReaders({name: bank[name] for name in bank}, blocks=8, device=torch.device("cpu"))
     one, other, tail = (states_of(bank, count, seed) for count, seed in ((6, 1), (3, 2), (5, 3)))
     step = {layer: torch.cat([one[layer], other[layer]]) for layer in one}
     slots = np.concatenate([slots_of([0, 1], 6), slots_of([2], 3)])
