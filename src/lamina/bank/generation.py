@@ -244,11 +244,7 @@ def _checked(function: Method) -> Method:
 
 
 def _check_options(option: Callable[[str], object]) -> None:
-    """Raise ConfigError if an option says that `generate` decodes in a way that cannot be followed.
-
-    Args:
-        option: Returns the value of an option; None if it is not set.
-    """
+    """Raise ConfigError if an option (`option(name)`: its value) makes `generate` decode in an unsupported way."""
     for name, (is_refused, why) in _REFUSED.items():
         value = option(name)
         if value is not None and is_refused(value):

@@ -148,11 +148,10 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _check_tokens(self, count: int, ids: object) -> None:
-        """Raise ConfigError if the states of a pass are not those of the tokens of the text.
+        """Raise ConfigError if the states of a pass are not those of the text's tokens.
 
-        Args:
-            count: Tokens of the states.
-            ids: Token ids `[rows, tokens]` that the model was called with, if it was.
+        `count` is the number of tokens in the states, `ids` are the token ids `[rows, tokens]` that the model read, if
+        any.
         """
         expected = ids.shape[1] if isinstance(ids, Tensor) else count
         if self._passes == 1 and not self.call.assisted:  # the first pass reads the prompt, or a piece of it

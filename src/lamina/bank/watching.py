@@ -196,13 +196,10 @@ class _WatchedText(GenerationObserver):
                 self._add_step(tokens[:, column], running[:, column])
 
     def _running_sequences(self, prompt: int, new: int) -> tuple[Tensor, Tensor]:
-        """Return two masks `[rows, columns]`: tokens of sequences that have not ended, and tokens that end one.
+        """Return two masks `[rows, columns]`: tokens of sequences that have not ended, and tokens that end a sequence.
 
-        Remembers which sequences have ended for the next call.
-
-        Args:
-            prompt: Number of columns with tokens of the prompt, which come first.
-            new: Number of columns with new tokens.
+        The first `prompt` columns have prompt tokens, then come `new` columns with new tokens. The next call starts
+        from the sequences that have ended in this one.
         """
         ends = F.pad(self._call.ended(self._tokens_seen, new), (prompt, 0))
         self._tokens_seen += new
@@ -214,13 +211,10 @@ class _WatchedText(GenerationObserver):
     def _score(
         self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
     ) -> Float[Tensor, "monitors rows columns"]:
-        """Return each monitor's score of each sequence up to each of the given tokens (columns).
+        """Return each monitor's score of each sequence up to each token; `states`: layer -> `[rows, columns, width]`.
 
-        The second reader of a cascade runs only for sequences with a token of which the first monitor is unsure.
-
-        Args:
-            states: Layer -> states `[rows, columns, width]` of the tokens.
-            real: True at the tokens to score.
+        `real` is True at the tokens to score. The second reader of a cascade runs only for sequences with a token of
+        which the first monitor is unsure.
         """
         self._tokens_read += int(real.sum())
         always = read_tokens(self._template, self._always, states)
@@ -386,14 +380,11 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], StopOnEvent], None], device: str) -> Iterator[Step]:
-    """Run `write` in a thread, and yield the steps that it passes on.
+    """Call `write` in a thread with a function that takes each step, and yield these steps.
 
-    The thread inherits the caller's context variables and autocast. An error in the thread is raised here. Closing the
+    The second argument of `write` is a stopping criterion for `generate`. The thread inherits the caller's context
+    variables, and its autocast for devices of type `device`. An error in the thread is raised here. Closing the
     iterator ends the generation and waits for the thread.
-
-    Args:
-        write: Called with a function that takes each step, and with a stopping criterion for `generate`.
-        device: Type of the device, such as "cuda", whose autocast setting is inherited.
     """
     queue: Queue[Step | BaseException | None] = Queue(maxsize=1)  # None: the end
     left, context = Event(), contextvars.copy_context()

@@ -186,14 +186,11 @@ def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
 def _run(
     name: str, head: str | None, changes: list[partial[Edit]], out: Path | None, *, new_weights: bool
 ) -> EditFacts:
-    """Load a model, apply the edits, save the result, and return what changed.
+    """Load a model (folder or hub id), apply the edits, save the result to `out`, and return what changed.
 
-    Args:
-        name: Folder or hub id of the model.
-        head: Kind of task or class of transformers for the model's head. None: the saved class.
-        changes: The edits in order; each is called with the model.
-        out: Folder to save to. None: a dry run on a model without weights; nothing is saved.
-        new_weights: Whether weights that the files lack are initialised at random.
+    `head` is the kind of task, or the class of transformers, for the model's head (None: the saved class). Without
+    `out`, the edits are tried on a model without weights. With `new_weights`, weights that the files lack start at
+    random.
     """
     from lamina.store import load, outline, save, saved_class
 

@@ -152,17 +152,10 @@ def _check_used(
 
 
 def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
-    """Return the task, with its data, that a reader or model is scored on.
+    """Return the task on which a reader or model is scored; its head decides kind and labels of a task from a file.
 
-    Args:
-        head: The reader's head or the model's task; decides the kind and labels of a task from a file.
-        source: A file that exists, or the name of a preset.
-        data: Folder with a subfolder per preset. None: presets are loaded from the hub.
-        split: Name of the split. All rows of a file become this split.
-        columns: The columns of the file.
-
-    Raises:
-        UnknownNameError: If `source` is neither a file nor a preset.
+    `source` is a file, all of whose rows become the split `split`, or the name of a preset, read from a subfolder of
+    `data` or from the hub. Raises UnknownNameError if it is neither.
     """
     from lamina.tasks.presets import PRESETS, find_preset
     from lamina.tasks.task import Task

@@ -166,16 +166,9 @@ def _application(
     readers_root: Path | None = None,
     page: bool = True,
 ) -> FastAPI:
-    """Load a saved bank, and return the web application that serves it.
+    """Load a saved bank (folder or hub id) and return the web application that serves it; see `create_app`.
 
-    Args:
-        bank: Folder or hub id of the bank.
-        model: Folder or hub id of the bank's base model. None: the model that the bank names.
-        device: Name of the device; "auto" is a GPU if there is one.
-        settings: Limits and keys of the server.
-        source: Folder or hub id from which a reload reads the bank. None: the bank cannot be reloaded.
-        readers_root: Folder of saved banks whose readers may be added. None: no readers may be added.
-        page: Whether to serve a page for trying the readers.
+    `model` replaces the base model that the bank names, and the device "auto" is a GPU if there is one.
     """
     from lamina.serve import create_app
 
@@ -209,20 +202,11 @@ def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
 def _on_ray(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, ray: str, address: tuple[str, int]
 ) -> None:
-    """Deploy replicas on Ray Serve, and print their address.
+    """Deploy replicas on Ray Serve, and print their address; see `deployed`.
 
     On a cluster that already runs, the function then returns and the replicas stay. A cluster that it starts itself
-    (`ray` is "local") ends with this process, so that the function waits for SIGTERM or SIGINT.
-
-    Args:
-        build: Builds the web application in each replica.
-        settings: Limits and keys of the server.
-        replicas: Number of replicas, and their CPU cores and GPUs.
-        ray: "local", "auto", or the address of a cluster.
-        address: Host and port to listen on.
-
-    Raises:
-        ConfigError: If the port is 0 or, with `ray="local"`, is in use.
+    (`ray` is "local") ends with this process, so the function waits for SIGTERM or SIGINT. Raises ConfigError if the
+    port of `address` is 0 or, with `ray="local"`, is in use.
     """
     from lamina.prediction.ray_workers import LOCAL
     from lamina.serve.cluster import deployed

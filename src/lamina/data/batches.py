@@ -130,12 +130,9 @@ def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal:
 def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
     """Divide rows, sorted by length, into groups of lowest total cost; return the index of each group's first row.
 
-    The cost of a group is `overhead`, plus for each row the length of the group's longest row.
-
-    Args:
-        sizes: The different lengths in descending order.
-        ends: `ends[i]` is the number of rows that are longer than `sizes[i]`; the last entry is the number of all rows.
-        overhead: Fixed cost of a group.
+    The cost of a group is `overhead`, plus for each row the length of the group's longest row. `sizes` are the
+    different lengths in descending order, and `ends[i]` is the number of rows that are longer than `sizes[i]` (last
+    entry: all rows).
     """
     # dynamic programming over lengths: least[i] is the lowest cost of all rows longer than sizes[i], and first[last]
     # is the longest length in the group that ends with the rows of length sizes[last]

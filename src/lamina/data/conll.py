@@ -93,9 +93,6 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
     """Return whether a line that begins with `#` is a comment: it has another number of columns than words, or no tag.
 
-    Args:
-        cells: The cells of the line, which precedes the first word of a sentence.
-        columns: Number of columns of the file.
-        tags: The last cells of all lines that do not begin with `#`.
+    `tags` are the last cells of all lines that do not begin with `#`.
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

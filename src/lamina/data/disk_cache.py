@@ -131,13 +131,9 @@ def _read_index(path: Path) -> tuple[Facts, str | None]:
 
 
 def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mapping[str, Any] | None) -> str | None:
-    """Return why an entry with an intact index cannot be used; None if it can.
+    """Return why an entry with an intact index (`facts`) cannot be used; None if it can.
 
-    Args:
-        path: The folder of the entry.
-        facts: Contents of its index.
-        sizes: Name of each file in the folder -> its size in bytes.
-        expected: What the states must depend on; None: neither this nor checksums are compared. See `read_entry`.
+    `sizes` are the sizes of the files in the folder, in bytes. See `read_entry` for `expected`.
     """
     if wrong := [name for name, size in facts["files"].items() if sizes.get(name) != size]:
         return f"{wrong[0]} is missing or not whole"

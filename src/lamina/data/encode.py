@@ -151,18 +151,11 @@ def encode(
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, Any]:
-    """Return the options with which a tokenizer cuts texts into windows.
+    """Return the options with which a tokenizer cuts texts into windows with `room` tokens besides special tokens.
 
-    Args:
-        room: Number of tokens in a window besides special tokens. In a pair, at least half of them belong to the second
-            text.
-        stride: Number of tokens that neighbouring windows share. None: a quarter of `max_length`, or less if a window
-            is too small.
-        max_length: Number of tokens in a window.
-        pairs: Whether the texts are pairs.
-
-    Raises:
-        ConfigError: If `stride` is negative, or not smaller than the number of tokens of the text in a window.
+    In a pair, at least half of them belong to the second text. The default of `stride` is a quarter of `max_length`, or
+    less if a window is too small. Raises ConfigError if `stride` is negative, or not smaller than the text's part of a
+    window.
     """
     room = room - room // 2 if pairs else room
     shared = min(max_length // 4, room - 1) if stride is None else stride
@@ -206,13 +199,9 @@ def _spaced(text: Text) -> Text:
 
 
 def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Sequence[Text], *, side: int) -> None:
-    """Shift a tokenizer's offsets, in place, from texts with a space in front to the texts without the space.
+    """Shift the offsets of a tokenizer's `output`, in place, from the `spaced` texts to the texts without the space.
 
-    Args:
-        output: What the tokenizer returned for `spaced`; its "offset_mapping" is changed, if there is one.
-        texts: The texts without spaces.
-        spaced: The texts with spaces, from `_spaced`.
-        side: Which text of a pair the offsets belong to, 0 or 1.
+    `side` is the text of a pair to which the offsets belong, 0 or 1.
     """
     pairs = zip(texts, spaced, strict=True)
     before_after = [[text if isinstance(text, str) else text[side] for text in pair] for pair in pairs]
@@ -301,15 +290,9 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
 
 
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
-    """Return how many texts, or pairs of texts, have more than `max_length` tokens.
+    """Return how many texts, or pairs, have more than `max_length` tokens; `ids` are cut to `max_length`.
 
     Texts that fill a window are tokenised again, because truncated token ids do not show whether tokens are missing.
-
-    Args:
-        tokenizer: The tokenizer.
-        texts: The texts.
-        ids: The input ids of each text, truncated to `max_length`.
-        max_length: Maximum number of tokens in a window.
     """
     full = [text for text, row in zip(texts, ids, strict=True) if len(row) >= max_length]
     return sum(len(row) > max_length for row in _call(tokenizer, full, {})["input_ids"]) if full else 0
@@ -324,14 +307,10 @@ class _Window(NamedTuple):
 
 
 def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, shared: int, is_second: bool) -> pa.Table:
-    """Return the windows of one call of a tokenizer as an Arrow table; see `window_table`.
+    """Return the windows in one `output` of a tokenizer as an Arrow table; see `window_table`.
 
-    Args:
-        tokenizer: The tokenizer.
-        output: What the call returned.
-        start: Index of the call's first text among all texts.
-        shared: Number of tokens that neighbouring windows share.
-        is_second: Whether offsets and token ranges are those of the second texts of pairs.
+    `start` is the index of its first text among all texts, `shared` the number of tokens that neighbouring windows
+    share. With `is_second`, offsets and token ranges are those of the second texts of pairs.
     """
     keys = [key for key in TOKEN_KEYS if key in output]
     candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
@@ -358,14 +337,9 @@ def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, share
 
 
 def _text_tokens(output: TokenizerOutput, window: int, *, is_second: bool) -> TokenRange:
-    """Return the range of a window's tokens that belong to the text, or to the second text of a pair.
+    """Return the range of a window's tokens that belong to the text or, with `is_second`, to the second text of a pair.
 
     The `number` of the range is 0, as for the first window of a text.
-
-    Args:
-        output: What a call of a tokenizer returned.
-        window: Index of the window in the output.
-        is_second: Whether to look for the second text of a pair.
     """
     if is_second:
         is_other = [int(side != 1) for side in output.sequence_ids(window)]

@@ -156,13 +156,9 @@ def _csv(path: Path, lines: Lines) -> CellRows:
 
 
 def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
-    """Return the error for a row of a CSV file that is not valid.
+    """Return the error for a row of a CSV file that is not valid, from its lines (`used`) and the error raised.
 
-    Args:
-        path: The file.
-        used: The lines that were read as this row.
-        error: What was raised: an error of the csv module, or the DataError of a line. It is raised again if `used` is
-            empty, because then the file itself cannot be read.
+    Without lines the file itself cannot be read, and `error` is raised again.
     """
     if not used:
         raise error
@@ -175,15 +171,8 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
 def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Records:
     """Yield rows of cells as records; a row with more or fewer cells than columns is replaced by a DataError.
 
-    Blank rows at the end of the file are left out.
-
-    Args:
-        path: The file, for errors.
-        rows: The rows.
-        header: Names of the columns. None: the names are the cells of the first row.
-
-    Raises:
-        DataError: If the header cannot be read, or two columns have the same name.
+    Without `header`, the first row has the names of the columns. Blank rows at the end of the file are left out. Raises
+    DataError if the header cannot be read, or two columns have the same name.
     """
     names = header if header is not None else next(rows, (0, []))[1]
     if isinstance(names, DataError):
@@ -537,17 +526,10 @@ def _format_of(path: Path, other: str | None) -> str:
 def _select_columns(
     path: Path, file_format: str, columns: Columns = None, rows: int = _PARQUET_ROWS, header: Columns = None
 ) -> Records:
-    """Yield the rows of a file with some of its columns; a row without a value in one of them is a DataError.
+    """Yield the rows of a file with some of its columns (None: all); a row without one of the values is a DataError.
 
-    Args:
-        path: The file.
-        file_format: Its format; see `read_records`, or "parquet".
-        columns: Names of the columns. None: rows are yielded as they are.
-        rows: Number of rows of a Parquet file to read at a time.
-        header: Names of all columns of a TSV or CSV file. None: they are in its first line.
-
-    Raises:
-        DataError: If the file has no row or lacks a column.
+    `rows` is the number of rows of a Parquet file to read at a time. See `read_records` for `header`. Raises DataError
+    if the file has no row or lacks a column.
     """
     is_parquet, number = file_format == "parquet", 0
     records = read_parquet(path, columns, rows) if is_parquet else read_records(path, file_format, header)

@@ -142,12 +142,7 @@ def tap(
 
 
 class _TappedStates(dict[int, Tensor]):
-    """The dict that `tap` yields: layer -> hidden state. A missing layer raises a ConfigError that says why.
-
-    Args:
-        stack: Name of the stack.
-        layers: The layers that `tap` collects.
-    """
+    """The dict layer -> hidden state that `tap` yields. A layer that is missing raises a ConfigError that says why."""
 
     def __init__(self, stack: str, layers: Sequence[int]) -> None:
         super().__init__()

@@ -391,16 +391,11 @@ def _train_in_worker(source: bytes, name: str) -> State:
 
 @lru_cache(maxsize=1)
 def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
-    """Open the session of a recipe in a worker process of Ray.
+    """Open the session of a recipe in a worker process of Ray; return it with all runs, and the files of separate runs.
 
-    The process changes to the working directory of the process that started the recipe, so that relative paths stay
-    valid.
-
-    Args:
-        source: A pickled tuple: working directory, recipe, data folder, output folder, and options of `lamina.fit`.
-
-    Returns:
-        The session, all runs of the recipe by name, and the files of separate runs (None without an output folder).
+    `source` is a pickled tuple: working directory, recipe, data folder, output folder, and options of `lamina.fit`. The
+    process changes to that working directory, so that relative paths stay valid. The files are None without an output
+    folder.
     """
     directory, recipe, data, folder, options = pickle.loads(source)
     os.chdir(directory)

@@ -126,16 +126,10 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
-        """Return the explanation of one reader's answer.
+        """Return the explanation of one reader's answer; `tokens` is None for images and audio.
 
-        Args:
-            name: Name of the reader.
-            tokens: The text's tokens; None for images and audio.
-            amounts: Contribution of each layer at each token, `[layers, tokens]`; None if the reader's fusion cannot
-                tell.
-
-        Raises:
-            NotFiniteError: If a contribution is NaN or infinite.
+        `amounts` are the contributions `[layers, tokens]`; None if the reader's fusion cannot tell. Raises
+        NotFiniteError if one of them is NaN or infinite.
         """
         reader = self.bank[name]
         # A fusion whose weights depend on the input has no importance that holds for all texts.

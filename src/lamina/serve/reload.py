@@ -106,19 +106,11 @@ class Reloader:
             logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 
     def _serve(self, unchanged: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> ServedBank:
-        """Build a bank of some readers and serve it; the caller holds the lock.
+        """Build a bank from readers of other banks (reader name -> bank) and serve it; the caller holds the lock.
 
-        The served bank itself is not changed, because its readers answer requests meanwhile.
-
-        Args:
-            unchanged: Names of readers that stay -> the bank that is served.
-            new: Names of readers to add or to replace -> the bank that contains them.
-
-        Returns:
-            The new bank; the version of a new reader is 1 higher than the latest of its name.
-
-        Raises:
-            LaminaError: If a reader does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
+        The served bank itself is not changed, because its readers answer requests meanwhile. The version of a `new`
+        reader is 1 higher than the latest of its name. Raises LaminaError if a reader does not exist or does not fit, a
+        weight is NaN or infinite, or no reader is left.
         """
         old = self._scheduler.served
         bank = ReaderBank(old.bank.model, old.bank.processor, saves_base=old.bank.saves_base, info=old.bank.info).eval()

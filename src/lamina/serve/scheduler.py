@@ -432,10 +432,6 @@ class Scheduler:
 
         If jobs drop out after tokenising, the remaining jobs are tokenised and run again. If the pass fails, each job
         is run alone, so that one bad request does not fail the others.
-
-        Args:
-            jobs: All jobs of the batch, or those that are run again.
-            turn: The batch, with whether its pass was counted as running.
         """
         jobs = self._accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
         if not jobs:

@@ -136,12 +136,7 @@ def save_bank(
 
 
 def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:
-    """Raise ConfigError if the weights of a bank's frozen model have changed since the bank was made or loaded.
-
-    Args:
-        bank: The bank.
-        marks: Stack name -> fingerprint of its present weights.
-    """
+    """Raise ConfigError if the weights of a bank's frozen model now have other fingerprints than `marks` (by stack)."""
     change = bank.change_of_base(marks)
     before = bank.fingerprints_of_base()
     if other := next((name for name, mark in marks.items() if before.get(name, mark) != mark), None):

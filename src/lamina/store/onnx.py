@@ -187,12 +187,9 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class _Plan:
-    """What to export: a forward pass of a bank's model, or of its encoder, with some of its readers.
+    """What to export: a forward pass of a bank's model, or of its encoder, with some of its readers (None: all).
 
-    Args:
-        bank: A bank that the export may change, see `_copied`.
-        readers: Names of the readers. None: all.
-        main: Whether to export the model's own output too.
+    The export may change the bank; see `_copied`. With `main`, the model's own output is exported too.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:

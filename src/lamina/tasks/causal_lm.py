@@ -259,10 +259,7 @@ def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[
 def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> Iterator[list[int]]:
     """Yield for each row 1 at the tokens that begin in one of their text's spans, and 0 at the others.
 
-    Args:
-        encoded: The texts, with character offsets.
-        spans: The spans of each text.
-        end: Whether the last token also gets 1: the end token, if the tokenizer has added it.
+    With `end`, the last token also gets 1: the end token that the tokenizer has added.
     """
     for text, offsets in zip(encoded.text.tolist(), encoded.offsets, strict=True):
         row = [

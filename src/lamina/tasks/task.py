@@ -192,13 +192,7 @@ class Task:
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
-        """Return a task of language modelling over the same texts; see `masked_lm` for `rows` and the error.
-
-        Args:
-            kind: Name of the new task's kind.
-            short: Suffix that is added to the task's name.
-            rows: Whether each row is read alone.
-        """
+        """Return a task of language modelling over the same texts, with `short` added to its name; see `masked_lm`."""
         if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
         task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
@@ -496,19 +490,9 @@ def _assemble(
 ) -> Task:
     """Return a task over the tables of its splits.
 
-    Args:
-        spec: Which columns to read.
-        tables: Split name -> table.
-        metrics: The metric that the user has named, or None; or all metrics of a preset, which replace the kind's.
-        name: Name of the task.
-        limits: Maximum number of training and of validation rows.
-        seed: Seed of the rows that are held out or drawn.
-        label_all_tokens: As in `Task`.
-
-    Raises:
-        DataError: If a cell does not fit, or there is only one class.
-        ConfigError: If an option does not fit the kind.
-        UnknownNameError: If there is no such metric.
+    `metrics` is the metric that the user has named, or None; or all metrics of a preset, which replace the kind's.
+    `limits` are the maximum numbers of training and of validation rows. Raises DataError if a cell does not fit, or
+    there is only one class; ConfigError if an option does not fit the kind; and UnknownNameError for an unknown metric.
     """
     kind = spec.kind
     _check_spec(spec)

@@ -425,12 +425,7 @@ def _spans_of_rows(table: Table, spec: ColumnSpec, default: str) -> list[list[La
     """Return the spans of each row with their labels; None for a row with a span that is not in its text.
 
     Such rows are counted in a warning if `spec.missing_labels` is "ignore"; otherwise the first of them raises a
-    DataError.
-
-    Args:
-        table: The table of a split.
-        spec: Which columns to read.
-        default: Label of spans without a label.
+    DataError. Spans without a label get the label `default`.
     """
     rows: list[list[LabelledSpan] | None] = []
     without: list[int] = []

@@ -250,13 +250,9 @@ class BankRunner(Runner):
     def _run(
         self, batch: Batch, labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> BankOutput:
-        """Return the outputs of readers for a batch.
+        """Return the outputs of readers for a batch, with losses for the readers that have `labels`.
 
-        Args:
-            batch: Inputs of the model.
-            labels: Reader name -> labels, for the losses; may be empty.
-            names: The readers that run.
-            states: Cached hidden states of the batch, which the readers read. None: the model computes the states.
+        The readers read cached `states` of the batch; if these are None, the model runs.
         """
         batch = self.arguments(batch)
         if states is not None:

@@ -223,13 +223,8 @@ class Engine:
         """Return weights `[batches, learners]` for the losses of a step's accumulated batches; None for one batch.
 
         A weight is the fraction of the step's labels, over all processes, that the batch holds. The weighted sum of the
-        batches' mean losses is then the mean over the step. All processes must call this together.
-
-        Args:
-            names: The learners.
-            labels: For each batch of this process, learner name -> labels.
-            counts: For each batch, whether its loss counts.
-            rows: Rows of the whole step.
+        batches' mean losses is then the mean over the step. `labels` (learner name -> labels) and `counts` (whether the
+        loss counts) have an entry for each batch of this process. All processes must call this together.
         """
         if self._parts == 1:
             return None

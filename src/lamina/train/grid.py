@@ -206,17 +206,9 @@ def _fusion_config(value: object, op: str) -> FusionConfig:
 
 
 def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: str) -> RunSpec:
-    """Return the spec of one reader of a grid.
+    """Return the spec of the reader `name` of a grid, from the template and `settings` (full key -> value).
 
-    Args:
-        reader: Settings of the template.
-        settings: Full key -> the value for this reader.
-        name: Name of the new reader.
-        template: Name of the template.
-
-    Raises:
-        UnknownNameError: If a value is not among the choices of its field.
-        ConfigError: If a value does not fit its field.
+    Raises UnknownNameError if a value is not among the choices of its field, and ConfigError if it does not fit.
     """
     shown = {key: _shown(value) for key, value in settings.items()}
     rate, epochs = cast("float | None", settings.get("learning_rate")), cast("int | None", settings.get("epochs"))

@@ -85,12 +85,8 @@ def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> i
 class _LiveBytes(TorchDispatchMode):
     """Counts the bytes of the tensors that operations create inside the `with` block, until they are freed.
 
-    Args:
-        excluded: Tensors that exist before, whose storages do not count.
-
-    Attributes:
-        now: Bytes of the tensors that are alive now.
-        peak: The largest value that `now` has had.
+    The storages of `excluded` tensors do not count. `now` is the size of the tensors that are alive, `peak` its largest
+    value so far.
     """
 
     def __init__(self, excluded: Iterable[Tensor]) -> None:
@@ -202,12 +198,7 @@ def _run(
 ) -> list[object]:
     """Call readers with states of zeros and return their outputs, with `grad` also their losses.
 
-    Args:
-        model: The model, for the dtype and device of the states.
-        readers: Reader name -> the stack that it reads, and its module.
-        shape: Rows and tokens of the batch.
-        labels: Function that returns reader name -> labels for a number of rows. None: no labels.
-        grad: Whether gradients are computed.
+    `shape` is the number of rows and of tokens. The model gives the dtype and device of the states.
     """
     labels_by_reader: Mapping[str, Tensor] = {} if labels is None else labels(shape[0])
     results: list[object] = []

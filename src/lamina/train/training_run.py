@@ -189,15 +189,7 @@ def _training_groups(
 ) -> list[Group]:
     """Return the encoded training examples of the learners of a run; see `groups_of`.
 
-    Args:
-        runner: Runs the model.
-        tasks: Learner name -> task.
-        specs: Learner name -> its spec, which names the task.
-        options: Options of the run.
-        encodings: Encoded examples of earlier runs.
-
-    Raises:
-        DataError: If rows of a task have no label and were masked by default, and no other task shares its rows.
+    Raises DataError if rows of a task have no label and were masked by default, and no other task shares its rows.
     """
     groups = groups_of(runner, tasks, "train", options, encodings)
     task_of = {name: spec.task for name, spec in specs.items()}
@@ -361,15 +353,7 @@ def _result(
     seconds: float,
     folder: Path | None,
 ) -> FitResult:
-    """Return the result of a run.
-
-    Args:
-        engine: The engine after the run.
-        specs: Learner name -> its `RunSpec`, with its task and its settings in the grid.
-        test: Learner name -> scores on the test part.
-        seconds: Duration of the run.
-        folder: Output folder. None: nothing was saved.
-    """
+    """Return the result of a run; `test` has the scores on the test part, `seconds` the duration of the run."""
     progress = {name: learner.progress for name, learner in engine.learners.items()}
     return FitResult(
         best={name: {"epoch": state.best_epoch, **state.scores} for name, state in progress.items()},

@@ -179,12 +179,8 @@ class Generation:
     def _generate(self, prompt: Mapping[str, Tensor]) -> GenerationEnd:
         """Generate the text that continues a prompt, put its tokens as events, and return its end.
 
-        Args:
-            prompt: Inputs of `generate` for one prompt.
-
-        Raises:
-            ClosedError: If the text was cut off, because the server shuts down or the client has left.
-            LaminaError: If the prompt is too long, or readers or monitors of the request cannot take part.
+        Raises ClosedError if the text is cut off, because the server shuts down or the client has left; and LaminaError
+        if the prompt is too long, or readers or monitors of the request cannot take part.
         """
         request, bank = self._request, self._bank
         scores = TokenScores(bank, request.tasks, each=request.stream, stop=request.stop_on_flag)

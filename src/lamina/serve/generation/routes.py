@@ -156,13 +156,7 @@ class Events(StreamingResponse):
     async def _events(
         self, item: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool
     ) -> AsyncIterator[bytes]:
-        """Yield the events of `item` and of all later items, as bytes; an error becomes the last event.
-
-        Args:
-            item: The first token of the text, or its end.
-            shape: Function from a token or the end to the data of events.
-            nested: Whether an error has OpenAI's shape.
-        """
+        """Yield the events of `item` and of all later items, as bytes; an error becomes the last event."""
         try:
             while True:
                 for event in shape(item):
@@ -253,13 +247,7 @@ class ChatShape:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
-        """Return a chunk of a streamed chat completion.
-
-        Args:
-            delta: What the chunk adds to the message.
-            reason: Why the text has ended. None: it goes on.
-            extra: Additional keys, which OpenAI's chunks do not have.
-        """
+        """Return a chunk of a streamed chat completion; `reason`: why the text ended; `extra`: further keys."""
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self._has_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **extra}
@@ -344,16 +332,9 @@ async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], Gene
 async def _streamed(
     items: Items, request: Request, shape: Callable[[Item], Iterator[Event]], *, nested: bool
 ) -> Events:
-    """Wait for the first token and return the response that streams a text.
+    """Wait for the first token and return the response that streams a text; see `Events` for `shape` and `nested`.
 
-    An error before the first token is raised, so that the client gets it as an HTTP status; see `Events` for later
-    errors.
-
-    Args:
-        items: The tokens of the text.
-        request: The client's request; if its client disconnects, the text ends.
-        shape: Function from a token or the end to the data of events.
-        nested: Whether errors have OpenAI's shape.
+    An error before the first token is raised, so that the client gets it as an HTTP status.
     """
     try:
         first = await wait_while_connected(request, items.next())

@@ -100,16 +100,10 @@ class TokenScores:
         return monitors
 
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
-        """Let a reader answer at the end; leave the reader out if it cannot and was not named.
+        """Let a reader that cannot give scores token by token (because of `problem`) answer at the end, if it can.
 
-        Args:
-            name: Name of the reader.
-            problem: Why it gives no scores token by token.
-            named: Whether the request names the reader.
-            each: Whether named readers must give scores token by token.
-
-        Raises:
-            ConfigError: If the reader is named, and cannot take part or should give scores token by token.
+        Otherwise it is left out. If the request names the reader (`named`), a ConfigError is raised instead, and also
+        if `each` demands scores token by token.
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")
@@ -179,15 +173,10 @@ def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
 
 
 def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[str]:
-    """Return the names of the monitors whose flags end a text.
+    """Return the names of the monitors in `saved` whose flags end a text; see `TokenScores` for `stop`.
 
-    Args:
-        saved: Name -> monitor, for the monitors that take part.
-        stop: True: any flag ends a text. Names: flags of these monitors do. False: none does.
-
-    Raises:
-        UnknownNameError: If a name in `stop` is not among `saved`.
-        ConfigError: If a flag should end the text, but a named monitor, or all of them, have no threshold.
+    Raises UnknownNameError if a name in `stop` is not among `saved`, and ConfigError if a named monitor, or all of
+    them, have no threshold.
     """
     able = [name for name, monitor in saved.items() if monitor.threshold is not None]
     if stop is False:

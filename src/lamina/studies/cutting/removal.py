@@ -326,15 +326,10 @@ def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
 def _measure_generation(start: _Start, texts: list[Text], prompts: Sequence[str] | None, new_tokens: int) -> list[Row]:
     """Compare the text generated without each range of blocks with the text that the whole model generates.
 
-    Args:
-        start: What all cells have in common.
-        texts: The study's texts. Proxies are measured on them, or on the prompts if there are no texts.
-        prompts: Texts to continue. None: the first 8 tokens of up to 32 of `texts`.
-        new_tokens: Maximum number of tokens to generate.
-
-    Returns:
-        Table rows of measure "same_tokens", whose column "text" holds the first prompt and its continuation, and rows
-        of the proxies. [] if the model does not generate text, is not causal, or there is no text to continue.
+    Without `prompts`, the first 8 tokens of up to 32 of `texts` are continued. Proxies are measured on `texts`, or on
+    the prompts if there are none. Returns table rows of measure "same_tokens", whose column "text" has the first prompt
+    and its continuation, and rows of the proxies; [] if the model does not generate text, is not causal, or there is no
+    prompt.
     """
     cell = _CellModel(start)
     model = cell.model

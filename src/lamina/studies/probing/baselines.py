@@ -80,18 +80,10 @@ def _group_by_text(predictions: list[int], split: Split) -> Iterator[tuple[int, 
 def _fit_and_predict(
     name: str, problem: str, train: TextColumns, truths: Sequence[Label], test: TextColumns, *, tags: bool
 ) -> list[Any]:
-    """Train one baseline, and return its predictions.
+    """Train the baseline `name`, one of `BASELINES`, and return one prediction per row of `test`.
 
-    Args:
-        name: Name of the baseline, one of `BASELINES`.
-        problem: Problem type of the task, such as "regression" or "multi_label".
-        train: Columns of strings of the training rows.
-        truths: Label of each training row.
-        test: Columns of strings of the rows to predict.
-        tags: Whether each row is a word, which is then not split further.
-
-    Returns:
-        One prediction per row of `test`. If all training labels are equal, each prediction is that label.
+    With `tags`, each row is a word, which is not split further. If all training labels are equal, each prediction is
+    that label.
     """
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.exceptions import ConvergenceWarning

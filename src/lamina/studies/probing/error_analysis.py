@@ -227,12 +227,8 @@ class _ErrorAnalysis:
     def deleted(self, shares: Sequence[float], seed: int) -> list[Row]:
         """Return table rows with the score of each layer after a span of words was removed from every text.
 
-        Args:
-            shares: Shares of the words to remove, from 0 to below 1. A share of 0 is measured as well, first.
-            seed: Seed of the places of the spans.
-
-        Returns:
-            A row per share and layer; [] if the task has no text or `shares` is empty.
+        `shares` are the fractions of the words to remove, below 1; 0 is measured as well, first. `seed` decides the
+        places of the spans. Returns [] if the task has no text or `shares` is empty.
         """
         rows: list[Row] = []
         for share in (0.0, *shares) if self._reads_text and shares else ():

@@ -414,14 +414,10 @@ def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task
 
 
 class _OnlineCode:
-    """The tasks that train and test the probes of an online code.
+    """The tasks that train and test the probes of an online code; `portions` are the row numbers of each portion.
 
     In step i a probe learns the labels of portions 0 to i. Then the labels of portion i + 1 are sent with the
-    probabilities that this probe predicts.
-
-    Args:
-        task: The task whose training labels are sent.
-        portions: Row numbers of each portion. Without portions there are no steps.
+    probabilities that this probe predicts. Without portions there are no steps.
 
     Attributes:
         train_tasks: Per step, the task with labels only in portions 0 to i of the training rows.

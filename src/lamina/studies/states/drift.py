@@ -165,13 +165,7 @@ def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
 
 
 class _BlockWeights:
-    """The linear weights of selected blocks of a model, grouped by role.
-
-    Args:
-        model: The model.
-        layers: Blocks to select, from 1.
-        stack: Name of the stack. None: the only one, or the encoder.
-        roles: Names of roles, or "all".
+    """The linear weights of selected blocks (from 1) of a model, grouped by role; `roles` are names of roles, or "all".
 
     Attributes:
         layers: Numbers of the selected blocks.

@@ -201,12 +201,8 @@ def _predictions_to_make(
 ) -> _Asked:
     """Choose the tokens of a batch that a model must predict, and mask them if the model is not causal.
 
-    Args:
-        batch: Keyword arguments of the model.
-        processor: The tokenizer; special tokens are not predicted.
-        mask_token: Id of the mask token. None: the model is causal and predicts every next token.
-        share: Share of each text's tokens to mask; at least one token is masked.
-        seeds: One seed per text, which decides which of its tokens are masked.
+    `mask_token` is None for a causal model, which predicts every next token. Otherwise `share` is the fraction of each
+    text's tokens to mask, at least one, chosen with the text's seed. Special tokens are not predicted.
     """
     ids, in_text = batch["input_ids"], is_text_token(batch["input_ids"], processor)
     in_text &= batch.get("attention_mask", torch.ones_like(ids)).bool()

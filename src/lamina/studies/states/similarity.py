@@ -173,18 +173,11 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
 def _read(
     sides: Sequence[RowVectors], groups: Iterable[Sequence[Group]], minibatch: int, seed: int
 ) -> tuple[MinibatchCKA, NeighbourSample]:
-    """Run one or two models over all groups of batches; return CKA and the sample for the intrinsic dimension.
+    """Run one or two models (`sides`) over all groups; return CKA and the sample for the intrinsic dimension.
 
-    Both cover the layers of all models, in order.
-
-    Args:
-        sides: One reader per model.
-        groups: For each group of rows, the batches that each model reads.
-        minibatch: Rows per minibatch of CKA.
-        seed: Decides the order of the rows within a group.
-
-    Raises:
-        ConfigError: If the models have different numbers of tokens for the same rows, or a minibatch is too small.
+    Both cover the layers of all models, in order. `minibatch` is the number of rows per minibatch of CKA, and `seed`
+    decides the order of the rows within a group. Raises ConfigError if the models have different numbers of tokens for
+    the same rows, or a minibatch is too small.
     """
     cka, sample = MinibatchCKA(), NeighbourSample(_SAMPLE)
     for number, group in enumerate(groups):
