@@ -26,6 +26,7 @@ NOTEBOOKS = (  # pages that are a program from beginning to end
     "guides/one-pass.md",
     "guides/probe-my-csv.md",
     "guides/sweeps.md",
+    "guides/three-columns.md",
     "guides/which-reader.md",
 )
 _PRINTED = re.compile(r"(?<=^```\n)\n```text\n.*?^```\n", re.DOTALL | re.MULTILINE)

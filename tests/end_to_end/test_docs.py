@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shlex
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
 from tests.support.documented import ROOT, blocks, pages
 from tests.support.files import jsonl, put
@@ -23,6 +27,8 @@ from tests.support.stored import tiny_tokenizer
 
 import lamina
 from lamina import errors
+from lamina.cli import application as app
+from lamina.cli import main
 from lamina.errors import LaminaError
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
@@ -30,6 +36,7 @@ from lamina.layers import roles
 from lamina.recipes.estimate import estimate
 from lamina.recipes.schema import load_recipe
 from lamina.registry import STUDIES
+from lamina.serve import create_app
 from lamina.studies import Study
 from lamina.tasks import KINDS, kind_of
 
@@ -130,6 +137,30 @@ def of_the_csv(names: Names, printed: str) -> None:
     assert Path("page.html").is_file()
 
 
+def of_three_columns(names: Names, _printed: str) -> None:
+    """The scores say something; then the commands of the page, on the files that its Python wrote."""
+    assert all(score["accuracy"] > 0.85 for score in names["scores"].values())
+    text = (ROOT / "docs" / "guides" / "three-columns.md").read_text(encoding="utf-8")
+    (recipe,) = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)
+    put(Path("messages.yaml"), recipe)
+    (commands,) = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    assert [shlex.split(line)[1] for line in commands.splitlines()] == ["train", "evaluate", "predict", "serve"]
+    printed: list[str] = []
+    for line in commands.splitlines()[:3]:
+        with redirect_stdout(io.StringIO()) as out, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(app, "quiet", lambda: None)  # its changes would outlast the test
+            with pytest.raises(SystemExit) as ended:
+                main(shlex.split(line)[1:])
+        assert ended.value.code in (0, None)
+        printed.append(out.getvalue())
+    assert "42 steps" in printed[0]
+    assert "always one answer" in printed[1]
+    assert "delivery" in printed[2]
+    with TestClient(create_app(lamina.ReaderBank.from_pretrained("out/bank"))) as client:
+        answer = client.post("/predict", json={"inputs": "My parcel is awful. I need it today."})
+    assert (answer.status_code, "delivery" in answer.text) == (200, True)
+
+
 def of_studies(names: Names, _printed: str) -> None:
     assert names["cka"].shape == (7, 7)
     assert set(names["study"].table["layer"]) == {0, 1, 2}
@@ -164,6 +195,7 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/guides/one-pass.md": (dict, printed_alone),
     "docs/guides/probe-my-csv.md": (dict, of_the_csv),
     "docs/guides/sweeps.md": (dict, printed_alone),
+    "docs/guides/three-columns.md": (dict, of_three_columns),
     "docs/guides/which-reader.md": (dict, printed_alone),
     "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),
     "docs/index.md": (files, printed_alone),

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypedDict, cast
 
-from typer import Option
+from typer import Argument, Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.output import print_json, print_table
 from lamina.errors import ConfigError, UnknownNameError
-from lamina.utils import is_file
+from lamina.utils import is_file, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
 _ERRORS = "Number of wrong predictions to show per reader, the most confident first. Default: none."
+_FILE = "Labelled file that every reader is scored on, with the columns that it learnt from."
+_LABEL = "Column of the label in a file, for one reader or for all. Default: the column that a reader learnt from."
+_POSITIVE = "Of two classes the one that F1 and recalls are about, for one reader or for all. Default: 1, yes or true."
+_TFIDF = "File with labels from which TF-IDF and logistic regression learn, to compare with. It needs scikit-learn."
+_COMPARED = ("rows", "always", "baseline", "interval", "verdict", "tfidf")  # what `lamina.evaluate` adds to the metrics
 _DATA = "Folder with a subfolder of data files per preset. Default: presets are loaded from the hub."
 _SPLIT = 'Split of a preset: "train", "validation" (the default) or "test". All rows of a file are scored.'
 _TASK = (
@@ -65,12 +70,15 @@ class WrongAnswer(TypedDict):
 
 def evaluate(  # noqa: PLR0913
     bank_or_model: options.SavedArgument,
-    task: Annotated[list[str], Option(metavar="READER=TASK", help=_TASK)],
+    file: Annotated[str | None, Argument(metavar="[FILE]", help=_FILE, show_default=False)] = None,
+    task: Annotated[list[str] | None, Option(metavar="READER=TASK", help=_TASK)] = None,
     data: Annotated[Path | None, Option(help=_DATA)] = None,
     split: Annotated[str | None, Option(help=_SPLIT)] = None,
     text: options.TextOption = None,
     pair: options.PairOption = None,
-    label: Annotated[str | None, Option(help='Column of the label in a file. Default: "label".')] = None,
+    label: Annotated[list[str] | None, Option(metavar="[READER=]COLUMN", help=_LABEL)] = None,
+    positive: Annotated[list[str] | None, Option(metavar="[READER=]CLASS", help=_POSITIVE)] = None,
+    tfidf: Annotated[str | None, Option(metavar="FILE", help=_TFIDF)] = None,
     per_class: Annotated[
         bool, Option("--per-class", help="Also print a table per reader with the scores of each label.")
     ] = False,
@@ -82,39 +90,78 @@ def evaluate(  # noqa: PLR0913
 ) -> None:
     """Score the readers of a bank, or a fine-tuned model, on labelled texts.
 
-    Example: lamina evaluate out/bank --task sentiment=test.tsv --text sentence --label label
+    FILE is scored by every reader of the bank. With --task, a reader has a file or preset of its own. Beside each score
+    stand its 95 % interval over the rows, and the score of always giving the most frequent answer.
+
+    Examples: lamina evaluate out/bank test.csv; lamina evaluate out/bank --task mood=test.tsv --text sentence
     """
-    sources = _sources(task)
+    sources = _sources(task or [])
+    if (file is None) == (not sources):
+        raise ConfigError("evaluate: give either FILE, which every reader is scored on, or --task READER=TASK.")
     _check_used(
-        sources,
+        sources if file is None else {"": file},
         for_files={"--text": text, "--pair": pair, "--label": label},
         for_presets={"--data": data, "--split": split},
     )
+    if tfidf is not None and file is None:
+        raise ConfigError("evaluate: --tfidf was given without FILE; it is compared on one file.")
     from lamina.bank import ReaderBank
     from lamina.prediction import evaluate as run
+    from lamina.prediction.file_tasks import FileColumns, tasks_of_file
     from lamina.train.model_runner import task_of
 
+    labels, flags = _by_reader("--label", label), _by_reader("--positive", positive)
     target = options.open_on(bank_or_model, base=model, device=device)
-    split, columns = split or "validation", _columns(text=text, text_pair=pair, label=label)
     tasks: dict[str, Task] = {}
+    split, columns = split or "validation", _columns(text=text, text_pair=pair)
     for name, source in sources.items():
         head = target[name].config.head if isinstance(target, ReaderBank) else task_of(target)
-        tasks[name] = _task(head, source, data=data, split=split, columns=columns)
+        own = labels.get(name) if isinstance(labels, dict) else labels
+        tasks[name] = _task(head, source, data=data, split=split, columns={**columns, **_columns(label=own)})
+    if file is not None:
+        named = {key: _column(name) for key, name in labels.items()} if isinstance(labels, dict) else _column(labels)
+        chosen = FileColumns(**columns, labels=named)
+        tasks, flags = tasks_of_file(target, file, split, chosen, positive=flags, train=tfidf), None
     scores = run(
         target,
         tasks,
         split=split,
+        positive=flags,
         batch_size=batch_size,
         per_class=per_class,
         errors=errors,
+        compare=file is not None or not as_json,
+        tfidf=tfidf is not None,
         progress=sys.stderr.isatty(),
     )
     print_json(scores) if as_json else _show(scores, tasks)
 
 
+def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
+    """Return the values of a repeated option: reader -> value, or one value for all readers; None if there are none.
+
+    Raises:
+        ConfigError: If some values name a reader and others do not, or a reader is named twice.
+    """
+    if not values:
+        return None
+    if len(values) == 1 and "=" not in values[0]:
+        return values[0]
+    named = {reader: value for reader, sign, value in (text.partition("=") for text in values) if sign and value}
+    if len(named) < len(values):
+        got = f"{option} is {', '.join(values)}"
+        raise ConfigError(f"evaluate: {got}; give one value for all readers, or READER=VALUE once for each.")
+    return named
+
+
+def _column(name: str | None) -> str | int | None:
+    """Return the name of a column; one that is a number becomes an int."""
+    return int(name) if name is not None and name.removeprefix("-").isdecimal() else name
+
+
 def _columns(**names: str | None) -> Columns:
     """Return parameter of `Task.from_files` -> column; a column name that is a number becomes an int."""
-    numbered = {key: int(name) if name.removeprefix("-").isdecimal() else name for key, name in names.items() if name}
+    numbered = {key: _column(name) for key, name in names.items() if name}
     return cast("Columns", numbered)
 
 
@@ -174,15 +221,20 @@ def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split:
 def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) -> None:
     """Print a table of all metrics, and then the tables "per_class" and "errors" of readers that have them.
 
-    `scores` is what `lamina.evaluate` returned, and `tasks` is reader -> task.
+    `scores` is what `lamina.evaluate` returned with `compare=True`, and `tasks` is reader -> task.
     """
     rows = [
-        (reader, tasks[reader].name, metric, value)
+        (reader, tasks[reader].name, *_row(metric, values))
         for reader, values in scores.items()
-        for metric, value in values.items()
-        if metric not in ("per_class", "errors")
+        for metric in values
+        if metric not in ("per_class", "errors", *_COMPARED)
     ]
-    print_table("", ("reader", "task", "metric", "value"), rows)
+    columns = ["reader", "task", "metric", "value", "95 % interval", "always one answer", "TF-IDF"]
+    columns = columns if any("tfidf" in values for values in scores.values()) else columns[:-1]
+    print_table("", columns, [row[: len(columns)] for row in rows])
+    for reader, values in scores.items():
+        if values.get("verdict"):
+            print(f"{reader}: {values['verdict']}, on {pluralize(values['rows'], 'row')}")
     for reader, values in scores.items():
         table = values.get("per_class")
         if table:
@@ -192,6 +244,20 @@ def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) ->
     for reader, values in scores.items():
         if "errors" in values:
             print_errors(reader, values["errors"])
+
+
+def _row(metric: str, values: Mapping[str, Any]) -> list[str]:
+    """Return the cells of one metric of a reader: its score, its interval, what one answer scores, and TF-IDF."""
+    count = values.get("rows", 0)
+    low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]
+    other, words = values.get("baseline", {}).get(metric), values.get("tfidf", {}).get(metric)
+    always = "" if other is None else f"{shown(other, count)} ({values['always']})"
+    return [shown(values[metric], count), " to ".join(low_high), always, "" if words is None else shown(words, count)]
+
+
+def shown(value: float, rows: int) -> str:
+    """Return a score with as many digits as its number of rows can tell apart: two, or three from 2,500 rows on."""
+    return f"{value:.{3 if rows >= 2500 else 2}f}"
 
 
 SHOWN = 600  # characters of a text that are printed; a quarter as many of the text between two marked spans

@@ -102,9 +102,24 @@ def _show(run: RecipeResult, folder: Path) -> None:
     print_table(title, (*columns, "best epoch"), shown)
     if left := len(run.table) - len(rows):
         print(f"and {pluralize(left, 'more row')}, in {folder / 'table.md'}")
+    _show_facts(run)
+
+
+def _show_facts(run: RecipeResult) -> None:
+    """Print how many training texts were truncated or have no label, and what always giving one answer scores."""
+    from lamina.tasks.metrics import better
+
     for name, count in run.truncated.items():
         if count:
             print(f"{name}: {count} training texts were longer than the model reads; their ends were cut off")
+    for name, count in run.unlabelled.items():
+        print(f"{name}: {pluralize(count, 'training row')} without a label, which gave no loss")
+    for name, facts in run.baselines.items():
+        rows = [row for row in run.table if row["task"] == name and row["metric"] in facts]
+        if rows:
+            always = facts[rows[0]["metric"]]
+            verdict = "" if any(better(row["metric"], row["mean"], always) for row in rows) else "; no reader is better"
+            print(f"{name}: always answering '{facts['always']}' scores {always:.2f}{verdict}")
 
 
 def print_estimate(cost: Estimate) -> None:

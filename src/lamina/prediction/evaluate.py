@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import unwrapped
+from lamina.prediction.file_tasks import FileColumns, tasks_of_file
+from lamina.prediction.text_baseline import tfidf_scores
 from lamina.tasks.metrics import require_metrics
 from lamina.train.groups import groups_of, tasks_by_name
 from lamina.train.model_runner import ModelRunner
@@ -19,10 +24,11 @@ from lamina.train.training_run import open_runner
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from transformers import PreTrainedModel
 
+    from lamina.tasks.base import Results
     from lamina.tasks.task import Task
     from lamina.train.base import Runner
     from lamina.train.groups import Group
@@ -32,9 +38,15 @@ logger = logging.getLogger(__name__)
 
 def evaluate(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
-    tasks: Mapping[str, Task] | Task,
+    tasks: Mapping[str, Task] | Task | str | Path,
     *,
     split: str = "validation",
+    text: str | int | None = None,
+    text_pair: str | int | None = None,
+    labels: Mapping[str, str | int] | str | int | None = None,
+    positive: Mapping[str, str] | str | None = None,
+    compare: bool = False,
+    tfidf: bool | str | Path = False,
     processor: Any = None,
     batch_size: int = 64,
     per_class: bool = False,
@@ -57,7 +69,19 @@ def evaluate(  # noqa: PLR0913
 
     Args:
         bank_or_model: A bank, or a whole model.
-        tasks: Reader name -> task. For a whole model any name -> task that its head is for, or a single task.
+        tasks: Reader name -> task. For a whole model any name -> task that its head is for, or a single task. Or a
+            labelled file, all rows of which every reader is scored on, with the columns that it learnt from.
+        text: Column of the text in a file. None: the column that a reader learnt from.
+        text_pair: Column of the second text in a file. None: the column that a reader learnt from, if any.
+        labels: Reader name -> column of its label in a file, or one column for all. None: the columns that the readers
+            learnt from.
+        positive: Reader name -> positive class, or one class for all, which "f1" and the recalls are about. None: that
+            of the task, or the class that a reader learnt with.
+        compare: Add "rows" (with a label), "always" (the most frequent class, or the mean), "baseline" (metric -> score
+            of always giving that answer), "interval" (metric -> ends of the 95 % interval of the score, a bootstrap
+            over rows) and "verdict" (None, or that the reader is not better than always giving that answer).
+        tfidf: Add "tfidf", metric -> score of TF-IDF and logistic regression, learnt from the "train" part of the
+            tasks, or from this file. It needs scikit-learn.
         split: "train", "validation" or "test".
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
@@ -109,26 +133,67 @@ def evaluate(  # noqa: PLR0913
         length_penalty=length_penalty,
         num_workers=num_workers,
     )
-    tasks, bank_or_model = tasks_by_name("evaluate", tasks), unwrapped(bank_or_model)
+    target = unwrapped(bank_or_model)
+    if isinstance(tasks, str | Path):
+        train = None if isinstance(tfidf, bool) else tfidf
+        columns = FileColumns(text, text_pair, labels)
+        tasks = tasks_of_file(target, tasks, split, columns, positive=positive, train=train)
+    elif (text, text_pair, labels) != (None, None, None) or not isinstance(tfidf, bool):
+        raise ConfigError("evaluate: text, text_pair, labels and a file for tfidf are for a file, not for tasks.")
+    else:
+        tasks = _with_positive(tasks_by_name("evaluate", tasks), positive)
     require_metrics("evaluate", (metric for task in tasks.values() for metric in task.metrics))
-    runs = [tasks] if isinstance(bank_or_model, ReaderBank) else [{name: task} for name, task in tasks.items()]
+    more = partial(_more, per_class=per_class, errors=errors, compared=compare)
+    runs = [tasks] if isinstance(target, ReaderBank) else [{name: task} for name, task in tasks.items()]
     scores: dict[str, dict[str, Any]] = {}
     for run in runs:
-        runner = open_runner(bank_or_model, run, "evaluate", processor, options)
-        runner.check(run, (split,))
-        if unjudged := [task for task in run.values() if errors and not task.kind.has_classes]:
-            what = "whose answers are not right or wrong one by one"
-            raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
-        runner.warn_about_pairs({name: task.split(split).pairs for name, task in run.items()})
-        groups = scoring_groups(runner, run, split, options)
-        for group in groups:
-            if isinstance(runner, ModelRunner):
-                runner.fit_head(group, keep=False)
-            for name in group.names:
-                if cut := group.truncated(name):
-                    logger.warning("evaluate: %s saw only the start of %d examples, which are too long", name, cut)
-        scores |= score(runner, groups, options, per_class=per_class, errors=errors, progress=progress)
+        runner, groups = _prepared(target, run, split, processor, options, errors)
+        scores |= score(runner, groups, options, more=more, progress=progress)
+    for name, task in tasks.items() if tfidf else ():
+        scores[name]["tfidf"] = tfidf_scores(task, split)
     return {name: scores[name] for name in tasks}
+
+
+def _with_positive(tasks: Mapping[str, Task], positive: Mapping[str, str] | str | None) -> dict[str, Task]:
+    """Return the tasks with the positive classes that were given: one for all, or by name."""
+    check_known("evaluate", positive if isinstance(positive, Mapping) else (), tasks, "reader")
+    chosen = {name: positive.get(name) if isinstance(positive, Mapping) else positive for name in tasks}
+    return {name: task if (own := chosen[name]) is None else task.with_positive(own) for name, task in tasks.items()}
+
+
+def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> dict[str, Any]:
+    """Return what `evaluate` adds to the scores of a reader: tables, wrong answers, and a comparison."""
+    more: dict[str, Any] = {}
+    if per_class:
+        more["per_class"] = results.per_class()
+    if errors:
+        more["errors"] = results.errors(errors)
+    return {**more, **results.compare(metrics)} if compared else more
+
+
+def _prepared(
+    target: ReaderBank | PreTrainedModel,
+    tasks: Mapping[str, Task],
+    split: str,
+    processor: Any,
+    options: PassOptions,
+    errors: int,
+) -> tuple[Runner, list[Group]]:
+    """Return what runs the tasks, and their encoded examples; see `evaluate` for the arguments and errors."""
+    runner = open_runner(target, tasks, "evaluate", processor, options)
+    runner.check(tasks, (split,))
+    if unjudged := [task for task in tasks.values() if errors and not task.kind.has_classes]:
+        what = "whose answers are not right or wrong one by one"
+        raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
+    runner.warn_about_pairs({name: task.split(split).pairs for name, task in tasks.items()})
+    groups = scoring_groups(runner, tasks, split, options)
+    for group in groups:
+        if isinstance(runner, ModelRunner):
+            runner.fit_head(group, keep=False)
+        for name in group.names:
+            if cut := group.truncated(name):
+                logger.warning("evaluate: %s saw only the start of %d examples, which are too long", name, cut)
+    return runner, groups
 
 
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:

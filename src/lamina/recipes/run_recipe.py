@@ -58,7 +58,16 @@ logger = logging.getLogger(__name__)
 
 SAVE_STEPS = 1000  # optimizer steps between two checkpoints, unless the recipe sets `save_steps`
 TABLES = ("table.json", "table.md", "table.parquet", "importances.parquet", REPORT)
-_SAVED_FIELDS = ("rows", "importances", "history", "steps", "seconds", "truncated")  # saved of each separate run
+_SAVED_FIELDS = (
+    "rows",
+    "importances",
+    "history",
+    "steps",
+    "seconds",
+    "truncated",
+    "baselines",
+    "unlabelled",
+)  # saved of each separate run
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,8 @@ class RecipeResult:
     steps: int = 0  # optimizer steps
     seconds: float = 0.0
     truncated: dict[str, int] = field(default_factory=dict)  # task -> number of training texts that were truncated
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)  # task -> as in `FitResult.baselines`
+    unlabelled: dict[str, int] = field(default_factory=dict)  # task -> number of training rows without a label
     failures: list[Failure] = field(default_factory=list)  # separate runs that ended with an error
     bank: ReaderBank | None = None  # every reader, at its best epoch; None if each was trained separately
 
@@ -282,6 +293,8 @@ class _Session:
             steps=result.steps,
             seconds=result.seconds,
             truncated=truncated,
+            baselines={specs[name].task: facts for name, facts in result.baselines.items()},
+            unlabelled={specs[name].task: count for name, count in result.unlabelled.items()},
             bank=bank,
         )
 
@@ -343,7 +356,8 @@ class _Session:
                 row["importances"] = {int(layer): share for layer, share in row["importances"].items()}
             for key in ("rows", "importances", "history"):
                 getattr(joined, key).extend(state[key])
-            joined.truncated.update(state["truncated"])
+            for key in ("truncated", "baselines", "unlabelled"):
+                getattr(joined, key).update(state[key])
         ended = {row["reader"]: specs[row["reader"]] for row in joined.rows}
         table = self._table(joined.rows, ended)
         sums = {key: sum(state[key] for state in states) for key in ("steps", "seconds")}

@@ -258,6 +258,17 @@ class Results(Protocol[OutputsT, AnswerT]):
         """Return metric -> score, in the order of `metrics`."""
         return {}
 
+    def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
+        """Return the one answer that is right most often, and metric -> score of always giving it, from labels alone.
+
+        None for kinds of task that have no such answer.
+        """
+        return None
+
+    def compare(self, metrics: Sequence[str]) -> Mapping[str, Any]:
+        """Return the fields of `comparison.Comparison`; {} for kinds whose scores are not compared."""
+        return {}
+
     def per_class(self) -> list[ClassRow]:
         """Return the rows of a table of scores per class, as `metrics.class_table` does; [] without classes."""
         return []

@@ -15,6 +15,7 @@ from lamina.heads.base import TaskLike
 from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import metrics as score
 from lamina.tasks.base import ClassRow, Label, Results, WrongAnswer
+from lamina.tasks.comparison import Comparison, compare
 from lamina.tasks.inputs import Array, label_array
 from lamina.tasks.split import Split
 from lamina.utils import JSON
@@ -89,6 +90,23 @@ class ClassResults(Results[Tensor, Answer]):
         present = _has_label(targets)
         return self._logits[present], targets[present]
 
+    def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
+        """Return the most frequent class, the mean, or the labels that most examples have, and its scores."""
+        _, targets = self._both()
+        always, constant = _constant(targets, self._task)
+        return always, class_scores(metrics, constant.expand(len(targets), -1), targets, self._task)
+
+    def compare(self, metrics: Sequence[str]) -> Comparison:
+        """Return how the scores compare with always giving one answer, with intervals over the examples."""
+        logits, targets = self._both()
+        always, constant = _constant(targets, self._task)
+        fixed = constant.expand(len(targets), -1)
+
+        def score_rows(rows: Tensor, is_constant: bool) -> dict[str, float]:
+            return class_scores(metrics, (fixed if is_constant else logits)[rows], targets[rows], self._task)
+
+        return compare(metrics, len(targets), always, score_rows)
+
     def per_class(self) -> list[ClassRow]:
         """Return the rows of `metrics.class_table`: one per class, then the averages; [] for a regression."""
         problem, labels = self._task.problem_type, self._task.labels
@@ -119,6 +137,19 @@ class ClassResults(Results[Tensor, Answer]):
         if self._task.problem_type == "regression":
             return self.predictions()
         return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
+
+
+def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
+    """Return the answer that is right most often, in words and as logits `[classes]`."""
+    if task.problem_type == "regression":
+        mean = targets.double().mean()
+        return f"{float(mean):.3g}", mean.float()[None]
+    if task.problem_type == "multi_label":
+        is_set = targets.double().mean(0) > 0.5
+        names = [name for name, flag in zip(task.labels, is_set.tolist(), strict=True) if flag]
+        return ", ".join(names) or "no label", is_set.float() * 2 - 1
+    most = int(torch.bincount(targets, minlength=len(task.labels)).argmax())
+    return task.labels[most], torch.nn.functional.one_hot(torch.tensor(most), len(task.labels)).float()
 
 
 def _has_label(targets: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -287,6 +287,13 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
     types = sorted({label[2:] for label in labels if label != "O"})
     counts = [[sum(span[0] == type_ for span in spans) for spans in (guessed & true, guessed, true)] for type_ in types]
     return _class_rows(types, counts)
+
+
+def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[Any]:
+    """Return the spans that seqeval finds in the tags of a text, which are numbers of `labels`."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    return set(get_entities(_names(labels, [tags])))
 
 
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -27,6 +27,7 @@ _NOTHING_SPARE = (
     "every row of the train split is the only one of a class, so none can be held out for validation. Give a "
     "validation split, or more rows."
 )
+_COLUMNS = ("text", "label", "text_pair", "separator")  # what says how to read another file in the same way
 _SHOWN = 6  # labels that the printed form of a task lists
 
 
@@ -46,6 +47,8 @@ class Task:
         positive: Of two classes the one that "f1" and the recalls are about. None: neither class, or other problem.
         splits: "train", "validation" and perhaps "test".
         name: Name of the task in tables and files.
+        columns: The columns of the source: "text", "label", and perhaps "text_pair" and "separator". A reader remembers
+            them, so that `evaluate` can score it on a file.
         missing_labels: What was done with rows without a label, as in `from_files`. None: they were masked by default,
             and `fit` needs another task over the same rows.
         subsampled: How the train split was drawn from a larger one, JSON-ready: "per_class", "fraction" or "rows",
@@ -71,6 +74,7 @@ class Task:
     by_row: bool = False
     label_all_tokens: bool = False
     image_size: int | None = None
+    columns: Mapping[str, str | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Look up the kind where its name was passed, and the positive class of such labels as 0 and 1.
@@ -197,7 +201,7 @@ class Task:
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
         task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
         splits = {name: split.without_labels(rows=rows) for name, split in self.splits.items()}
-        return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows)
+        return replace(task, splits=splits, subsampled=self.subsampled, by_row=rows, columns=self.columns)
 
     def join_pairs(self, separator: str) -> Task:
         """Return the same task with each pair of texts joined into one text, with `separator` between the two.
@@ -521,6 +525,7 @@ def _assemble(
         missing_labels=spec.missing_labels,
         by_row=spec.by_row,
         label_all_tokens=label_all_tokens,
+        columns={key: value for key in _COLUMNS if (value := getattr(spec, key)) is not None},
     )
     if "train" in splits and "validation" not in splits:
         task = task._with_validation(seed, spec.stratify)

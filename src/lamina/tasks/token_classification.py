@@ -25,6 +25,7 @@ from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ClassRow, ColumnSpec, Label, LabelledTask, Results, WrongAnswer
 from lamina.tasks.class_results import error_rows
+from lamina.tasks.comparison import Comparison, compare_tags, most_frequent_tag
 from lamina.tasks.inputs import TextInputs, WordTargets
 from lamina.tasks.kind import TextClassKind, checked_texts
 from lamina.tasks.label_cells import class_name
@@ -168,6 +169,15 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Return metric -> score over the texts that have labels."""
         return score_tags(metrics, *self._both(), self._task.labels)
+
+    def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
+        """Return the most frequent tag, and the scores of giving it to every word."""
+        always, constant = most_frequent_tag(self._both()[1], self._task.labels)
+        return always, score_tags(metrics, constant, self._both()[1], self._task.labels)
+
+    def compare(self, metrics: Sequence[str]) -> Comparison:
+        """Return how the scores compare with giving every word the most frequent tag."""
+        return compare_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
         """Return the ids of the predicted tags and of the true tags, for the texts that have labels."""

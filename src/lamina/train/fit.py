@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from inspect import signature
 from typing import TYPE_CHECKING, Literal
 
 from lamina.errors import check_known
 from lamina.train.options import FitOptions
 from lamina.train.training_run import train
+from lamina.utils import rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.tasks.task import Task
     from lamina.train.results import FitResult
+
+logger = logging.getLogger(__name__)
 
 
 def fit(  # noqa: PLR0913
@@ -206,7 +211,16 @@ def fit(  # noqa: PLR0913
         progress=progress,
         **unknown,
     )
-    return train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)
+    result = train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)
+    _mention_unused(tasks if isinstance(tasks, Mapping) else {tasks.name: tasks}, test=test)
+    return result
+
+
+def _mention_unused(tasks: Mapping[str, Task], *, test: bool) -> None:
+    """Log a warning if tasks (by learner name) have a test part that was not scored."""
+    if not test and not rank() and (names := [name for name, task in tasks.items() if "test" in task.splits]):
+        hint = "Give test=True, or call lamina.evaluate with split='test'"
+        logger.warning("fit: the test part of %s was not scored. %s.", ", ".join(map(repr, names)), hint)
 
 
 def finetune(  # noqa: PLR0913

@@ -36,6 +36,8 @@ class FitResult:
             `importance_steps` there are also rows between epochs, whose "epoch" is None. "step" counts the steps of
             the reader itself.
         truncated: Name -> number of training examples whose end was cut off.
+        baselines: Name -> "always", the one answer that is right most often (the most frequent class, the mean), and
+            what always giving it scores on the validation part, by metric.
         unlabelled: Name -> number of training examples without a label, which gave no loss, where there are any.
         table: One row per name, the best validation score first: "task", "reader", its settings in the grid, "metric",
             "score" (None without a validation part), the other metrics at that epoch, "best_epoch", "epochs_run",
@@ -51,6 +53,7 @@ class FitResult:
     history: list[TableRow] = field(repr=False)
     importances: list[TableRow] = field(repr=False)
     truncated: dict[str, int] = field(default_factory=dict)
+    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
     unlabelled: dict[str, int] = field(default_factory=dict)
     table: list[TableRow] = field(default_factory=list, repr=False)
     test: dict[str, dict[str, float]] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from lamina.train.plan import batches
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -47,8 +47,7 @@ def score(
     options: PassOptions,
     *,
     names: Collection[str] | None = None,
-    per_class: bool = False,
-    errors: int = 0,
+    more: Callable[[Results, Sequence[str]], Mapping[str, Any]] | None = None,
     progress: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """Compute the metrics of learners on encoded examples.
@@ -58,13 +57,11 @@ def score(
         groups: The encoded examples, with their tasks.
         options: Options of each pass.
         names: Learners that are scored. None: all learners of the groups.
-        per_class: Also return precision, recall and F1 of each class.
-        errors: Also return this number of wrong predictions, the most confident first. 0: none.
+        more: Function from the results and the metrics of a learner to further entries, such as a table per class.
         progress: Show a progress bar per group on standard error.
 
     Returns:
-        Learner name -> metric -> value. With `per_class` a learner has "per_class" too, a list of rows; with `errors`
-        it has "errors", a list of wrong predictions.
+        Learner name -> metric -> value, and the entries that `more` returned.
 
     Raises:
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
@@ -80,10 +77,8 @@ def score(
             if bad := [metric for metric, value in scores[name].items() if not math.isfinite(value)]:
                 what = f"the {bad[0]} of {runner.title(name)} is {scores[name][bad[0]]}; a score is a finite number"
                 raise NotFiniteError(f"{runner.op}: {what}.", name=name)
-            if per_class:
-                scores[name]["per_class"] = result.per_class()
-            if errors:
-                scores[name]["errors"] = result.errors(errors)
+            if more is not None:
+                scores[name] |= more(result, tasks[name].metrics)
     return scores
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import set_location
@@ -321,6 +321,8 @@ def _record_training(engine: Engine) -> None:
                 "max_length": max_length(engine.runner, {name: task}, engine.options.max_length),
                 "stride": engine.options.stride,
                 "add_prefix_space": engine.options.add_prefix_space,
+                **({"columns": dict(task.columns)} if task.columns else {}),
+                **({"positive": task.positive} if task.positive else {}),
             }
 
 
@@ -360,6 +362,7 @@ def _result(
         history=engine.history,
         importances=engine.importances,
         truncated={name: group.truncated(name) for group in engine.plan.groups for name in group.names},
+        baselines=_baselines(engine),
         unlabelled={
             name: count for name, task in engine.plan.tasks.items() if (count := task.split("train").unlabelled)
         },
@@ -369,6 +372,18 @@ def _result(
         seconds=seconds,
         folder=folder,
     )
+
+
+def _baselines(engine: Engine) -> dict[str, dict[str, Any]]:
+    """Return learner name -> "always" (one answer) and what it scores on the validation part, by metric."""
+    baselines: dict[str, dict[str, Any]] = {}
+    for group in engine.validation:
+        for name, task in group.tasks.items():
+            results = task.kind.results(task, task.split(group.part), group.inputs)
+            if (found := results.baseline(task.metrics)) is not None:
+                always, scores = found
+                baselines[name] = {"always": always, **scores}
+    return baselines
 
 
 def _file_names(target: ReaderBank | PreTrainedModel) -> list[str]:

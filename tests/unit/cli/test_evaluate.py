@@ -207,3 +207,40 @@ def test_a_label_that_the_reader_does_not_have_is_named(lamina, bank_folder: Pat
     assert ran.code == 2
     assert "great" in ran.err
     assert "row 5" in ran.err
+
+
+def test_every_reader_is_scored_on_one_file(lamina, bank_folder: Path, tmp_path: Path):
+    bank = load_bank(bank_folder)
+    for name, columns in {"mood": {"text": "text", "label": "mood"}, "who": {"text": "words", "label": "tags"}}.items():
+        bank[name].info["columns"] = columns
+    for name in [name for name in bank if name not in ("mood", "who")]:
+        bank.remove(name)
+    save_bank(bank, tmp_path / "bank")
+    rows = [
+        {"text": text, "mood": mood, "words": ["anna", "is"], "tags": ["B-PER", "O"]}
+        for text, mood in (("the film is good .", "good"), ("bad", "bad"), ("not good", None), ("very good", "good"))
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ran = lamina("evaluate", tmp_path / "bank", path, "--json")
+    assert (ran.code, "1 of 4 rows have no label in column 'mood'" in ran.err) == (0, True)
+    scores = json.loads(ran.out)
+    assert {name: score["rows"] for name, score in scores.items()} == {"mood": 3, "who": 4}
+    assert scores["mood"]["always"] == "good"
+    table = lamina("evaluate", tmp_path / "bank", path, "--positive", "mood=bad").out
+    assert "95 % interval" in table
+    assert "0.67 (good)" in table
+    renamed = tmp_path / "renamed.jsonl"
+    renamed.write_text(path.read_text().replace('"mood"', '"feeling"'))
+    named = lamina("evaluate", tmp_path / "bank", renamed, "--label", "mood=feeling", "--json")
+    assert json.loads(named.out) == scores
+    for arguments, told in (
+        ((renamed,), "has no column 'mood'; its columns are: text, feeling, words, tags. Name the columns of reader"),
+        ((path, "--label", "moods=mood"), "unknown reader 'moods'"),
+        ((path, "--label", "mood=mood", "--label", "tags"), "give one value for all readers, or READER=VALUE once"),
+        ((), "give either FILE, which every reader is scored on, or --task"),
+        ((path, "--task", f"mood={path}"), "give either FILE"),
+        ((path, "--split", "test"), "--split was given, but no task is a preset"),
+    ):
+        refused = lamina("evaluate", tmp_path / "bank", *arguments)
+        assert (refused.code, told in refused.err.replace("\n", " ")) == (2, True), refused.err

@@ -1,0 +1,123 @@
+"""Tasks from one labelled file, for the readers of a bank that remember which columns they learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.bank import ReaderBank
+from lamina.errors import ConfigError, DataError, check_known
+from lamina.tasks import kind_of
+from lamina.tasks.task import Task
+from lamina.train.model_runner import task_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.heads.base import TaskLike
+
+WHOLE = "model"  # name of the task of a whole model
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns of a file that a user has named. None: those that a reader learnt from.
+
+    Attributes:
+        text: Column of the text.
+        text_pair: Column of the second text.
+        labels: Reader name -> column of its label, or one column for all readers.
+    """
+
+    text: str | int | None = None
+    text_pair: str | int | None = None
+    labels: Mapping[str, str | int] | str | int | None = None
+
+    def of(self, reader: str) -> dict[str, str | int]:
+        """Return the columns that were named for a reader, by argument of `Task.from_files`."""
+        label = self.labels.get(reader) if isinstance(self.labels, Mapping) else self.labels
+        columns = {"text": self.text, "text_pair": self.text_pair, "label": label}
+        return {key: column for key, column in columns.items() if column is not None}
+
+
+def tasks_of_file(
+    bank_or_model: ReaderBank | PreTrainedModel,
+    path: str | Path,
+    split: str,
+    columns: FileColumns,
+    *,
+    positive: Mapping[str, str] | str | None = None,
+    train: str | Path | None = None,
+) -> dict[str, Task]:
+    """Return reader name -> the task of scoring it on all rows of a file.
+
+    Args:
+        bank_or_model: The bank, whose readers remember their columns, or a whole model.
+        path: The file, in a form that `Task.from_files` reads.
+        split: Name of the split that the rows become.
+        columns: The columns that the user has named.
+        positive: Reader name -> positive class, or one class for all readers. None: those that the readers learnt with.
+        train: File of the train split, for scores that are learnt from one. None: there is none.
+
+    Raises:
+        ConfigError: If the bank has no readers, or a reader does not remember its columns and none were given.
+        UnknownNameError: If a reader does not exist.
+        DataError: If a file cannot be read, or has no such column; the message names the reader.
+    """
+    heads: dict[str, TaskLike] = {WHOLE: task_of(bank_or_model)} if not isinstance(bank_or_model, ReaderBank) else {}
+    infos: dict[str, Mapping[str, Any]] = {WHOLE: {"columns": {}}}
+    if isinstance(bank_or_model, ReaderBank):
+        heads = {name: bank_or_model[name].config.head for name in bank_or_model}
+        infos = {name: bank_or_model[name].info for name in bank_or_model}
+    if not heads:
+        raise ConfigError("evaluate: the bank has no readers; there is nothing to score.")
+    for given in (columns.labels, positive):
+        check_known("evaluate", given if isinstance(given, Mapping) else (), heads, "reader")
+    files = {"test": path} if train is None else {"train": train, "test": path}
+    tasks: dict[str, Task] = {}
+    for name, head in heads.items():
+        own = positive.get(name) if isinstance(positive, Mapping) else positive
+        info = infos[name] if own is None else {**infos[name], "positive": own}
+        task = _task(name, head, info, files, columns.of(name))
+        kept = {"train": task.split("train")} if train is not None else {}
+        tasks[name] = replace(task, splits={**kept, split: task.split("test")})
+    return tasks
+
+
+def _task(
+    name: str, head: TaskLike, info: Mapping[str, Any], files: Mapping[str, str | Path], chosen: Mapping[str, str | int]
+) -> Task:
+    """Return the task of one reader over files; see `tasks_of_file`.
+
+    Args:
+        name: Name of the reader.
+        head: Its head, which has the kind of task and the labels.
+        info: What the reader remembers of its training: its columns, and its positive class.
+        files: Split -> file.
+        chosen: The columns that the user has named: "text", "text_pair" and "label".
+    """
+    kind = kind_of(str(head.kind))
+    if "columns" not in info and kind.has_classes and "label" not in chosen:
+        got = f"reader '{name}' does not say which columns it learnt from"
+        raise ConfigError(f"evaluate: {got}. Name them: labels={{'{name}': column}}, or --label {name}=COLUMN.")
+    columns: dict[str, Any] = {**info.get("columns", {}), **chosen}
+    is_binary = len(head.labels) == 2 and kind.single_label(head.problem_type)
+    sources: dict[str, Any] = dict(files)
+    try:
+        return Task.from_files(
+            kind,
+            labels=head.labels,
+            problem_type=head.problem_type,
+            missing_labels="mask" if "mask" in kind.missing else None,
+            positive=info.get("positive") if is_binary else None,
+            name=Path(files["test"]).stem,
+            **sources,
+            **columns,
+        )
+    except DataError as error:
+        if error.column is None or error.row is not None:
+            raise
+        hint = f"Name the columns of reader '{name}', as in --label {name}=COLUMN or --text COLUMN"
+        raise DataError(f"{str(error).rstrip('.')}. {hint}.", path=error.path, column=error.column) from error
