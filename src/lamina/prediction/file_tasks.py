@@ -75,14 +75,14 @@ def tasks_of_file(
         raise ConfigError("evaluate: the bank has no readers; there is nothing to score.")
     for given in (columns.labels, positive):
         check_known("evaluate", given if isinstance(given, Mapping) else (), heads, "reader")
-    files = {"test": path} if train is None else {"train": train, "test": path}
+    files = {"validation": path} if train is None else {"train": train, "validation": path}
     tasks: dict[str, Task] = {}
     for name, head in heads.items():
         own = positive.get(name) if isinstance(positive, Mapping) else positive
         info = infos[name] if own is None else {**infos[name], "positive": own}
         task = _task(name, head, info, files, columns.of(name))
         kept = {"train": task.split("train")} if train is not None else {}
-        tasks[name] = replace(task, splits={**kept, split: task.split("test")})
+        tasks[name] = replace(task, splits={**kept, split: task.split("validation")})
     return tasks
 
 
@@ -112,7 +112,7 @@ def _task(
             problem_type=head.problem_type,
             missing_labels="mask" if "mask" in kind.missing else None,
             positive=info.get("positive") if is_binary else None,
-            name=Path(files["test"]).stem,
+            name=Path(files["validation"]).stem,
             **sources,
             **columns,
         )

@@ -105,7 +105,7 @@ def test_tfidf_learns_from_the_train_part_or_a_file(bank: ReaderBank, tmp_path: 
     assert scores["stars"]["tfidf"].keys() == {"pearson", "spearman"}
     task = Task.from_files(KIND, train=learnt, validation=path, text="message", label="feeling", positive="bad")
     assert evaluate(bank, {"mood": task}, tfidf=True)["mood"]["tfidf"] == scores["mood"]["tfidf"]
-    with pytest.raises(ConfigError, match="tfidf is set, and task mood has no train part"):
+    with pytest.raises(ConfigError, match="tfidf is set, and task test has no train part"):
         evaluate(bank, path, tfidf=True)
 
 
