@@ -57,7 +57,7 @@ def commands() -> str:
     """A section per command, with its help."""
     from lamina.cli.application import COMMANDS, build
 
-    named = build().commands
+    named = build().commands  # pyright: ignore[reportAttributeAccessIssue]
     return "\n".join([INTRO, *(f"## {name}\n\n```text\n{_help(name, named[name])}\n```\n" for name in COMMANDS)])
 
 

@@ -120,7 +120,7 @@ def evaluate(  # noqa: PLR0913
         tasks[name] = _task(head, source, data=data, split=split, columns={**columns, **_columns(label=own)})
     if file is not None:
         named = {key: _column(name) for key, name in labels.items()} if isinstance(labels, dict) else _column(labels)
-        chosen = FileColumns(**columns, labels=named)
+        chosen = FileColumns(columns.get("text"), columns.get("text_pair"), named)
         tasks, flags = tasks_of_file(target, file, split, chosen, positive=flags, train=tfidf), None
     scores = run(
         target,

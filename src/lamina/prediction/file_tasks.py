@@ -69,7 +69,7 @@ def tasks_of_file(
     heads: dict[str, TaskLike] = {WHOLE: task_of(bank_or_model)} if not isinstance(bank_or_model, ReaderBank) else {}
     infos: dict[str, Mapping[str, Any]] = {WHOLE: {"columns": {}}}
     if isinstance(bank_or_model, ReaderBank):
-        heads = {name: bank_or_model[name].config.head for name in bank_or_model}
+        heads |= {name: bank_or_model[name].config.head for name in bank_or_model}
         infos = {name: bank_or_model[name].info for name in bank_or_model}
     if not heads:
         raise ConfigError("evaluate: the bank has no readers; there is nothing to score.")

@@ -113,7 +113,7 @@ def test_spans_are_marked_in_their_text():
         {"start": 0, "end": 4, "label": "PER", "error": "missed"},
         {"start": 14, "end": 19, "label": "LOC", "error": "wrong"},
     ]
-    shown = marked("anna is now in paris .", spans)
+    shown = marked("anna is now in paris .", spans)  # pyright: ignore[reportArgumentType]
     assert shown.plain == "[anna|PER missed] is now in[ pari|LOC wrong]s ."
     assert [shown.plain[span.start : span.end] for span in shown.spans] == ["[anna|PER missed]", "[ pari|LOC wrong]"]
     assert len({span.style for span in shown.spans}) == 2

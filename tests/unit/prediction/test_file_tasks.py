@@ -43,7 +43,8 @@ def bank(tmp_path: Path) -> ReaderBank:
         reader: Task.from_files(KIND, train=path, text="message", label=column, positive=positive)
         for (reader, column), positive in zip(COLUMNS.items(), ("bad", None, None), strict=True)
     }
-    heads = [SequenceClassification(task.labels, 2, problem_type=task.problem_type) for task in tasks.values()]
+    how: list[dict[str, Any]] = [{"problem_type": task.problem_type} for task in tasks.values()]
+    heads = [SequenceClassification(task.labels, 2, **more) for task, more in zip(tasks.values(), how, strict=True)]
     bank = tiny_bank({name: Reader(Mean(), head) for name, head in zip(tasks, heads, strict=True)})
     train(bank, tasks, epochs=12, learning_rate=0.02)
     return bank
