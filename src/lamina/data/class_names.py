@@ -66,9 +66,17 @@ def _fields(fields: Mapping[str, Decoder], cell: Any) -> Any:
 
 
 def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...]]:
-    """Return column -> the class names that its feature declares, for the columns that declare some."""
-    found = {str(column): declared_names(feature) for column, feature in (features or {}).items()}
-    return {column: names for column, names in found.items() if names is not None}
+    """Return column -> the class names that its feature declares, for the columns that declare some.
+
+    For a column of objects, or lists of them, the names of a field are under "column.field".
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for column, feature in (features or {}).items():
+        inner = _item(feature) or feature
+        fields = {f"{column}.{key}": value for key, value in inner.items()} if isinstance(inner, Mapping) else {}
+        declared = {key: declared_names(value) for key, value in {str(column): feature, **fields}.items()}
+        found |= {key: names for key, names in declared.items() if names is not None}
+    return found
 
 
 def parquet_features(schema: pa.Schema) -> datasets.Features | None:

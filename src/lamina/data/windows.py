@@ -95,7 +95,7 @@ class Encoded:
 
     @cached_property
     def offsets(self) -> Column:
-        """For each window, the character range (start, end) of each token in the text; (0, 0) for special tokens.
+        """For each window, the characters (start, end) of each token in the text; (0, 0) for special tokens.
 
         The list of a window is empty if the texts were tokenised without offsets.
         """
@@ -112,6 +112,10 @@ class Encoded:
         """A hash of all tokens and their division into windows."""
         return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
 
+    def token(self, window: int, position: int) -> int:
+        """Return the id of a token of a window."""
+        return int(self._tokens["input_ids"][window][position])
+
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
         """Return windows as the arguments of a model: tensors (int64) `[batch, tokens]`, padded on the right.
 
@@ -123,12 +127,11 @@ class Encoded:
 
 
 def read_flags(encoded: Encoded) -> list[list[bool]]:
-    """Return, for each window and token, whether the prediction for the token is read from this window.
+    """Return, for each window and token, whether the answer for the token is read from this window.
 
-    Neighbouring windows share tokens. The prediction for a shared token is read from the window in which the token has
-    the most context: where the smaller of the numbers of tokens to its left and right is largest. The start and the end
-    of the text count as unlimited context. Special tokens, and the tokens of the first texts of pairs, are read from no
-    window.
+    Neighbouring windows share tokens. Each token of a text is read in exactly one window: the one in which the smaller
+    of the numbers of tokens to its left and right is largest. The start and the end of the text count as unlimited
+    context. Special tokens, and the tokens of the first texts of pairs, are read in no window.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -168,24 +171,23 @@ class WordToken(NamedTuple):
     first: bool
 
 
-def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
-    """Yield the tokens of all words, window by window; a token that windows share is yielded once (see `read_flags`).
+class _Overlap(NamedTuple):
+    """A token and the words with which it shares characters: from `first` up to and including `last`."""
 
-    A token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
-    the tokenizer drops it or joins it to the word before.
+    window: int
+    position: int
+    first: int
+    last: int
 
-    Args:
-        encoded: The texts, tokenised with offsets.
-        words: The character range (start, end) of each word of each text, from left to right.
 
-    Raises:
-        ConfigError: If `words` has not one entry per text, or there are no offsets.
+def _overlaps(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[_Overlap]:
+    """Yield the tokens that share characters with words, window by window; see `word_tokens` for arguments and errors.
+
+    A token that windows share comes once (see `read_flags`). Words are counted through all texts.
     """
     if encoded.texts != len(words):
         raise ConfigError(f"word_labels: {encoded.texts} texts and words of {len(words)}; both must be the same rows.")
-    words = list(words)
     first_words = [0, *accumulate(map(len, words))]  # text -> index of its first word among the words of all texts
-    begun = bytearray(first_words[-1])  # word -> whether its first token was yielded
     next_words = [0] * len(words)  # text -> the word, within the text, to which the next token may belong
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
     for window, (is_read, offsets) in enumerate(zip(read_flags(encoded), encoded.offsets, strict=True)):
@@ -199,10 +201,49 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
             while is_read[at] and word < len(spans) and spans[word][1] <= start:
                 word += 1
             if is_read[at] and word < len(spans) and start < stop and spans[word][0] < stop:
-                number = first_words[text] + word
-                yield WordToken(window, at, number, not begun[number])
-                begun[number] = True
+                last = word
+                while last + 1 < len(spans) and spans[last + 1][0] < stop:
+                    last += 1
+                yield _Overlap(window, at, first_words[text] + word, first_words[text] + last)
         next_words[text] = word
+
+
+def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> Iterator[WordToken]:
+    """Yield the tokens of all words, window by window; a token that windows share comes once (see `read_flags`).
+
+    A token belongs to the first word with which it shares characters; it may contain spaces too. A word has no token if
+    the tokenizer drops it or joins it to the word before.
+
+    Args:
+        encoded: The texts, tokenised with offsets.
+        words: The characters (start, end) of each word of each text, from left to right.
+
+    Raises:
+        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
+    """
+    words = list(words)
+    begun = bytearray(sum(map(len, words)))  # word -> whether its first token was yielded
+    for token in _overlaps(encoded, words):
+        yield WordToken(token.window, token.position, token.first, not begun[token.first])
+        begun[token.first] = True
+
+
+def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int] | None]:
+    """Return for each word of all texts the token that decides about it, as window and position in the window.
+
+    It is the first token that belongs to the word (see `word_tokens`). If all tokens that share characters with the
+    word belong to words before it, it is the first of these, which decides about several words. None: the tokenizer
+    drops the word. Arguments and errors are those of `word_tokens`.
+    """
+    words = list(words)
+    owned: list[tuple[int, int] | None] = [None] * sum(map(len, words))
+    shared: dict[int, tuple[int, int]] = {}
+    for token in _overlaps(encoded, words):
+        place = token.window, token.position
+        owned[token.first] = owned[token.first] or place
+        for word in range(token.first + 1, token.last + 1):
+            shared.setdefault(word, place)
+    return [place or shared.get(word) for word, place in enumerate(owned)]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
@@ -224,28 +265,30 @@ def word_labels(
     labels: Iterable[Sequence[int]],
     continued: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Yield, for each window, a label for every token; tokens outside of words have the label `IGNORED`.
+    """Yield, for each window, a label for every token; tokens that decide about no word have the label `IGNORED`.
+
+    A token that decides about several words (see `deciding_tokens`) has the label of the first.
 
     Args:
         encoded: The texts, tokenised with offsets.
-        words: The character range (start, end) of each word of each text, from left to right.
-        labels: The label of each word of each text, for the word's first token.
-        continued: `continued[label]` is the label of the further tokens of a word with the label `label`. None: the
-            further tokens have the label `IGNORED`.
+        words: The characters (start, end) of each word of each text, from left to right.
+        labels: The label of each word of each text, for the token that decides about it.
+        continued: `continued[label]` is the label of the other tokens of a word with this label. None: the other tokens
+            have the label `IGNORED`.
 
     Raises:
-        ConfigError: If `words` has not one entry per text, or there are no offsets.
+        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
     """
+    words = list(words)
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))
     by_word = [label for _, label in chain.from_iterable(pairs)]
-    places: dict[int, list[WordToken]] = defaultdict(list)
-    for token in word_tokens(encoded, words):
-        if token.first or continued is not None:
-            places[token.window].append(token)
-    for window, length in enumerate(encoded.lengths.tolist()):
-        row = [IGNORED] * length
-        for token in places[window]:
+    by_token: dict[int, dict[int, int]] = defaultdict(dict)  # window -> position -> label
+    for word, place in enumerate(deciding_tokens(encoded, words)):
+        if place is not None:
+            by_token[place[0]].setdefault(place[1], by_word[word])
+    if continued is not None:
+        for token in word_tokens(encoded, words):
             label = by_word[token.word]
-            is_continued = not token.first and label != IGNORED
-            row[token.position] = continued[label] if continued is not None and is_continued else label
-        yield row
+            by_token[token.window].setdefault(token.position, label if label == IGNORED else continued[label])
+    for window, length in enumerate(encoded.lengths.tolist()):
+        yield [by_token[window].get(position, IGNORED) for position in range(length)]

@@ -12,7 +12,7 @@ from lamina.estimators.targets import Targets
 from lamina.heads.token_classification import TokenClassification
 from lamina.tasks.metrics import marks_spans, score_tags
 from lamina.tasks.split import Split
-from lamina.tasks.token_classification import join
+from lamina.tasks.words import join
 
 if TYPE_CHECKING:
     from lamina.bank import Reader

@@ -296,6 +296,8 @@ class Predictor:
                 name: task.kind.answers(task, prepared.splits[task.kind], group.inputs, self._runner.processor)
                 for name, task in group.tasks.items()
             }
+            for name, result in results.items():
+                result.set_learnt(self._runner.info(name))
             yield from passes(
                 self._runner, group, results, self._options, progress=self._options.progress, budget=budget
             )

@@ -277,6 +277,9 @@ class Results(Protocol[OutputsT, AnswerT]):
         """Return at most `count` wrong answers, the most confident first, as `class_results.error_rows` does."""
         return []
 
+    def set_learnt(self, info: Mapping[str, JSON]) -> None:
+        """Use the facts that a reader keeps from its training, which `Kind.learnt` returned; the default has none."""
+
     def predictions(self) -> list[AnswerT]:
         """Return the JSON-ready prediction for each example."""
         return []

@@ -47,6 +47,7 @@ from lamina.tasks.labels import (
     without_classes,
 )
 from lamina.tasks.split import Split, is_missing
+from lamina.utils import JSON
 
 if TYPE_CHECKING:
     import datasets
@@ -115,8 +116,8 @@ class Kind(ABC, Generic[InputsT]):
 
     **Encoding**: from examples to batches, and what a model needs to read them.
         Required: `encode`.
-        Defaults: `targets`, `length_limit`, `truncated`, `batch_size`, `model_rows`; and for whole models with a head
-        of their own `configure`, `fit_processor`, `model_problem`, `output_problem`, `model_labels`.
+        Defaults: `targets`, `learnt`, `length_limit`, `truncated`, `batch_size`, `model_rows`; and for whole models
+        with a head of their own `configure`, `fit_processor`, `model_problem`, `output_problem`, `model_labels`.
 
     **Answering**: from outputs to scores and predictions.
         Required: `results`.
@@ -147,6 +148,7 @@ class Kind(ABC, Generic[InputsT]):
         missing: Allowed values of `missing_labels`.
         takes_prefix: Whether the option `prefix`, a text in front of every example, is allowed.
         generates: Whether a model generates a text per example, both for predictions and for scores.
+        learnt_keys: Names of the facts that `learnt` may return.
     """
 
     name: ClassVar[str]
@@ -171,6 +173,7 @@ class Kind(ABC, Generic[InputsT]):
     missing: ClassVar[tuple[str, ...]] = ("error", "drop")
     takes_prefix: ClassVar[bool] = False
     generates: ClassVar[bool] = False
+    learnt_keys: ClassVar[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
         """Return the kind's name, as messages print it and files hold it."""
@@ -276,6 +279,10 @@ class Kind(ABC, Generic[InputsT]):
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
         """Return the labels of all rows; None if the labels come from the inputs themselves, as masked tokens do."""
         return None
+
+    def learnt(self, task: LabelledTask, split: Split, inputs: InputsT) -> dict[str, JSON]:
+        """Return facts about the train split that answers need later; a reader keeps them in its `info`."""
+        return {}
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
         """Return how much of an example is read: tokens of a window, samples of a clip, or 1 for images.

@@ -1,8 +1,7 @@
 """Decide what a label cell is: a class name, a list of class names, a number, or a missing label.
 
-Every kind of task, the estimators and the file readers use this module, so that the same cell means the same
-everywhere. A cell that is none of these is a `LabelCellError`, whose text says what came and what to do; callers add
-file and row.
+Every kind of task, the estimators and the readers of files ask here, so that the same cell means the same everywhere. A
+cell that is none of these is a `LabelCellError`, whose text says what came and what to do; callers add file and row.
 """
 
 from __future__ import annotations
@@ -33,11 +32,20 @@ Cell: TypeAlias = object
 
 
 class LabelCellError(ValueError):
-    """Raised when a cell is not a label; the text says what came, what is allowed and what to do."""
+    """Raised when a cell is no label.
+
+    Attributes:
+        got: What came; the column is named after it.
+        rule: What is allowed and what to do; begins with a comma or semicolon.
+    """
+
+    def __init__(self, got: str, rule: str) -> None:
+        self.got, self.rule = got, rule
+        super().__init__(f"{got}{rule}")
 
 
 def plain(cell: object) -> Cell:
-    """Return a value of NumPy, torch, pandas or Arrow as a Python value, and tuples, sets and arrays as lists."""
+    """Return a value of NumPy, torch, pandas or Arrow as Python has it, and tuples, sets and arrays as lists."""
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
     if hasattr(cell, "tolist") and hasattr(cell, "dtype"):
@@ -83,21 +91,21 @@ def class_name(cell: object, labels: Collection[str] = ()) -> str:
     if isinstance(cell, str):
         name = trimmed(cell)
         if name not in labels and _is_list(name):
-            raise LabelCellError(f"{shown(cell)}, which is a list; a row has one class. {_SEVERAL}")
+            raise LabelCellError(shown(cell), f", which is a list; a row has one class. {_SEVERAL}")
         return name
     if isinstance(cell, int):
         return str(cell) if isinstance(cell, bool) else str(int(cell))
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     rule = "a class is a text, a whole number, or true or false"
-    raise LabelCellError(f"{shown(cell)}, which is {_type_name(cell)}; {rule}. {_what_to_do(cell)}")
+    raise LabelCellError(shown(cell), f", which is {_type_name(cell)}; {rule}. {_what_to_do(cell)}")
 
 
 _SEVERAL = "Set problem_type='multi_label' if rows have several classes."
 
 
 def _what_to_do(cell: Cell) -> str:
-    """Return a sentence that says what a user can do about a cell that is not a class name."""
+    """Return what a user can do about a cell that is no class name, as a sentence."""
     if isinstance(cell, list):
         return _SEVERAL
     if isinstance(cell, Mapping):
@@ -118,7 +126,7 @@ def _type_name(cell: Cell) -> str:
 
 def shown(cell: object) -> str:
     """Return a cell as a message quotes it: a text in quotes, and at most 60 characters."""
-    text = repr(plain(cell))
+    text = repr(cell)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -126,7 +134,7 @@ def shown(cell: object) -> str:
 
 
 def is_number(cell: object) -> bool:
-    """Return whether a cell is a number, or a text that spells one with a decimal point; a bool is not a number."""
+    """Return whether a cell is a number, or a text that is one with a decimal point; a bool is no number."""
     cell = plain(cell)
     if isinstance(cell, str):
         return _NUMBER.fullmatch(cell.strip()) is not None
@@ -172,7 +180,7 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
         return [cell]
     for part in cell:
         if isinstance(part, list | Mapping):
-            raise LabelCellError(f"{shown(cell)}; a list of labels holds names, or 0 and 1 per class. Flatten it.")
+            raise LabelCellError(shown(cell), "; a list of labels holds names, or 0 and 1 per class. Flatten it.")
     return cell
 
 
@@ -198,7 +206,7 @@ def spelled_list(text: str) -> object:
             return value
     if text[0] == "[":
         rule = 'write it as in ["art", "sport"], with commas'
-        raise LabelCellError(f"{shown(text)}, which is in brackets but no list ({reason}); {rule}. {_NAMES}")
+        raise LabelCellError(shown(text), f", which is in brackets but no list ({reason}); {rule}. {_NAMES}")
     return None
 
 

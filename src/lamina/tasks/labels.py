@@ -358,7 +358,7 @@ def cell_errors(table: Table, row: int, column: str | int) -> Iterator[None]:
     try:
         yield
     except LabelCellError as error:
-        raise bad_cell(table, row, column, f"has {error} (column '{column}')") from None
+        raise bad_cell(table, row, column, f"has {error.got} in column '{column}'{error.rule}") from None
 
 
 def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:

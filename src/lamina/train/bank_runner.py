@@ -282,6 +282,10 @@ class BankRunner(Runner):
         """Return how many numbers the head of the reader `name` outputs for each text or token: one per class."""
         return self.bank[name].head.outputs
 
+    def info(self, name: str) -> dict[str, JSON]:
+        """Return the `info` of the reader `name`."""
+        return self.bank[name].info
+
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """Return the largest value of `option` that the readers were trained with; None if one has no record of it."""
         values = [self.bank[name].info.get(option) for name in names]

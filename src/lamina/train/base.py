@@ -91,6 +91,10 @@ class Runner(ABC):
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
         """Return the value of `option` with which the learners `names` were trained; here None: it is not known."""
 
+    def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
+        """Return the facts that are saved with the learner `name`, to be read or changed; here an empty dict."""
+        return {}
+
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
         """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or the reverse.
 

@@ -70,6 +70,8 @@ def score(
     for group in groups:
         tasks = {name: task for name, task in group.tasks.items() if names is None or name in names}
         results = {name: task.kind.results(task, task.split(group.part), group.inputs) for name, task in tasks.items()}
+        for name, result in results.items():
+            result.set_learnt(runner.info(name))
         if results:
             collect(runner, group, results, options, progress=progress)
         for name, result in results.items():

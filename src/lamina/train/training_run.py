@@ -126,7 +126,7 @@ def train(  # noqa: PLR0913
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = groups_of(runner, validated, "validation", options, encodings)
         plan = Plan(
-            groups,
+            _keep_learnt(runner, groups),
             {name: int(spec.epochs or 1) for name, spec in specs.items()},
             options.step_size,
             options.seed,
@@ -301,6 +301,17 @@ def _specs(
     return specs
 
 
+def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
+    """Write into the `info` of each reader what its kind counts in the train split, and return the groups."""
+    for group in groups:
+        for name, task in group.tasks.items():
+            info = runner.info(name)
+            for key in task.kind.learnt_keys:
+                info.pop(key, None)
+            info.update(task.kind.learnt(task, task.split("train"), group.inputs))
+    return groups
+
+
 def _record_training(engine: Engine) -> None:
     """Write into the `info` of each trained reader what it was trained on, and its scores.
 
@@ -311,7 +322,9 @@ def _record_training(engine: Engine) -> None:
     for name, task in engine.plan.tasks.items():
         learner = engine.learners[name]
         if isinstance(learner.module, ReaderModule):
+            learnt = {key: value for key, value in learner.module.info.items() if key in task.kind.learnt_keys}
             learner.module.info = {
+                **learnt,
                 "task": task.name,
                 "metric": task.metric,
                 "scores": learner.progress.scores,

@@ -113,7 +113,7 @@ def test_flags_of_another_length_are_an_error():
         read(HOT, labels=NAMES[:2])
     with pytest.raises(DataError, match="task/train row 3 has a list of 0 in column 'label'"):
         read([[1, 0, 0], [0, 1, 0], []])
-    with pytest.raises(DataError, match=r"row 2 has 0\.5, which is of type float"):
+    with pytest.raises(DataError, match=r"row 2 has 0\.5 in column .* of type float"):
         read([[1.0, 0.0, 0.0], [0.5, 0.5, 0.0]], labels=NAMES)
 
 

@@ -1,3 +1,5 @@
+# pyright: reportAttributeAccessIssue=false
+
 """Which sub-tokens of a word are learnt from, the space before a first word, and pairs joined into one text."""
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
+from lamina.tasks.tag_schemes import continued
 from lamina.tasks.task import Task
-from lamina.tasks.token_classification import continued
 from lamina.train.groups import group_tasks
 
 TOKEN = "token_classification"

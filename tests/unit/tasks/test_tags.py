@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from lamina.tasks.metrics import marks_spans
-from lamina.tasks.token_classification import both_ends, is_iob, to_iob2
+from lamina.tasks.tag_schemes import both_ends, is_iob2, odd_tag, recognise, to_iob2
 
 
 @pytest.mark.parametrize(
@@ -21,11 +21,54 @@ def test_spans_start_with_b(tags: str, expected: str):
     assert to_iob2(tags.split()) == tuple(expected.split())
 
 
+def test_a_word_without_a_tag_interrupts_no_span():
+    assert to_iob2(["B-PER", None, "I-PER", None, "O"]) == ("B-PER", None, "I-PER", None, "O")
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("B-x E-x O S-y S-y", "B-x I-x O B-y B-y"),  # IOBES
+        ("B-x I-x L-x O U-y", "B-x I-x I-x O B-y"),  # BILOU
+        ("B-x M-x E-x O S-y", "B-x I-x I-x O B-y"),  # BMES
+        ("B-x E-x M-x E-x O", "B-x I-x B-x I-x O"),  # a span ends at its last word
+        ("x-B x-I O y-B", "B-x I-x O B-y"),
+        ("B_x I_x O B_y", "B-x I-x O B-y"),
+        ("x_B x_I O y_B", "B-x I-x O B-y"),
+        ("b-x i-x o b-y", "B-x I-x O B-y"),
+        ("B I O B", "B-span I-span O B-span"),
+        ("B M E S", "B-span I-span I-span B-span"),
+        ("I-x I-x O I-y", "B-x I-x O B-y"),  # IOB1
+        ("B-a-b I-a-b O", "B-a-b I-a-b O"),
+        ("S-x O", "B-x O"),
+    ],
+)
+def test_schemes_become_one(tags: str, expected: str):
+    scheme = recognise(tags.split())
+    assert scheme is not None
+    assert to_iob2(tags.split(), scheme) == tuple(expected.split())
+
+
+@pytest.mark.parametrize("tags", ["O", "NN O", "DT NN VB", "B C", "S-BAR NN", "I O", "0 1 2"])
+def test_tags_that_mark_no_spans(tags: str):
+    assert recognise(tags.split()) is None
+    assert odd_tag(tags.split()) is None
+
+
+@pytest.mark.parametrize(
+    ("tags", "odd"),
+    [("B-x I-x O 0", "0"), ("B-x o O", "o"), ("tag B-x O", "tag"), ("B_x I_x O X", "X"), ("B-x I-x O x-B", "x-B")],
+)
+def test_the_tag_that_keeps_others_from_marking_spans(tags: str, odd: str):
+    assert recognise(tags.split()) is None
+    assert odd_tag(tags.split()) == odd
+
+
 def test_kinds_of_tags():
-    assert is_iob(["O", "I-PER", "B-PER"])
-    assert not is_iob(["O"])
-    assert not is_iob(["NN", "O"])
-    assert not is_iob(["S-PER", "O"])
+    assert not is_iob2(["O"])
+    assert not is_iob2(["O", "I-x"])
+    assert not is_iob2(["S-PER", "B-x"])
+    assert is_iob2(["O", "B-x", "I-x"])
     assert marks_spans(["S-PER", "O"])
     assert not marks_spans(["O", "NN"])
     assert both_ends(["O", "I-PER", "B-LOC"]) == {"O", "B-PER", "I-PER", "B-LOC", "I-LOC"}

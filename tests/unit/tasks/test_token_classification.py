@@ -1,3 +1,7 @@
+# pyright: reportGeneralTypeIssues=false, reportOptionalIterable=false, reportTypedDictNotRequiredAccess=false
+# pyright: reportOptionalSubscript=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false
+
 """A tag for every word."""
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from lamina.tasks import kind_of
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
-from lamina.tasks.token_classification import join, spans_of_tags, word_spans
+from lamina.tasks.token_classification import spans_of_tags
+from lamina.tasks.words import join, word_spans
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -314,7 +319,7 @@ def test_of_a_pair_the_second_text_has_the_words(words: Any):
         ("שלום עולם", ["שלום", "עולם"]),
         ("مرحبا", ["مرحبا"]),
         ("ok 😀👍!", ["ok", "😀", "👍", "!"]),
-        ("a\u00a0b\u200bc", ["a", "b", "\u200b", "c"]),
+        ("a\u00a0b\u200bc", ["a", "b", "c"]),
     ],
 )
 def test_words(text: str, words: list[str]):

@@ -18,7 +18,7 @@ from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.tasks.split import Split
-from lamina.tasks.token_classification import join
+from lamina.tasks.words import join
 from lamina.train.options import FitOptions
 from lamina.utils import JSON, Row, check_range, derive_seed, pluralize
 

@@ -1,0 +1,289 @@
+"""Read spans of characters in the forms that annotation tools write, and find their places in a text.
+
+The forms are: a text; `[start, end]`; `[start, end, label]` (spaCy, doccano); and objects with the keys of Label
+Studio, of pipelines of transformers, of doccano, of Prodigy and others. The text that a span carries is checked against
+its characters.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias, cast, final
+
+import regex
+
+from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, plain, shown, spelled_list
+from lamina.tasks.tag_schemes import SPAN_LABEL
+from lamina.tasks.words import Span
+from lamina.utils import parse_json
+
+LabelledSpan: TypeAlias = tuple[Span, str]
+Units: TypeAlias = Sequence[int]  # what the edges of spans count -> the character there
+
+_STARTS = ("start", "start_offset", "begin", "start_char", "startOffset", "offset_start")
+_ENDS = ("end", "end_offset", "stop", "end_char", "endOffset", "offset_end")
+_LABELS = ("label", "labels", "entity_group", "entity", "type", "tag", "entity_type", "category")
+_TEXTS = ("text", "word", "surface", "mention", "quote")
+_NEUTRAL = {"id", "score", "index", "confidence", "probability", "source", "meta", "token_start", "token_end"}
+_CONTAINERS = ("entities", "spans", "annotations", "result")
+_TAG = regex.compile(r"[BI]-.+")
+
+
+class SpanError(LabelCellError):
+    """Raised when a span has an unknown form; the text says what came and what to do."""
+
+
+class UnplacedSpanError(SpanError):
+    """Raised when a span is not in its text, or has no tags of its own; its row may stay without labels."""
+
+
+@final
+@dataclass(frozen=True)
+class SpanMark:
+    """A span as a cell has it.
+
+    Attributes:
+        cell: The span for messages.
+        label: Its label.
+        edges: What it counts as its start and end. None: it is found by its text.
+        text: The text that it carries; None if it carries none.
+        by_tokens: Whether the text is put together from tokens, which may have lost capitals and accents.
+    """
+
+    cell: str
+    label: str
+    edges: tuple[int, int] | None = None
+    text: str | None = None
+    by_tokens: bool = False
+
+
+def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
+    """Return the spans in a cell.
+
+    Args:
+        cell: A list of spans, or an object that has the list under "entities", "spans", "annotations" or "result", or
+            lists of starts, ends and labels, or lists of texts by label; or one of these as a text in JSON.
+        default: Label of spans without a label.
+
+    Raises:
+        SpanError: If the cell or a span in it has another form.
+    """
+    cell = cell if isinstance(cell, list | tuple) else plain(cell)
+    if isinstance(cell, str) and cell.strip()[:1] in ("[", "{"):
+        cell = _spelled(cell.strip())
+    if isinstance(cell, list | tuple) and len(cell) == 1 and isinstance(cell[0], Mapping) and "result" in cell[0]:
+        cell = cell[0]["result"]
+    if isinstance(cell, Mapping):
+        cell = _list_of(cell)
+    if not isinstance(cell, list | tuple):
+        raise SpanError(type(cell).__name__, "; spans are a list, which may be empty.")
+    return [_mark(span, default) for span in cell]
+
+
+def _spelled(text: str) -> object:
+    """Return what a text in JSON, or a list in Python's form, spells; raise SpanError if it is neither."""
+    try:
+        return parse_json(text) if text[0] == "{" else plain(spelled_list(text))
+    except ValueError:
+        raise SpanError(shown(text), ", which is not JSON; a text with spans is a list of them in JSON.") from None
+
+
+def _list_of(cell: Mapping[str, object]) -> object:
+    """Return the list of spans in an object; the object itself in a list if it is a span."""
+    for key in _CONTAINERS:
+        if key in cell and not any(name in cell for name in _STARTS):
+            inner = cell[key]
+            return _list_of(cell=cast("Mapping[str, object]", inner)) if isinstance(inner, Mapping) else inner
+    lists = {key: plain(value) for key, value in cell.items()}
+    if cell and all(isinstance(value, list) for value in lists.values()):
+        columns = cast("dict[str, list[object]]", lists)
+        if any(key in cell for key in _STARTS):
+            if len({len(column) for column in columns.values()}) > 1:
+                raise SpanError(shown(cell), "; lists of starts, ends and labels have one length. Correct the row.")
+            return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        if all(isinstance(text, str) for column in columns.values() for text in column):
+            return [{"text": text, "label": label} for label, column in columns.items() for text in column]
+    return [cell]
+
+
+def _mark(span: object, default: str) -> SpanMark:
+    """Return one span of a list; raise SpanError if it has an unknown form."""
+    entries = plain(span)
+    if isinstance(entries, str):
+        return SpanMark(shown(span), default, text=entries)
+    if isinstance(entries, list) and len(entries) in (2, 3) and all(map(_is_offset, entries[:2])):
+        label = default if len(entries) == 2 else _label(span, [entries[2]], default)
+        return SpanMark(shown(span), label, (int(entries[0]), int(entries[1])))
+    if isinstance(span, Mapping):
+        return _object_mark(span, default)
+    rule = "a span is a text, [start, end], [start, end, label], or an object with start, end and label"
+    raise SpanError(f"{shown(span)} as a span", f"; {rule}. Numbers count characters.")
+
+
+def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
+    """Return a span that is an object; raise SpanError if it has no place or label under a known key."""
+    fields: Mapping[str, object] = span
+    if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
+        fields = cast("Mapping[str, object]", span["value"])
+    start, end, text = (next((key for key in keys if key in fields), None) for keys in (_STARTS, _ENDS, _TEXTS))
+    labels = [fields[key] for key in _LABELS if key in fields]
+    if not labels and (other := sorted(set(map(str, fields)) - {*_STARTS, *_ENDS, *_TEXTS} - _NEUTRAL)):
+        known = ", ".join(_LABELS)
+        rule = f", a span with the keys {', '.join(other)}; its label is under one of: {known}"
+        raise SpanError(shown(span), f"{rule}.")
+    label = _label(span, labels, default) if labels else default
+    carried = None if text is None or fields[text] is None else str(fields[text])
+    if start is None and end is None and carried is not None:
+        return SpanMark(shown(span), label, text=carried)
+    edges = [None if key is None else plain(fields[key]) for key in (start, end)]
+    if not all(map(_is_offset, edges)):
+        rule = (
+            "an object has its first character under 'start' and the one after its last under 'end', as whole numbers"
+        )
+        raise SpanError(f"{shown(span)} as a span", f"; {rule}.")
+    first, last = (int(cast("int", edge)) for edge in edges)
+    return SpanMark(shown(span), label, (first, last), carried, text == "word")
+
+
+def _label(span: object, labels: Sequence[object], default: str) -> str:
+    """Return the label of a span from what stands under its keys of labels: a name, or a list with one name.
+
+    Raises:
+        SpanError: If a label is no name, or is a tag such as "B-PER".
+        UnplacedSpanError: If there are several labels.
+    """
+    entries = [part for label in map(plain, labels) for part in (label if isinstance(label, list) else [label])]
+    if not entries or any(map(is_missing, entries)):
+        rule = f"; a span has one label. Leave out the key for '{default}'."
+        raise SpanError(f"the span {shown(span)} without a label", rule)
+    names = list(dict.fromkeys(map(class_name, entries)))
+    if len(names) > 1:
+        raise UnplacedSpanError(f"the span {shown(span)} with the labels {', '.join(names)}", f"; {_ONE_LABEL}")
+    if _TAG.fullmatch(names[0]):
+        hint = "Give pipelines aggregation_strategy='simple'"
+        rule = f"; labels of spans have no B- and I-. {hint}."
+        raise SpanError(f"the span {shown(span)} with the tag {names[0]}", rule)
+    return names[0]
+
+
+_IGNORE = "missing_labels='ignore' leaves such rows without labels"
+_ONE_LABEL = f"a word has one label. Make a task per label; {_IGNORE}."
+
+
+def _is_offset(value: object) -> bool:
+    """Return whether a value counts characters: an int, or a float that is whole."""
+    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
+
+
+# Places
+
+
+def utf16_units(text: str) -> list[int]:
+    """Return the character at each UTF-16 unit of a text, and the text's end; inside a pair of units it is -1.
+
+    JavaScript, and with it most annotation tools in a browser, counts UTF-16 units: an emoji is two.
+    """
+    ends = accumulate((1 + (ord(char) > 0xFFFF) for char in text), initial=0)
+    units = [-1] * (len(text) + sum(ord(char) > 0xFFFF for char in text) + 1)
+    for number, unit in enumerate(ends):
+        units[unit] = number
+    return units
+
+
+def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
+    """Return the characters of a span in its text; every place where it occurs if it is found by its text alone.
+
+    Args:
+        mark: The span.
+        text: The text.
+        units: The character of each unit that edges count. None: they count characters.
+
+    Raises:
+        UnplacedSpanError: If the span is not in the text, or the characters there are not the text that it carries.
+    """
+    if mark.edges is None:
+        wanted = (mark.text or "").strip()
+        found = [match.span() for match in regex.finditer(regex.escape(wanted), text)] if wanted else []
+        if not found:
+            raise UnplacedSpanError(f"the span {mark.cell}", f", which is not in its text; correct it. {_IGNORE}.")
+        return found
+    start, end = mark.edges
+    if units is not None:
+        start, end = (units[edge] if 0 <= edge < len(units) else -1 for edge in (start, end))
+    if not 0 <= start < end <= len(text):
+        rule = f"which is not in its text of {len(text)} characters; 0 <= start < end must hold"
+        raise UnplacedSpanError(f"the span {mark.cell}", f", {rule}. {_IGNORE}.")
+    if mark.text is not None and not _agree(text[start:end], mark.text, loosely=mark.by_tokens):
+        rule = f", whose text is not {shown(text[start:end])}, the characters {start} to {end}; both must agree."
+        raise UnplacedSpanError(f"the span {mark.cell}", f"{rule}{_explained(mark, text)} {_IGNORE}.")
+    return [(start, end)]
+
+
+def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
+    """Return whether a span's characters are the text that it carries, apart from blanks and Unicode's forms.
+
+    `loosely` compares without capitals, accents, blanks and the marks of tokenizers, and allows unknown tokens.
+    """
+    if loosely and "[UNK]" in carried:
+        return True
+    both = [unicodedata.normalize("NFC", " ".join(text.split())) for text in (characters, carried.replace("\\n", "\n"))]
+    if loosely:
+        bare = (unicodedata.normalize("NFKD", text.replace("##", "")).casefold() for text in both)
+        both = [regex.sub(r"[\s\p{M}▁Ġ]", "", text) for text in bare]
+    return both[0] == both[1]
+
+
+def _explained(mark: SpanMark, text: str) -> str:
+    """Return a sentence that says what a span's edges may count, if its text shows that; otherwise nothing."""
+    start, end = cast("tuple[int, int]", mark.edges)
+    in_bytes = text.encode()[max(0, start) : max(0, end)].decode(errors="replace")
+    guesses = {
+        " The edges fit as bytes of UTF-8; convert them to characters.": in_bytes,
+        " The end seems to be the last character; add 1.": text[max(0, start) : end + 1],
+        " The edges seem to count from 1; subtract 1.": text[max(0, start - 1) : max(0, end - 1)],
+    }
+    return next((hint for hint, part in guesses.items() if _agree(part, mark.text or "", loosely=mark.by_tokens)), "")
+
+
+# Tags
+
+
+def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSpan]) -> list[str]:
+    """Return the IOB2 tag of each word of a text: that of the span with which it shares characters.
+
+    Raises:
+        UnplacedSpanError: If two spans share a word, or a span shares characters with no word.
+    """
+    tags = ["O"] * len(words)
+    owners: dict[int, LabelledSpan] = {}  # word -> its span
+    at = 0
+    for span in sorted(set(spans)):
+        (start, end), label = span
+        while at < len(words) and words[at][1] <= start:
+            at += 1
+        last = at
+        while last < len(words) and words[last][0] < end:
+            if last in owners:
+                both = f"the spans {_quoted(text, owners[last])} and {_quoted(text, span)}"
+                raise UnplacedSpanError(both, f", which share the word '{text[slice(*words[last])]}'; {_ONE_LABEL}")
+            owners[last] = span
+            tags[last] = f"{'B' if last == at else 'I'}-{label}"
+            last += 1
+        if last == at:
+            rule = f", which has no letter or sign; correct it. {_IGNORE}."
+            raise UnplacedSpanError(f"the span {_quoted(text, span)}", rule)
+    return tags
+
+
+def _quoted(text: str, span: LabelledSpan) -> str:
+    """Return a span for a message: its characters and its label."""
+    return f"{shown(text[slice(*span[0])])} ({span[1]})"
+
+
+def cuts_word(words: Sequence[Span], spans: Collection[LabelledSpan]) -> bool:
+    """Return whether a span begins or ends inside a word, so that the whole word is learnt and predicted."""
+    edges = {edge for span in spans for edge in span[0]}
+    return any(not edges.isdisjoint(range(start + 1, end)) for start, end in words) if edges else False

@@ -1,0 +1,143 @@
+"""Recognise how tags mark spans, and write them in one way.
+
+Tags mark spans as IOB1, IOB2, IOBES (BIOES), BILOU or BMES, with the mark before or after the label (`B-PER`, `PER-B`,
+`B_PER`), in capitals or not, or without a label (`B`, `I`, `O`). Lamina writes all of them as IOB2: "O" outside spans,
+"B-x" at the first word of a span with label x, "I-x" inside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+SPAN_LABEL = "span"  # label of spans without a label
+_SINGLE, _LAST = "SUW", "EL"  # marks of a span of one word, and of the last word of a span
+_MARKS = f"BIM{_LAST}{_SINGLE}"
+_KEPT = re.compile(r"O|[BIESLU]-.+")  # tags that metrics and answers read as they are
+
+
+@final
+@dataclass(frozen=True)
+class TagScheme:
+    """One way to write tags.
+
+    Attributes:
+        form: A pattern with the groups "mark" and "label" that matches every tag but `outside`.
+        outside: The tag of words outside spans.
+    """
+
+    form: re.Pattern[str]
+    outside: str
+
+    def read(self, tag: str) -> tuple[str, str] | None:
+        """Return the mark of a tag, as a capital letter, and its label; ("O", "") outside spans; None for others."""
+        if tag == self.outside:
+            return "O", ""
+        match = self.form.fullmatch(tag)
+        return match and (match["mark"].upper(), match.groupdict().get("label") or SPAN_LABEL)
+
+    def marks(self, tags: Iterable[str]) -> set[str]:
+        """Return the marks of the tags that this scheme reads."""
+        return {found[0] for tag in tags if (found := self.read(tag)) is not None}
+
+
+_FORMS = ("(?P<mark>[{}])-(?P<label>.+)", "(?P<mark>[{}])_(?P<label>.+)")
+_FORMS += ("(?P<label>.+)-(?P<mark>[{}])", "(?P<label>.+)_(?P<mark>[{}])", "(?P<mark>[{}])")
+_USUAL = TagScheme(re.compile(_FORMS[0].format(_MARKS)), "O")
+_SCHEMES = tuple(
+    TagScheme(re.compile(form.format(marks)), outside)
+    for marks, outside in ((_MARKS, "O"), (_MARKS.lower(), "o"))
+    for form in _FORMS
+)
+
+
+def recognise(tags: Iterable[str]) -> TagScheme | None:
+    """Return the scheme in which all of these tags are written; None if they mark no spans, or only some do."""
+    tags = set(tags)
+    for scheme in _SCHEMES:
+        if all(scheme.read(tag) is not None for tag in tags) and _marks_spans(scheme, tags):
+            return scheme
+    return None
+
+
+def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
+    """Return whether tags that a scheme reads are likely to mark spans, and do not only look like it.
+
+    In the usual scheme a mark such as "B" or "S" is enough; in the others there must be "B", and "O" or a mark for the
+    words that follow. Tags without labels must have both "B" and such a mark.
+    """
+    marks = scheme.marks(tags)
+    if scheme == _USUAL:
+        return bool(marks & {"B", "I"} or (marks & set(_SINGLE + _LAST) and "O" in marks))
+    follows = bool(marks & {"I", "M", *_LAST})
+    return "B" in marks and (follows or ("O" in marks and "label" in scheme.form.groupindex))
+
+
+def odd_tag(tags: Iterable[str]) -> str | None:
+    """Return a tag that keeps the others from marking spans, such as "0" among "B-x" and "I-x"; None without one.
+
+    The tags are those of a column in which `recognise` finds no scheme.
+    """
+    tags = list(dict.fromkeys(tags))
+    for scheme in _SCHEMES:
+        odd = [tag for tag in tags if scheme.read(tag) is None]
+        fitting = set(tags) - set(odd)
+        is_likely = scheme == _USUAL or len(fitting) > len(odd)
+        if odd and is_likely and "label" in scheme.form.groupindex and _marks_spans(scheme, fitting):
+            return odd[0]
+    return None
+
+
+def is_kept(labels: Iterable[str]) -> bool:
+    """Return whether class names that a user passes stay as they are, although their tags mark spans: "B-x", "S-x"."""
+    return all(_KEPT.fullmatch(label) for label in labels)
+
+
+def is_iob2(labels: Iterable[str]) -> bool:
+    """Return whether every class name is "O", "B-x" or "I-x", and one is "B-x"."""
+    labels = set(labels)
+    return any(label[:2] == "B-" for label in labels) and all(re.fullmatch("O|[BI]-.+", label) for label in labels)
+
+
+def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
+    """Return the tags of one sentence as IOB2; None, for a word without a tag, stays.
+
+    A mark for the inside of a span begins one if no span with its label goes on, as in IOB1.
+    """
+    changed: list[str | None] = []
+    before = ""  # label of the span that goes on, if there is one
+    for tag in tags:
+        mark, label = (None, before) if tag is None else scheme.read(tag) or (None, "")
+        if mark is None:
+            changed.append(tag)
+        elif mark == "O":
+            changed.append("O")
+        else:
+            begins = mark in "B" + _SINGLE or label != before
+            changed.append(f"{'B' if begins else 'I'}-{label}")
+        before = "" if mark is not None and mark in _SINGLE + _LAST else label
+    return tuple(changed)
+
+
+def iob2_labels(names: Sequence[str], scheme: TagScheme) -> tuple[str, ...]:
+    """Return the IOB2 tags for class names of another scheme, in their order, with missing ones at the end."""
+    read = [found for name in names if (found := scheme.read(name)) is not None]
+    tags = ["O" if mark == "O" else f"{'B' if mark in 'B' + _SINGLE else 'I'}-{label}" for mark, label in read]
+    return tuple(dict.fromkeys([*tags, *sorted(both_ends(tags))]))
+
+
+def both_ends(labels: Iterable[str]) -> set[str]:
+    """Return IOB tags with `B-x` added for every `I-x`, `I-x` for every `B-x`, and `O`."""
+    types = {label[2:] for label in labels if label != "O"}
+    return {"O"} | {f"{mark}-{type_}" for mark in "BI" for type_ in types}
+
+
+def continued(labels: Sequence[str]) -> list[int]:
+    """Return for each tag the number of the tag that the further tokens, or further words of one token, have.
+
+    It is `I-x` for `B-x` if there is such a tag, otherwise the tag itself.
+    """
+    number = {label: at for at, label in enumerate(labels)}
+    return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]

@@ -1,0 +1,256 @@
+"""Make the examples of taggers: from lists of words and tags, or from texts and spans of characters."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from lamina.data.read import Table
+from lamina.data.windows import IGNORED
+from lamina.tasks import labels as lab
+from lamina.tasks.base import ColumnSpec
+from lamina.tasks.label_cells import class_name, plain
+from lamina.tasks.span_forms import (
+    SpanError,
+    SpanMark,
+    UnplacedSpanError,
+    cuts_word,
+    places,
+    read_spans,
+    tags_of_spans,
+    utf16_units,
+)
+from lamina.tasks.split import Split
+from lamina.tasks.tag_schemes import (
+    SPAN_LABEL,
+    TagScheme,
+    both_ends,
+    iob2_labels,
+    is_iob2,
+    is_kept,
+    odd_tag,
+    recognise,
+    to_iob2,
+)
+from lamina.tasks.words import Span, join, word_spans
+
+logger = logging.getLogger(__name__)
+
+# Lists of words and tags
+
+
+def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
+    """Make the examples of every split from lists of words and tags; see `Kind.build`.
+
+    Tags that mark spans in another way than IOB2 become IOB2, unless `spec.labels` has them as they are.
+    """
+    tags = {name: _tags(table, spec) for name, table in tables.items()}
+    if spec.labels is None:
+        lab.label_source(tables)
+    names = spec.labels or tuple(dict.fromkeys(tag for row in tags["train"] for tag in row if tag is not None))
+    scheme = recognise(names)
+    if spec.labels is None and scheme is None:
+        _refuse_odd_tag(tables["train"], tags["train"], spec, odd_tag(names))
+    labels = _labels(spec, names, scheme)
+    if is_iob2(labels):
+        written = recognise({tag for part in tags.values() for row in part for tag in row if tag is not None}) or scheme
+        tags = {name: [to_iob2(row, written) if written else row for row in part] for name, part in tags.items()}
+    spec = replace(spec, labels=labels, problem_type="classification")
+    return spec, {name: _split(table, spec, tags[name]) for name, table in tables.items()}
+
+
+def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
+    """Return the names of the tags in each row of a table, None for -100; raise DataError unless all words have one."""
+    tags: list[tuple[str | None, ...]] = []
+    for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
+        if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
+            column = spec.label if isinstance(words, list | tuple) else spec.text
+            problem = f"has no list in column '{column}'; a token task reads a list of words and a list of tags."
+            raise lab.bad_cell(table, row, column, problem)
+        if len(words) != len(marks):
+            problem = f"has {len(words)} words and {len(marks)} tags; every word has one tag."
+            raise lab.bad_cell(table, row, spec.label, problem)
+        with lab.cell_errors(table, row, spec.label):
+            tags.append(tuple(_tag_name(mark, spec.labels or ()) for mark in marks))
+    return tags
+
+
+def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
+    """Return the name of a tag in a file; None for -100, which stands for a word whose tag does not count.
+
+    A tag may be the number of one of `labels`, if no label is a number itself.
+    """
+    mark = plain(mark)
+    if isinstance(mark, int) and not isinstance(mark, bool) and str(mark) not in labels:
+        if mark == IGNORED:
+            return None
+        if 0 <= mark < len(labels):
+            return labels[mark]
+    return class_name(mark, labels)
+
+
+def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: ColumnSpec, odd: str | None) -> None:
+    """Raise DataError that names the first word with the tag `odd`, unless it is None."""
+    words = table.column(spec.text) if odd is not None else ()
+    for row, sentence, marks in zip(table.rows, words, tags, strict=False):
+        if odd in marks:
+            number = marks.index(odd)
+            got = f"has the tag '{odd}' (word '{sentence[number]}') in column '{spec.label}', and other tags mark spans"
+            rule = (
+                "all tags must be written alike, such as B-x, I-x and O. Correct it, or give labels=[...] with all tags"
+            )
+            raise lab.bad_cell(table, row + number * table.numbered, spec.label, f"{got}; {rule}.")
+
+
+def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) -> tuple[str, ...]:
+    """Return the class names of a task, from `spec.labels` or the tags of the train split, in `names`."""
+    if scheme is None or (spec.labels is not None and is_kept(spec.labels)):
+        return spec.labels or lab.infer_labels(names)
+    labels = iob2_labels(names, scheme)
+    return labels if spec.labels else lab.infer_labels(labels)
+
+
+def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
+    """Return the examples in a table, whose rows have these tags; a tag that is not in `spec.labels` is a DataError."""
+    names = spec.labels or ()
+    index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
+    for row, marks in zip(table.rows, tags, strict=True):
+        for number, mark in enumerate(marks):
+            if mark not in index:  # in a CoNLL file, every word has a line of its own
+                raise lab.unknown_label(table, row + number * table.numbered, spec.label, mark, names)
+    joined = [join(words) for words in lab.every_row(table).column(spec.text)]
+    ids = (tuple(index[mark] for mark in marks) for marks in tags)
+    every = lab.with_gaps(ids, table, lambda row: (IGNORED,) * len(joined[row][1]))
+    return Split.of((text for text, _ in joined), every, (spans for _, spans in joined))
+
+
+# Texts and spans
+
+
+class _TaggedText(NamedTuple):
+    """The words of a text, and the IOB2 tag of each; None instead of the tags if the text stays without labels."""
+
+    words: list[Span]
+    tags: list[str] | None
+
+
+def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
+    """Make the examples of every split from texts and lists of spans; with `spec.text_pair` from pairs of texts.
+
+    Every word that shares a character with a span is tagged. The forms of spans are those of `span_forms`; a span that
+    is a text is labelled wherever it occurs. The spans of a pair are in its second text. `spec.labels` may have labels
+    of spans in place of tags.
+
+    Returns:
+        `spec` with the tags as labels, and split name -> examples.
+
+    Raises:
+        DataError: If a cell is not a list of spans. If a span is not in its text, has no word, shares a word with
+            another span or has several labels, unless `spec.missing_labels` is "ignore", which leaves the words of such
+            rows without labels. The message names row and span.
+    """
+    tables = lab.labelled(tables, spec, texts=True)
+    labels = spec.labels
+    if labels and not any(label[:2] in ("B-", "I-") for label in labels):
+        labels = ("O", *(f"{mark}-{label}" for label in labels if label != "O" for mark in "BI"))
+    types = {label.partition("-")[2] for label in labels or () if label != "O"}
+    default = next(iter(types)) if len(types) == 1 else SPAN_LABEL
+    rows = {part: _tagged_texts(table, spec, default) for part, table in tables.items()}
+    if labels is None:
+        declared = lab.label_source(tables).class_names
+        seen = {tag for row in rows["train"] for tag in row.tags or ()}
+        seen |= {f"B-{name}" for key, names in declared.items() if key.startswith(f"{spec.label}.") for name in names}
+        labels = lab.infer_labels(both_ends(seen - {"O"} or {f"B-{default}"}))
+    spec = replace(spec, labels=labels, problem_type="classification")
+    return spec, {part: _span_split(table, spec, rows[part]) for part, table in tables.items()}
+
+
+def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
+    """Return the column of the texts that have spans: the second texts, if examples are pairs."""
+    return lab.texts(table, spec.text if spec.text_pair is None else spec.text_pair)
+
+
+def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
+    """Return the words of each row with their tags.
+
+    Edges of spans count characters. If that cannot be, because spans carry other texts or lie outside, and all of them
+    fit as UTF-16 units, they are read as these, which a warning tells.
+
+    Args:
+        table: The table of a split.
+        spec: Which columns to read.
+        default: Label of spans without a label.
+
+    Raises:
+        DataError: As `span_splits` raises it.
+    """
+    marks: list[list[SpanMark] | UnplacedSpanError] = []
+    for row, cell in zip(table.rows, table.column(spec.label), strict=True):
+        with lab.cell_errors(table, row, spec.label):
+            try:
+                marks.append(read_spans(cell, default))
+            except UnplacedSpanError as error:
+                marks.append(error)
+    texts = _labelled_texts(table, spec)
+    rows, problems, cut = _placed(texts, marks, utf16=False)
+    if problems and not (again := _placed(texts, marks, utf16=True))[1]:
+        rows, problems, cut = again
+        what = "task: %s: the edges of spans in column '%s' fit as UTF-16 units only, and are read as these"
+        logger.warning(what, table.path, spec.label)
+    if problems and spec.missing_labels != "ignore":
+        at, error = next(iter(problems.items()))
+        with lab.cell_errors(table, table.rows[at], spec.label):
+            raise error
+    _warn(table, [*problems], "a span that is not in their text or that tags cannot mark; no word has a label")
+    _warn(table, cut, "a span that begins or ends inside a word; the span of the whole word is learnt")
+    return rows
+
+
+def _warn(table: Table, rows: Sequence[int], what: str) -> None:
+    """Log how many rows of a table, whose indices are `rows`, have something, with their numbers in the file."""
+    if rows:
+        numbers = lab.listed([table.rows[row] for row in rows])
+        logger.warning("task: %s: %d of %d rows have %s (%s)", table.path, len(rows), len(table), what, numbers)
+
+
+def _placed(
+    texts: Sequence[str], marks: Sequence[list[SpanMark] | UnplacedSpanError], *, utf16: bool
+) -> tuple[list[_TaggedText], dict[int, SpanError], list[int]]:
+    """Return the words and tags of each text, the errors of rows without tags, and the rows whose spans cut words.
+
+    Args:
+        texts: The texts.
+        marks: The spans of each text, or why they cannot be read.
+        utf16: Whether edges of spans count UTF-16 units.
+    """
+    rows: list[_TaggedText] = []
+    problems: dict[int, SpanError] = {}
+    cut: list[int] = []
+    for at, (text, spans) in enumerate(zip(texts, marks, strict=True)):
+        words, tags = word_spans(text), None
+        try:
+            if isinstance(spans, SpanError):
+                raise spans
+            units = utf16_units(text) if utf16 else None
+            found = [(place, mark.label) for mark in spans for place in places(mark, text, units)]
+            tags = tags_of_spans(text, words, found)
+            cut += [at] * cuts_word(words, found)
+        except UnplacedSpanError as error:
+            problems[at] = error
+        rows.append(_TaggedText(words, tags))
+    return rows, problems, cut
+
+
+def _span_split(table: Table, spec: ColumnSpec, rows: Sequence[_TaggedText]) -> Split:
+    """Return the examples in a table, with the tags of each row; a tag that is not in `spec.labels` is a DataError."""
+    number = {label: at for at, label in enumerate(spec.labels or ())}
+    for row, (_, tags) in zip(table.rows, rows, strict=True):
+        if unknown := [tag for tag in tags or () if tag not in number]:
+            raise lab.unknown_label(table, row, spec.label, unknown[0], spec.labels or ())
+    texts = _labelled_texts(lab.every_row(table), spec)
+    rows = [*lab.with_gaps(rows, table, lambda row: _TaggedText(word_spans(texts[row]), None))]
+    ids = [(IGNORED,) * len(words) if tags is None else tuple(number[tag] for tag in tags) for words, tags in rows]
+    pairs = texts if spec.text_pair is None else zip(lab.texts(lab.every_row(table), spec.text), texts, strict=True)
+    return Split.of(pairs, ids, [words for words, _ in rows])

@@ -1,0 +1,146 @@
+"""Tags of words that share a token, or have none.
+
+A tokenizer for Chinese or Japanese joins several words into one token, and byte-level tokenizers do so with signs, as
+in "C++". A model has one state for such a token, and so one tag. How far a span reaches inside the token is learnt by
+counting: for the token, its number of words and its tag, the most frequent tags of these words in the train split.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple, cast, final
+
+from lamina.data.windows import IGNORED, Encoded, deciding_tokens
+from lamina.tasks.tag_schemes import continued
+from lamina.tasks.words import Span
+from lamina.utils import JSON
+
+PIECES = "pieces"  # the key in the `info` of a reader
+Key = tuple[int, int, int]  # a token, how many words it decides about, and its tag
+
+
+class WordGroup(NamedTuple):
+    """Neighbouring words of a text that one token decides about, or a word that the tokenizer drops.
+
+    Attributes:
+        first: Index of the first word among the words of all texts.
+        count: Number of words.
+        token: The token's id; -1 for a dropped word.
+        place: The token's window and position in it; None for a dropped word.
+        text: Index of the text.
+    """
+
+    first: int
+    count: int
+    token: int
+    place: tuple[int, int] | None
+    text: int
+
+
+def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
+    """Return the words of all texts in groups that one token decides about; see `deciding_tokens`."""
+    groups: list[WordGroup] = []
+    texts = [text for text, row in enumerate(words) for _ in row]
+    for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
+        if groups and place is not None and groups[-1].place == place:
+            groups[-1] = groups[-1]._replace(count=groups[-1].count + 1)
+        else:
+            groups.append(WordGroup(number, 1, -1 if place is None else encoded.token(*place), place, text))
+    return groups
+
+
+@final
+@dataclass(frozen=True)
+class Pieces:
+    """The tags of words that share a token, as far as they differ from one span that goes on.
+
+    Attributes:
+        labels: The class names.
+        tags: Token, number of words and tag of the first word -> the tags of the words.
+    """
+
+    labels: Sequence[str]
+    tags: Mapping[Key, tuple[int, ...]]
+
+    @classmethod
+    def learnt(
+        cls, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]], names: Sequence[str]
+    ) -> Pieces:
+        """Count the tags of words that share a token in texts with labels.
+
+        Args:
+            encoded: The texts as tokens.
+            words: The characters of each word of each text.
+            labels: The label of each word.
+            names: The class names.
+        """
+        flat, further = list(chain.from_iterable(labels)), continued(names)
+        counts: dict[Key, Counter[tuple[int, ...]]] = defaultdict(Counter)
+        for group in decided_words(encoded, words):
+            tags = tuple(flat[group.first : group.first + group.count])
+            if group.count > 1 and IGNORED not in tags:
+                counts[group.token, group.count, tags[0]][tags] += 1
+        tags_of: dict[Key, tuple[int, ...]] = {}
+        for key, count in counts.items():
+            usual = _going_on(key, further)
+            most, times = count.most_common(1)[0]
+            if times > count[usual]:
+                tags_of[key] = most
+        return cls(names, tags_of)
+
+    def __or__(self, other: Pieces) -> Pieces:
+        """Return the tags of both; those of `other` count where a key is in both."""
+        return Pieces(self.labels, {**self.tags, **other.tags})
+
+    @classmethod
+    def from_json(cls, labels: Sequence[str], saved: JSON) -> Pieces:
+        """Return the pieces that `as_json` wrote; none for None."""
+        rows = cast("list[list[int]]", saved or [])
+        return cls(labels, {(token, len(tags), tags[0]): tuple(tags) for token, *tags in rows})
+
+    def as_json(self) -> JSON:
+        """Return a list with a row for each piece: the token, and the tags of its words."""
+        return [[token, *tags] for (token, _, _), tags in self.tags.items()]
+
+    def spread(self, groups: Sequence[WordGroup], tags: list[int], scores: list[float]) -> None:
+        """Change the tags of words in place that share a token or have none.
+
+        The words of a token have the tags that were counted in training, otherwise they go on with the first word's
+        span. A dropped word is inside the span of its neighbours if that goes on after it, and otherwise keeps its tag.
+
+        Args:
+            groups: The words of all texts.
+            tags: Number of each word's tag, which is that of its token for the first word of a group.
+            scores: Probability of each word's tag.
+        """
+        further = continued(self.labels)
+        for at, group in enumerate(groups):
+            words = range(group.first, group.first + group.count)
+            if group.count > 1:
+                key = group.token, group.count, tags[group.first]
+                tags[words.start : words.stop] = self.tags.get(key) or _going_on(key, further)
+                scores[words.start : words.stop] = [scores[group.first]] * group.count
+            elif group.place is None and at and groups[at - 1].text == group.text:
+                after = next((later for later in groups[at + 1 :] if later.place is not None), None)
+                inside = further[tags[group.first - 1]]
+                if after is not None and after.text == group.text and tags[after.first] == inside:
+                    tags[group.first], scores[group.first] = inside, scores[group.first - 1]
+
+    def lost(self, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]]) -> int:
+        """Return how many words with these labels have another tag even if the tag of every token is right."""
+        true, groups = list(chain.from_iterable(labels)), decided_words(encoded, words)
+        tags = [max(tag, 0) for tag in true]
+        for group in groups:
+            if group.place is None:
+                tags[group.first] = self.labels.index("O") if "O" in self.labels else 0
+        self.spread(groups, tags, [1.0] * len(tags))
+        return sum(tag != label for tag, label in zip(tags, true, strict=True) if label != IGNORED)
+
+
+def _going_on(key: Key, further: Sequence[int]) -> tuple[int, ...]:
+    """Return the tags of the words of a token if the first word's span goes on to the last."""
+    _, count, first = key
+    return (first, *[further[first]] * (count - 1))

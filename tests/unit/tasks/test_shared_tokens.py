@@ -1,0 +1,179 @@
+"""Words that share a token or have none: training rows that are learnt come back whole, under every tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+from lamina import evaluate, fit, predict
+from lamina.bank import Reader, ReaderBank
+from lamina.fusion.concat import Concat
+from lamina.heads.token_classification import TokenClassification
+from lamina.tasks.base import EncodeOptions
+from lamina.tasks.task import Task
+from lamina.tasks.words import join, word_spans
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SPECIAL = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"]
+NAMES = ("北京", "上海", "纽约")
+FORMS = ("我在{}工作", "{}很大", "住{}很久")
+CHINESE = [(form.format(name), form.index("{"), len(name)) for form in FORMS for name in NAMES]
+PLACES = (
+    "C++",
+    "Ke$$ha",
+    "Zoe\u0308",
+    "Donau\u00addampf",
+    "می\u200cروم",
+    "New\u200bYork",
+    "👩🏽\u200d🚀",
+    "I❤️NY",
+    "Lisbon",
+)
+AROUND = (("we met ", " now"), ("", " was there"))
+ENGLISH = [(f"{before}{name}{after}", len(before), len(name)) for name in PLACES for before, after in AROUND]
+ROWS = {"Chinese": CHINESE, "English": ENGLISH}
+
+
+@cache
+def tokenizer(kind: str, texts: str) -> PreTrainedTokenizerFast:
+    """A tokenizer that was trained on the texts of one group of rows."""
+    corpus = [text for text, _, _ in ROWS[texts]] * 20
+    if kind == "WordPiece":  # divides Chinese at every character, and drops what BERT drops
+        backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+        trainer: Any = trainers.WordPieceTrainer(vocab_size=200, special_tokens=SPECIAL)
+    elif kind == "byte-level BPE":
+        backend = Tokenizer(models.BPE())
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=SPECIAL, initial_alphabet=alphabet)
+    else:
+        backend = Tokenizer(models.Unigram())
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=70, special_tokens=SPECIAL, unk_token="[UNK]")
+    backend.train_from_iterator(corpus, trainer)
+    ends = [(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names: dict[str, Any] = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=64, **names)
+
+
+def trained(kind: str, texts: str, task: Task) -> ReaderBank:
+    """A bank with a reader that has learnt the task by heart."""
+    torch.manual_seed(0)
+    words = tokenizer(kind, texts)
+    sizes: dict[str, int] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(words), intermediate_size=64, max_position_embeddings=64, **sizes)
+    bank = ReaderBank(BertModel(config, add_pooling_layer=False).eval(), words)
+    head = TokenClassification(task.labels, attention_heads=2, feedforward=64, dropout=0.0)
+    bank.add("where", Reader(Concat(dim=64), head))
+    train = task.split("train").select_rows([*range(len(task.split("train")))] * 8)
+    task = replace(task, splits={"train": train, "validation": task.split("validation")})
+    fit(bank, {"where": task}, epochs=12, batch_size=12, learning_rate=0.005, progress=False, cache="off", keep="last")
+    return bank
+
+
+def found(bank: ReaderBank, texts: str) -> list[list[tuple[int, int]]]:
+    answers = predict(bank, [text for text, _, _ in ROWS[texts]])
+    return [[(span["start"], span["end"]) for span in answer["where"]] for answer in answers]
+
+
+@pytest.mark.parametrize("texts", ROWS)
+@pytest.mark.parametrize("kind", ["WordPiece", "byte-level BPE", "Unigram"])
+def test_spans_that_are_learnt_come_back(kind: str, texts: str, tmp_path: Path):
+    rows = [{"text": text, "label": [[start, start + size, "X"]]} for text, start, size in ROWS[texts]]
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="text")
+    bank = trained(kind, texts, task)
+    expected = [[(start, start + size)] for _, start, size in ROWS[texts]]
+    assert evaluate(bank, {"where": task})["where"]["span_f1"] == 1.0
+    assert found(bank, texts) == expected
+    bank.save_pretrained(tmp_path / "bank")
+    loaded = ReaderBank.from_pretrained(tmp_path / "bank", model=bank.model, processor=tokenizer(kind, texts))
+    assert found(loaded, texts) == expected
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "byte-level BPE", "Unigram"])
+@pytest.mark.parametrize("by_character", [True, False])
+def test_listed_words_and_plain_texts_agree(kind: str, by_character: bool):
+    rows = []
+    for text, start, size in CHINESE:
+        edges = range(len(text) + 1) if by_character else sorted({0, start, start + size, len(text)})
+        words = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]  # noqa: RUF007
+        inside = [start <= a < start + size for a in edges[:-1]]
+        tags = ["O" if not here else "I-X" if at and inside[at - 1] else "B-X" for at, here in enumerate(inside)]
+        rows.append({"tokens": words, "tags": tags})
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="tokens", label="tags")
+    assert task.split("train").texts == tuple(text for text, _, _ in CHINESE)
+    bank = trained(kind, "Chinese", task)
+    assert evaluate(bank, {"where": task})["where"]["span_f1"] == 1.0
+    assert found(bank, "Chinese") == [[(start, start + size)] for _, start, size in CHINESE]
+
+
+def test_listed_words_that_a_plain_text_divides(caplog: pytest.LogCaptureFixture):
+    rows = [
+        {"tokens": [*text[:start].split(), text[start : start + size], *text[start + size :].split()]}
+        for text, start, size in ENGLISH
+        if "\u200b" not in text
+    ]
+    for row in rows:
+        row["tags"] = ["O" if word in "we met now was there" else "B-X" for word in row["tokens"]]
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="tokens", label="tags")
+    bank = trained("byte-level BPE", "English", task)
+    assert evaluate(bank, {"where": task})["where"]["span_f1"] == 1.0
+    answers = predict(bank, task.split("train").texts[:6])
+    assert [answer["where"][0]["text"] for answer in answers] == [
+        "C++",
+        "C++",
+        "Ke$$ha",
+        "Ke$$ha",
+        "Zoe\u0308",
+        "Zoe\u0308",
+    ]
+    assert "cannot be told apart" not in caplog.text
+
+
+def test_tags_that_no_token_can_tell_apart_are_counted(caplog: pytest.LogCaptureFixture):
+    """The same token with the same first tag, and two ways to go on."""
+    rows = [{"text": "we met C++ now", "label": [[7, end, "X"]]} for end in (10, 10, 8)]
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="text")
+    options = EncodeOptions(part="train", max_length=32, windows=True)
+    inputs = task.kind.encode(task.split("train"), tokenizer("byte-level BPE", "English"), options)
+    task.kind.targets(task, task.split("train"), inputs)
+    shares = len(tokenizer("byte-level BPE", "English").tokenize(" C++")) == 1
+    assert ("cannot be told apart" in caplog.text) is shares
+
+
+# Words
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (list("我在北京"), "我在北京"),
+        (list("2008年"), "2008年"),
+        (["在", "2008", "年", "Python", "很", "好", "。"], "在2008年Python很好。"),
+        (["ไป", "กรุงเทพ"], "ไปกรุงเทพ"),
+        (["서울", "에"], "서울 에"),
+        (["a", "b", "."], "a b ."),
+        (["", "a"], " a"),
+    ],
+)
+def test_words_are_joined_as_they_are_written(words: list[str], text: str):
+    joined, spans = join(words)
+    assert joined == text
+    assert [joined[start:end] for start, end in spans] == words
+
+
+@pytest.mark.parametrize(
+    "word", ["می\u200cروم", "Donau\u00addampf", "Tel\u200fAviv", "Zoe\u0308", "👩🏽\u200d🚀", "🇩🇪", "1️⃣", "ที่"]
+)
+def test_what_is_one_word_to_a_reader_is_one_word(word: str):
+    assert [word[start:end] for start, end in word_spans(word)] == [word]

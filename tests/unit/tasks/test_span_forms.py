@@ -1,0 +1,214 @@
+"""Spans in the forms of annotation tools, checked against their texts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import datasets
+import pytest
+from tests.support.files import put
+
+from lamina.errors import DataError
+from lamina.tasks.task import Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = "Zo\u00eb flew to Lima \U0001f6eb with Ana Ruiz today"
+LIMA, ANA = (TEXT.index("Lima"), TEXT.index("Lima") + 4), (TEXT.index("Ana"), TEXT.index("Ana") + 8)
+EXPECTED = [("Lima", "B-LOC"), ("Ana", "B-PER"), ("Ruiz", "I-PER")]
+
+
+def read(spans: Any, text: str = TEXT, **how: Any) -> Task:
+    rows = [{"text": text, "label": spans}]
+    return Task.from_dataset("token_classification", {"train": rows, "validation": rows}, **how)
+
+
+def tagged(task: Task) -> list[tuple[str, str]]:
+    """The words of the first row that have a tag."""
+    split = task.split("train")
+    words = [split.texts[0][start:end] for start, end in next(iter(split.words or ()))]
+    tags = [task.labels[tag] for tag in split.labels[0]]
+    return [(word, tag) for word, tag in zip(words, tags, strict=True) if tag != "O"]
+
+
+def spans(start: str, end: str, label: str, **more: list[str]) -> list[dict[str, Any]]:
+    """Both spans as objects with these keys; `more` has further keys with a value for each."""
+    both = [{start: edges[0], end: edges[1], label: name} for edges, name in ((LIMA, "LOC"), (ANA, "PER"))]
+    return [{**span, **{key: values[at] for key, values in more.items()}} for at, span in enumerate(both)]
+
+
+WORDS = ["Lima", "Ana Ruiz"]
+KEYED = spans("start", "end", "labels", text=WORDS)
+FORMS = {
+    "triples": [[*LIMA, "LOC"], [*ANA, "PER"]],
+    "tuples": [(*LIMA, "LOC"), (*ANA, "PER")],
+    "pipelines": spans("start", "end", "entity_group", word=["lima", "ana rui ##z"]),
+    "lists of one label": [{**span, "labels": [span["labels"]]} for span in KEYED],
+    "Label Studio": [{"type": "labels", "from_name": "label", "value": span, "id": "x"} for span in KEYED],
+    "a result of Label Studio": [{"id": 1, "result": [{"value": span} for span in KEYED]}],
+    "types": spans("start", "end", "type"),
+    "doccano": spans("start_offset", "end_offset", "label"),
+    "floats": [[*map(float, LIMA), "LOC"], [*map(float, ANA), "PER"]],
+    "spaCy": {"entities": [(*LIMA, "LOC"), (*ANA, "PER")]},
+    "columns": {"start": [LIMA[0], ANA[0]], "end": [LIMA[1], ANA[1]], "label": ["LOC", "PER"]},
+    "texts by label": {"entities": {"LOC": ["Lima"], "PER": ["Ana Ruiz"]}},
+    "texts with labels": [{"text": "Lima", "label": "LOC"}, {"text": "Ana Ruiz", "label": "PER"}],
+    "JSON": json.dumps(spans("start", "end", "label")),
+    "Python": str([(*LIMA, "LOC"), (*ANA, "PER")]),
+    "twice": [[*LIMA, "LOC"], [*ANA, "PER"], [*LIMA, "LOC"]],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_spans(form: str):
+    task = read(FORMS[form])
+    assert tagged(task) == EXPECTED
+    assert task.labels == ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+
+
+@pytest.mark.parametrize(
+    ("span", "problem"),
+    [
+        ({"start": 0, "end": 3, "klass": "PER"}, "with the keys klass; its label is under one of: label, labels"),
+        ({"start": 0, "label": "PER"}, "its first character under 'start' and the one after its last under 'end'"),
+        ({"start": "0", "end": "3", "label": "PER"}, "as whole numbers"),
+        ({"start": False, "end": True, "label": "PER"}, "as whole numbers"),
+        ({"start": 0, "end": 3, "label": None}, "without a label in .*; a span has one label"),
+        ({"start": 0, "end": 3, "label": {"name": "PER"}}, "an object with keys"),
+        ({"start": 0, "end": 3, "entity": "B-PER"}, "with the tag B-PER in .* aggregation_strategy='simple'"),
+        ({"start": 0, "end": 3, "labels": ["PER", "ORG"]}, "with the labels PER, ORG in .*; a word has one label"),
+        ([0, 3, "PER", "Q1"], r"as a span in column 'label'; a span is a text, \[start, end\]"),
+        (["PER", 0, 3], "a span is a text"),
+        ([0, 99, "PER"], "which is not in its text of 38 characters"),
+        ([3, 4, "PER"], "which has no letter or sign"),
+        ({"start": LIMA[0], "end": LIMA[1] - 1, "label": "LOC", "text": "Lima"}, "last character; add 1"),
+        ({"start": 1, "end": 4, "label": "PER", "text": "Zo\u00eb"}, "count from 1; subtract 1"),
+        ({"start": ANA[0] + 4, "end": ANA[1] + 4, "label": "PER", "text": "Ana Ruiz"}, "fit as bytes of UTF-8"),
+        ({"start": 0, "end": 3, "label": "PER", "text": "Ana"}, "whose text is not 'Zo\u00eb', the characters 0 to 3"),
+    ],
+)
+def test_a_span_that_does_not_fit_is_an_error(span: Any, problem: str):
+    with pytest.raises(DataError, match=rf"task/train row 1 has .*{problem}"):
+        read([span])
+
+
+@pytest.mark.parametrize(
+    "both",
+    [
+        [[*ANA, "PER"], [ANA[0] + 4, ANA[1], "SURNAME"]],
+        [[ANA[0] + 4, ANA[1], "SURNAME"], [*ANA, "PER"]],
+        [[*ANA, "PER"], [*ANA, "ACTOR"]],
+        [[ANA[0], ANA[0] + 1, "A"], [ANA[0] + 1, ANA[0] + 3, "B"]],
+    ],
+)
+def test_two_labels_of_a_word_are_an_error(both: list[Any], caplog: pytest.LogCaptureFixture):
+    with pytest.raises(DataError, match=r"row 1 has the spans .* which share the word '\w+'; a word has one label"):
+        read(both)
+    assert set(read(both, missing_labels="ignore").split("train").labels[0]) == {-100}
+    assert "1 of 1 rows have a span that is not in their text or that tags cannot mark" in caplog.text
+
+
+def test_utf16_units_become_characters(caplog: pytest.LogCaptureFixture):
+    """As annotation tools in JavaScript count them; all rows are read alike, also those that could be characters."""
+    party = "\U0001f389" * 5 + " Ana met Bo"
+    rows = [
+        {"text": party, "label": [{"start": 11, "end": 14, "label": "PER", "text": "Ana"}]},
+        {"text": party, "label": [{"start": 19, "end": 21, "label": "PER"}]},
+        {"text": "Ana met Bo", "label": [{"start": 0, "end": 3, "label": "PER"}]},
+    ]
+    split = Task.from_dataset("token_classification", {"train": rows, "test": rows}).split("test")
+    found = [
+        [text[start:end] for (start, end), tag in zip(words, tags, strict=True) if tag == 0]
+        for text, words, tags in zip(split.texts, split.words or (), split.labels, strict=True)
+    ]
+    assert found == [["Ana"], ["Bo"], ["Ana"]]
+    assert "task/test: the edges of spans in column 'label' fit as UTF-16 units only" in caplog.text
+
+
+def test_a_span_inside_a_word_is_told(caplog: pytest.LogCaptureFixture):
+    assert tagged(read([[LIMA[0], LIMA[0] + 2, "LOC"]])) == [("Lima", "B-LOC")]
+    assert "1 of 1 rows have a span that begins or ends inside a word" in caplog.text
+
+
+def test_labels_of_spans_stand_for_their_tags():
+    task = read(FORMS["triples"], labels=["PER", "LOC"])
+    assert task.labels == ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
+    assert tagged(task) == EXPECTED
+
+
+def test_class_names_inside_spans_are_kept(tmp_path: Path):
+    names = datasets.ClassLabel(names=["LOC", "ORG", "PER"])
+    number = datasets.Value("int32")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.List({"start": number, "end": number, "label": names})}
+    )
+    cells = [{"start": start, "end": end, "label": at} for (start, end), at in ((LIMA, 0), (ANA, 2))]
+    rows = datasets.Dataset.from_dict({"text": [TEXT], "label": [cells]}, features=features)
+    rows.to_parquet(tmp_path / "some.parquet")
+    for task in (
+        Task.from_dataset("token_classification", {"train": rows, "validation": rows}),
+        Task.from_files("token_classification", train=tmp_path / "some.parquet", validation=tmp_path / "some.parquet"),
+    ):
+        assert tagged(task) == EXPECTED
+        assert "B-ORG" in task.labels
+
+
+# Tags
+
+
+def conll(path: Path, text: str, **how: Any) -> Task:
+    file = put(path / "some.conll", text)
+    return Task.from_files("token_classification", train=file, validation=file, **how)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ana B-PER\nRuiz E-PER\nleft O\n\nLima S-LOC\n",
+        "Ana PER-B\nRuiz PER-I\nleft O\n\nLima LOC-B\n",
+        "Ana b_per\nRuiz i_per\nleft o\n\nLima b_loc\n".replace("per", "PER").replace("loc", "LOC"),
+    ],
+)
+def test_schemes_of_tags_become_one(tmp_path: Path, text: str):
+    task = conll(tmp_path, text)
+    assert (task.metric, task.labels) == ("span_f1", ("B-LOC", "B-PER", "I-LOC", "I-PER", "O"))
+    assert [[task.labels[tag] for tag in row] for row in task.split("train").labels] == [
+        ["B-PER", "I-PER", "O"],
+        ["B-LOC"],
+    ]
+    again = Task.from_files(
+        "token_classification", test=tmp_path / "some.conll", labels=task.labels
+    )  # as evaluate does
+    assert again.split("test").labels == task.split("train").labels
+
+
+def test_a_mark_that_train_lacks_is_known(tmp_path: Path):
+    train = put(tmp_path / "train.conll", "Ana S-PER\nleft O\n")
+    test = put(tmp_path / "test.conll", "Ana B-PER\nRuiz E-PER\n")
+    task = Task.from_files("token_classification", train=train, validation=test)
+    assert [task.labels[tag] for tag in task.split("validation").labels[0]] == ["B-PER", "I-PER"]
+
+
+def test_an_odd_tag_is_named_with_its_row(tmp_path: Path):
+    with pytest.raises(DataError, match=r"some\.conll row 5 has the tag '0' \(word 'at'\) .* other tags mark spans"):
+        conll(tmp_path, "Ana B-PER\nleft O\n\nLima B-LOC\nat 0\n")
+    labels = ["B-PER", "B-LOC", "O", "0"]
+    assert conll(tmp_path, "Ana B-PER\nleft O\n\nLima B-LOC\nat 0\n", labels=labels).labels == tuple(labels)
+
+
+def test_a_file_of_one_column_is_an_error(tmp_path: Path):
+    with pytest.raises(DataError, match=r"some\.conll has one column; .* divided by tabs or blanks"):
+        conll(tmp_path, "Ana,B-PER\nleft,O\n")
+
+
+def test_minus_100_is_a_word_without_a_label():
+    rows = [{"tokens": ["Ana", "##x", "left"], "tags": [1, -100, 0]}, {"tokens": ["Lima"], "tags": ["B-PER"]}]
+    how: dict[str, Any] = {"text": "tokens", "label": "tags"}
+    task = Task.from_dataset("token_classification", {"test": rows}, labels=["O", "B-PER", "I-PER"], **how)
+    assert task.split("test").labels == ((1, -100, 0), (1,))
+    task = Task.from_dataset("token_classification", {"train": rows[:1], "validation": rows[:1]}, **how)
+    assert task.labels == ("0", "1")
+    with pytest.raises(DataError, match="row 1 has no label in column 'tags'"):
+        Task.from_dataset("token_classification", {"train": [{"tokens": ["a", "b"], "tags": ["O", None]}]}, **how)
