@@ -45,7 +45,7 @@ def api(tmp_path: Path) -> Iterator[Any]:
     app.state.scheduler.close()
 
 
-@pytest.fixture(params=sorted(BANKS))
+@pytest.fixture(params=["image", pytest.param("audio", marks=pytest.mark.full)])
 def files_api(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A server of a bank that reads files; what its files are called in a request, and one of them."""
     build, file = BANKS[request.param]
@@ -100,9 +100,9 @@ def fuzz(api: Any, examples: int, change: Callable[[Any], Any] = with_names) -> 
 
 
 def test_a_few_requests_of_each_path(api: Any):
-    seen = fuzz(api, 10)
-    assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 30, seen
-    assert sum(seen.values()) > 150
+    seen = fuzz(api, 4)
+    assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 10, seen
+    assert sum(seen.values()) > 60
 
 
 def test_a_few_requests_with_files(files_api: Any):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES
 from tests.support.training import reader, tiny_bank, tiny_model, yes_no
 from torch import Tensor, nn
@@ -110,11 +111,10 @@ def compiled_forward(model: Any) -> Any:
     return model
 
 
-COMPILED = [("bert", compiled_forward), (GPT2, compiled)]
-SLOW = [pytest.param(*case, marks=pytest.mark.full) for case in ((GPT2, compiled_in_place), (BART, compiled))]
+COMPILED = [("bert", compiled_forward), (GPT2, compiled), (GPT2, compiled_in_place), (BART, compiled)]
 
 
-@pytest.mark.parametrize(("name", "wrap"), [*COMPILED, *SLOW])
+@pytest.mark.parametrize(("name", "wrap"), one_in(len(COMPILED), COMPILED, 1))
 def test_a_compiled_model(name: str, wrap: Callable[[Any], Any]):
     model = wrap(FAMILIES[name].build())
     assert is_compiled(model)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
 from threading import get_ident
 from types import MethodType, TracebackType
 from typing import Any, TypeGuard, cast, final
@@ -266,7 +267,21 @@ def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, 
     If the `forward` of a wrapper begins with `*args`, the names are those of the first module inside that names them.
     """
     for part in module.modules() if args else ():
-        parameters = inspect.signature(part.forward).parameters
-        if not any(parameter.kind is parameter.VAR_POSITIONAL for parameter in list(parameters.values())[:1]):
-            return {**dict(zip(parameters, args, strict=False)), **kwargs}
+        function = None if "forward" in vars(part) else getattr(part.forward, "__func__", None)
+        names = _names(part.forward) if function is None else _names_of_method(function)
+        if names is not None:
+            return {**dict(zip(names, args, strict=False)), **kwargs}
     return kwargs
+
+
+def _names(forward: Callable[..., object]) -> tuple[str, ...] | None:
+    """Return the names of the parameters of a function; None if it begins with `*args`."""
+    parameters = tuple(inspect.signature(forward).parameters.values())
+    begins_with_args = bool(parameters) and parameters[0].kind is parameters[0].VAR_POSITIONAL
+    return None if begins_with_args else tuple(parameter.name for parameter in parameters)
+
+
+@lru_cache(maxsize=1024)  # reading a signature takes longer than running a small module
+def _names_of_method(function: Callable[..., object]) -> tuple[str, ...] | None:
+    """Return `_names` of a function as the method of an instance."""
+    return _names(MethodType(function, function))  # any instance will do

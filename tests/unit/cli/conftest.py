@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from lamina.cli import application as app
 from lamina.cli import main
 from lamina.store import load, save, save_bank
 
+built_once = functools.cache(app.build)  # building all commands takes longer than running most of them
+
 
 @dataclass
 class Ran:
@@ -30,6 +33,7 @@ def lamina(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
     from transformers.utils import logging
 
     monkeypatch.setattr(app, "quiet", lambda: None)  # what it changes would outlast the test
+    monkeypatch.setattr(app, "build", built_once)
 
     def run(*arguments: object, stdin: bytes | None = None) -> Ran:
         if stdin is not None:

@@ -4,11 +4,11 @@ import weakref
 import pytest
 import torch
 from tests.support.tiny import FAMILIES
-from torch import nn
+from torch import Tensor, nn
 
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.layers import stacks, tap, watch
-from lamina.layers.hooks import StopForward, run_until_stopped
+from lamina.layers.hooks import StopForward, arguments, run_until_stopped
 
 
 class StopError(Exception):
@@ -191,3 +191,25 @@ def test_a_run_is_stopped_by_its_own_exception_only():
     raised[0] = ZeroDivisionError("a failure")
     with pytest.raises(ZeroDivisionError, match="a failure"):
         run_until_stopped(model, batch, stop)
+
+
+def test_arguments_have_the_names_of_the_forward_that_the_module_itself_has():
+    class Block(nn.Module):
+        def forward(self, states: Tensor, attention_mask: Tensor) -> Tensor:
+            return states * attention_mask
+
+    class Wrapper(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, *args: Tensor) -> Tensor:
+            return self.inner(*args)
+
+    one, other = Block(), Block()
+    other.forward = lambda attention_mask, states: states * attention_mask  # pyright: ignore
+    for _ in range(2):
+        for module in (one, Wrapper(one)):
+            assert list(arguments(module, (1, 2), {})) == ["states", "attention_mask"]
+        assert list(arguments(other, (1, 2), {"more": 3})) == ["attention_mask", "states", "more"]
+    assert arguments(Wrapper(nn.Module()), (1,), {"more": 3}) == {"more": 3}
