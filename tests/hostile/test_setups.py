@@ -13,7 +13,7 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, disk_offload
-from tests.support.portions import one_in
+from tests.support.portions import one_in, set_apart
 from tests.support.tiny import FAMILIES
 from tests.support.training import reader, tiny_bank, tiny_model, yes_no
 from torch import Tensor, nn
@@ -121,7 +121,7 @@ def test_a_compiled_model(name: str, wrap: Callable[[Any], Any]):
     assert_read_as_it_runs(name, model)
 
 
-@pytest.mark.parametrize("wrap", [compiled_forward, compiled_in_place])
+@pytest.mark.parametrize("wrap", set_apart([compiled_forward, compiled_in_place], compiled_in_place))
 @torch.no_grad()
 def test_a_pass_compiles_nothing(wrap: Callable[[Any], Any]):
     runs: list[int] = []
@@ -233,7 +233,7 @@ OFFLOADED = {
 }
 
 
-@pytest.mark.parametrize("case", OFFLOADED)
+@pytest.mark.parametrize("case", set_apart(OFFLOADED, "cpu map", "all on disk", "memory"))
 def test_offloaded_weights(case: str, tmp_path: Path):
     name, load = OFFLOADED[case]
     whole = FAMILIES[name].build()
