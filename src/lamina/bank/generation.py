@@ -253,10 +253,9 @@ def _check_options(option: Callable[[str], object]) -> None:
 
 
 def _followed(method: str, function: Method) -> Method:
-    """Return a function to put in place of an original decoding method.
+    """Return a function that replaces a decoding method of a model.
 
-    It calls the original inside the `on_generate` contexts that are open for the model in the caller's context, or
-    directly if there are none.
+    It calls the method inside the `on_generate` context of each hook that the caller has registered for the model.
     """
 
     @functools.wraps(function)

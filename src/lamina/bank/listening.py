@@ -66,7 +66,7 @@ def listening(
 
 @contextmanager
 def _registered(listener: _Listener) -> Iterator[None]:
-    """Register a listener in this context; ConfigError if another listener here already uses one of its readers."""
+    """Register a listener inside the `with` block; raise ConfigError if another listener uses one of its readers."""
     for other in _listeners.get():
         twice = [name for name, reader in other.readers.items() if listener.readers.get(name) is reader]
         if twice and other.is_open:

@@ -273,15 +273,14 @@ def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim
 
 @contextmanager
 def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | None = None) -> Iterator[None]:
-    """Feed passes over several stacks from the forward of the model that the caller runs within the context.
+    """Give each pass the states of its stack, while the caller calls the model once inside the `with` block.
 
-    The forward counts as the bank's own (`is_internal`): no listening reader reads it.
+    The call counts as the bank's own (`is_internal`): readers that listen do not read it.
 
     Args:
         passes: One pass per stack.
-        batch: Keyword arguments with which the caller runs the model.
-        stop: Raised from a hook once every pass has its last layer, to end the forward early; None: it runs to its
-            end.
+        batch: Keyword arguments with which the caller calls the model.
+        stop: Raised from a hook once every pass has its last layer, to end the call early. None: the call goes on.
     """
     unfinished = len(passes)
 

@@ -75,7 +75,7 @@ class LayerView:
 
     Attributes:
         state: The hidden state.
-        mask: True at real tokens, False at padding.
+        mask: True at tokens, False at padding.
         segment_ids: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every real
             token belongs to the first text.
     """

@@ -135,7 +135,7 @@ class _TopStream(Stream):
         self._last: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Keep the last state and how the model called its last block."""
+        """Keep the last state, and the arguments with which the model called its last block."""
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:

@@ -239,7 +239,7 @@ class _PooledStream(PoolingStream):
     """The stream of PooledLayers: it pools one set of tokens."""
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return one set: all real tokens, or those of the second text, as the config says."""
+        """Return one set of tokens: all but padding or, if `over` is "second", the tokens of the second text."""
         mask = view.mask
         if self._config.over == "second":
             second = (view.segments == 2) & mask

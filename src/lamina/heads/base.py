@@ -123,7 +123,7 @@ class Head(nn.Module, ABC):
 
     @property
     def reads_first(self) -> bool:
-        """Whether the head reads only the features of the first real token."""
+        """Whether the head reads only the features of the first token that is not padding."""
         return False
 
     def is_token_wise(self) -> bool:

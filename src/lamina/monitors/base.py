@@ -117,6 +117,6 @@ class RunningScore:
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Return, text by text, the state `then` if the condition is True and else the state `other`."""
+    """Return for each text its state in `then` if the condition is True, else its state in `other`."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

@@ -228,7 +228,7 @@ def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
 
 
 def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
-    """Return the chart `base` limited to rows without a "mark", that is without single seeds and reference values."""
+    """Return the chart `base` without the rows that have a "mark": single seeds and reference values."""
     return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
 
 

@@ -79,7 +79,7 @@ class Section:
 
     @property
     def details(self) -> list[str]:
-        """The conclusions that `verdicts` leaves out."""
+        """The conclusions that are not among `verdicts`."""
         shown = {f"{task}: {sentence}" if task else sentence for task, sentence in self.verdicts}
         return [sentence for sentence in self.conclusions if sentence not in shown]
 

@@ -238,7 +238,7 @@ def _base_facts(bank: ReaderBank) -> BaseFacts:
 
 
 def _trait(stack: LayerStack, name: str) -> object:
-    """Return what a field of `StackFacts` ("layers", "width" or "fingerprint") holds for a stack."""
+    """Return the value of a field of `StackFacts` ("layers", "width" or "fingerprint") for a stack."""
     return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
 
 

@@ -258,7 +258,7 @@ def _present_names(model: PreTrainedModel, edit: Edit, parameters: Collection[st
 
 
 def _replay_freeze(model: PreTrainedModel, edit: Edit, frozen: set[str]) -> None:
-    """Make trainable what a freeze edit left trainable, and freeze the parameters named in `frozen`."""
+    """Make the parameters trainable that a freeze edit did not freeze, and freeze those named in `frozen`."""
     train, prefix = edit.settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
         if is_trained(key, train) or is_trained(f"{prefix}{key}", train):

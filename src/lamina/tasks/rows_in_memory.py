@@ -57,8 +57,8 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
         label: Column of the labels, in which arrays become lists.
 
     Raises:
-        ConfigError: If it is neither.
-        DataError: If it has no rows.
+        ConfigError: If `source` is neither a dataset nor an iterable of dicts.
+        DataError: If there are no rows.
     """
     import datasets
 

@@ -74,7 +74,7 @@ class Runner(ABC):
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
-        """Raise ConfigError unless every task has labelled rows in each part that `parts` names, such as "train".
+        """Raise an error unless every task has labelled rows in each part that `parts` names, such as "train".
 
         Raises:
             UnknownNameError: If a task does not have the part at all.

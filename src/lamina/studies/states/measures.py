@@ -43,7 +43,7 @@ class LayerMeasure(ABC):
         Args:
             index: Index of the layer among those that are read, from 0; ascending within a batch.
             state: The layer's state.
-            real: True at real tokens, False at padding.
+            real: True at tokens, False at padding.
         """
         values = self.values(index, state.float(), real)
         self._sums[:, index] += values.double().sum(1).cpu()
