@@ -96,7 +96,7 @@ def _show(run: RecipeResult, folder: Path) -> None:
 
     columns, cells = printed(run.table)
     rows = run.table[:SHOWN] if any(row["settings"] for row in run.table) else run.table
-    shown = [[*line, f"{row['best_epoch']:.1f}"] for line, row in zip(cells, rows, strict=False)]
+    shown = [[*line, f"{row['best_epoch']:.1f}".removesuffix(".0")] for line, row in zip(cells, rows, strict=False)]
     repeated = any(row["interval"] is not None for row in rows)
     title = "Best validation scores" + ("; ± is half a 95 % interval" if repeated else "")
     print_table(title, (*columns, "best epoch"), shown)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, final
 
 import torch
+from torch import Tensor
 
 from lamina.fusion.base import Fusion, FusionConfig, Stream, WeightedSum
 
@@ -23,6 +24,12 @@ class LastLayerFusion(Fusion, config=LastLayer):
     """The module of `LastLayer`; if it gets the states of several layers, it reads the last."""
 
     token_wise: ClassVar = True
+    weights: Tensor
+
+    def __init__(self, config: LastLayer, *, layers: int, width: int) -> None:
+        super().__init__(config, layers=layers, width=width)
+        # a buffer, so that it follows the bank to another dtype or device
+        self.register_buffer("weights", torch.eye(layers)[-1], persistent=False)
 
     def active_layers(self) -> tuple[int, ...]:
         """Return the index of the last state."""
@@ -30,4 +37,4 @@ class LastLayerFusion(Fusion, config=LastLayer):
 
     def stream(self, members: object) -> Stream:
         """Return a stream that returns the last state unchanged."""
-        return WeightedSum(torch.eye(self.layers)[-1])
+        return WeightedSum(self.weights)

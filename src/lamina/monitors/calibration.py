@@ -157,8 +157,25 @@ def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
 
 
 def _just_above(score: float, scores: Sequence[float]) -> float:
-    """Return a threshold half-way between a score and the next higher score, so that rounding changes no flag."""
-    higher = (other for other in scores if score < other < math.inf)
-    above = min(higher, default=math.nextafter(score, math.inf))
-    middle = above - (above - score) / 2
-    return middle if score < middle else above
+    """Return a threshold above a score that rounding cannot lift the score over.
+
+    Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
+    attention kernel. So the threshold clears all scores that equal `score` up to rounding; it is half-way between the
+    highest of them and the next score.
+    """
+    least = score + 2 * _rounding(score)
+    tie = max((other for other in scores if score <= other <= least), default=score)
+    above = min((other for other in scores if least < other < math.inf), default=None)
+    if above is None:
+        return least
+    if tie == -math.inf:  # of a text without a score, which nothing lifts
+        return above - 2 * _rounding(above)
+    return max(least, tie + (above - tie) / 2)
+
+
+def _rounding(score: float) -> float:
+    """Return how far another batch size or attention kernel may move a score.
+
+    Scores agree within 1e-5, and better near 0 and 1, where a probability moves less than its logit.
+    """
+    return 0.0 if score == -math.inf else min(1e-5, 4e-5 * min(abs(score), abs(1 - score))) + 1e-6

@@ -64,13 +64,11 @@ class _Loader(yaml.SafeLoader):
 
     It refuses keys that a mapping has twice (except keys merged in with `<<`), keys that are neither a string nor a
     whole number, nesting deeper than 50 levels, aliases that stand for more than 100,000 values or contain themselves,
-    and all tags that are not plain YAML. Dates are read as strings.
+    and all tags that are not plain YAML. Plain words and numbers are read by the core schema of YAML 1.2: `on`, `yes`,
+    `1:30`, `1_000` and dates are strings, and `016` is sixteen.
     """
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [rule for rule in rules if not rule[0].endswith(":timestamp")]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
+    yaml_implicit_resolvers: ClassVar = {}  # filled below
 
     def __init__(self, text: str, name: str) -> None:
         super().__init__(text)
@@ -119,6 +117,30 @@ class _Loader(yaml.SafeLoader):
     def error(self, line: int, reason: str) -> DataError:
         """Return the DataError for `reason`, which is wrong in line `line` (from 1) of the file."""
         return DataError(f"recipe: {self.name}, line {line}: {reason}.", path=self.name, row=line)
+
+
+# kind -> (its form in the core schema of YAML 1.2, the characters with which it begins); PyYAML knows those of 1.1
+_PLAIN: dict[str, tuple[str, str]] = {
+    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "float": (
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        "-+0123456789.",
+    ),
+    "null": (r"~|null|Null|NULL|", "~nN"),
+    "merge": (r"<<", "<"),  # of 1.1, and in use everywhere
+}
+for _kind, (_form, _first) in _PLAIN.items():
+    _Loader.add_implicit_resolver(f"{_YAML}{_kind}", re.compile(rf"^(?:{_form})$"), [*_first])
+_Loader.yaml_implicit_resolvers.setdefault("", []).append((f"{_YAML}null", re.compile(r"^$")))
+
+
+def _construct_int(_: _Loader, node: yaml.ScalarNode) -> int:
+    """Return a whole number: decimal, also with leading zeros, or octal (`0o17`) or hexadecimal."""
+    return int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
+
+
+_Loader.add_constructor(f"{_YAML}int", _construct_int)
 
 
 def read_yaml(path: Path) -> YamlFile:

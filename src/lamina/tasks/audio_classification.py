@@ -32,6 +32,7 @@ _ENDINGS = "wav flac ogg oga opus mp3 aif aiff aifc au snd caf w64 rf64"
 
 LONGEST_S = 30  # seconds of a clip that are read by default: the window of Whisper
 _SHORTEST_S = 0.1  # shorter clips are padded with silence: one frame of a speech model needs a quarter of it
+_FRAME_S = 0.025  # what one frame of a speech model reads
 _MASK = "attention_mask"
 
 
@@ -295,6 +296,7 @@ class AudioInputs:
         one_size = self._shape(1) == self._shape(2)
         self._masked = bool(self._options) and (one_size or bool(self._extractor.return_attention_mask))
         self.equal_lengths = not one_size and not self._masked
+        self._reads_samples = len(self._shape(1)) == 2  # `[batch, samples]`, not a spectrogram
         self._samples, self.cut = self._lengths()
         self.lengths = [1] * len(split) if one_size else [self._with_silence(count) for count in self._samples]
 
@@ -340,9 +342,10 @@ class AudioInputs:
         """
         clips: Sequence[LazyAudio] = self._split.texts.read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
-        sounds = [np.pad(sound, (0, max(0, self._shortest - len(sound)))) for sound in sounds]
         padding: dict[str, object] = {}
-        if self.equal_lengths:
+        if not self._reads_samples:
+            sounds = [np.pad(sound, (0, max(0, self._shortest - len(sound)))) for sound in sounds]
+        if self.equal_lengths or (self._reads_samples and self._pads):  # the extractor normalises, and pads afterwards
             padding = {"padding": "max_length", "max_length": max(self.lengths[int(row)] for row in rows)}
         elif self._pads:
             padding = {"padding": True}
@@ -356,6 +359,8 @@ class AudioInputs:
         except Exception as error:  # feature extractors raise errors of many types
             got = f"{type(self._extractor).__name__} fails on {len(sounds)} clips ({first_line(error)})"
             raise DataError(f"audio: {got}; check its settings.") from error
+        if self._masked and self._reads_samples:
+            outputs[_MASK][:, : round(_FRAME_S * self.rate)] = 1  # a shorter clip would be masked as a whole
         names = dict.fromkeys((*self._extractor.model_input_names, _MASK))
         return {name: outputs[name] for name in names if name in outputs and (name != _MASK or self._masked)}
 

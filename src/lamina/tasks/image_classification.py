@@ -132,15 +132,17 @@ def _too_large(name: str, what: str) -> DataError:
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in RGB, transparent pixels with their own colour; DataError: pixels have 32 bits."""
+    """Return an image in RGB, white behind transparent pixels; raise DataError if its pixels have 32 bits."""
     if image.mode in ("I", "F"):
         problem = f"has pixels of 32 bits (mode {image.mode}); their white level is not known."
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
     if image.mode.startswith("I;16"):
         # without scaling, Pillow turns all values above 255 into white
         image = image.point(lambda value: value * (1 / 256)).convert("L")
-    if image.mode == "P" and "transparency" in image.info:
+    if image.has_transparency_data:
         image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
     return image.convert("RGB")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from lamina.fusion.last_layer import LastLayer
@@ -24,3 +25,13 @@ def test_the_mean_shares_equally():
 def test_neither_has_parameters():
     assert not list(LastLayer().build(4, 8).parameters())
     assert not list(Mean().build(4, 8).parameters())
+
+
+@pytest.mark.parametrize("config", [LastLayer(), Mean()])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_features_follow_the_bank_to_another_dtype(config: LastLayer | Mean, dtype: torch.dtype):
+    fusion = config.build(4, 8)
+    states = torch.randn(4, 2, 3, 8, dtype=dtype)
+    assert fusion(states).dtype == torch.float32
+    assert fusion.to(dtype)(states).dtype == dtype
+    assert not fusion.state_dict()

@@ -19,7 +19,7 @@ from lamina.tasks.base import Inputs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-KIND = kind_of("audio_classification")
+KIND: Any = kind_of("audio_classification")
 SECONDS = (0.05, 0.3, 0.6, 1.4)
 
 
@@ -63,6 +63,21 @@ def test_without_a_mask_batches_have_one_length():
     assert torch.equal(batch["input_values"][1], made.batch([2])["input_values"][0])
     masked = inputs(waves()).batch([2])["input_values"][0]
     torch.testing.assert_close(batch["input_values"][1, :240], masked)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_short_clip_is_normalised_before_it_is_padded(masked: bool):
+    """The padding up to the shortest length is no part of the clip: its samples are those that it has alone."""
+    extractor = waves(return_attention_mask=masked)
+    sound = 0.3 + tone(seconds=0.05, rate=RATE)
+    batch = AudioInputs(KIND.examples([sound], None), extractor, limit=RATE).batch([0])
+    alone = extractor(sound, sampling_rate=RATE, return_tensors="pt")["input_values"][0]
+    torch.testing.assert_close(batch["input_values"][0, : len(sound)], alone)
+    assert (batch["input_values"][0, len(sound) :] == 0).all()
+    assert batch["input_values"].shape[1] > len(sound)
+    assert not masked or batch["attention_mask"].sum() == len(sound)
+    few = AudioInputs(KIND.examples([sound[:2]], None), extractor, limit=RATE).batch([0])
+    assert not masked or few["attention_mask"].sum() == round(0.025 * RATE)  # one frame, so that some is real
 
 
 def test_silence_fills_no_clip_beyond_the_longest_length():

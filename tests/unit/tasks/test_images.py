@@ -223,11 +223,15 @@ def test_cmyk_becomes_rgb(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("error")
-def test_palette_with_transparency_becomes_rgb(tmp_path: Path):
-    image = picture(mode="P")
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L"])
+def test_transparent_pixels_become_white_whatever_colour_they_hide(tmp_path: Path, mode: str):
+    levels: dict[str, Any] = {"RGBA": (10, 20, 30, 0), "LA": (10, 0), "L": 7}
+    image = picture(mode="P", size=(4, 4)) if mode == "P" else Image.new(mode, (4, 4), levels[mode])
     file = BytesIO()
-    image.save(file, "PNG", transparency=bytes(range(256)))
-    assert (pixels(opened(put(tmp_path, "a.png", file.getvalue()))) == pixels(image.convert("RGB"))).all()
+    image.save(file, "PNG", **{"P": {"transparency": bytes(256)}, "L": {"transparency": 7}}.get(mode, {}))
+    assert pixels(opened(put(tmp_path, "a.png", file.getvalue()))).tolist() == [[[255] * 3] * 4] * 4
+    half = put(tmp_path, "half.png", encoded(Image.new("RGBA", (1, 1), (0, 100, 200, 128))))
+    assert pixels(opened(half))[0, 0].tolist() == pytest.approx([127, 177, 227], abs=1)
 
 
 def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path):
@@ -344,7 +348,7 @@ def test_a_column_may_have_any_name():
 def test_columns_survive_pickling(tmp_path: Path):
     """Loader workers are handed them."""
     hub = dataset_images(rows_of([{"bytes": encoded(picture()), "path": None}]), "img")
-    folder = read_images(picture_folder(tmp_path)).columns["image"]
+    folder: Any = read_images(picture_folder(tmp_path)).columns["image"]
     for column in (hub, folder):
         split = image_split(column, [0] * len(column))
         assert pickle.loads(pickle.dumps(split)) == split == copy.deepcopy(split)
