@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def test_the_last_layer_comes_back_bit_for_bit():
 
 
 def test_the_mean_shares_equally():
-    fusion = Mean().build(4, 8)
+    fusion: Any = Mean().build(4, 8)
     assert torch.equal(fusion.importance(), torch.full((4,), 0.25))
 
 
