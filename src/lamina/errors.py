@@ -147,13 +147,15 @@ class BaseMismatchError(StoreError):
     Attributes:
         op: The operation that was called.
         differs: What differs: name of the property -> (its saved value, its value here).
+        what: What is another one than in training: "base", "tokenizer" or "processor".
     """
 
-    def __init__(self, *, op: str, differs: dict[str, tuple[object, object]]) -> None:
-        self.op, self.differs = op, differs
+    def __init__(self, *, op: str, differs: dict[str, tuple[object, object]], what: str = "base") -> None:
+        self.op, self.differs, self.what = op, differs, what
         listed = "; ".join(f"{name} was {saved}, here {here}" for name, (saved, here) in differs.items())
-        hint = "Give the base that they were trained on (model=, or --model), or train them again on this one."
-        super().__init__(f"{op}: these readers were trained on another base: {listed}. {hint}")
+        option = "model=, or --model" if what == "base" else "processor=; by default the one that was saved with them"
+        hint = f"Give the {what} that they were trained on ({option}), or train them again on this one."
+        super().__init__(f"{op}: these readers were trained on another {what}: {listed}. {hint}")
 
 
 class CacheError(LaminaError, OSError):

@@ -59,7 +59,7 @@ class ReaderBank(ReaderCollection):
 
     Raises:
         ConfigError: If `train_base` is set and all parameters are frozen, or the model has adapters (PEFT), which could
-            not be saved.
+            not be saved. Also if the tokenizer has ids beyond the model's embedding table.
         NotFiniteError: If a weight of the model holds NaN or infinity.
     """
 

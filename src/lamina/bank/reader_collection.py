@@ -16,6 +16,7 @@ from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.heads.base import ReadTask
 from lamina.layers import LayerStack, stacks
 from lamina.layers.adapters import check_no_adapters
+from lamina.layers.base_facts import StackSettings
 from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
@@ -67,7 +68,30 @@ class ReaderCollection(nn.Module):
         self.readers = nn.ModuleDict()
         self.info: Info = dict(info or {})
         self._stacks: tuple[dict[str, LayerStack], LayerGuard] | None = None
+        self._checked_ids: tuple[int, int] | None = None  # identity and size of the tokenizer whose ids were checked
+        self.check_ids("bank", processor)
         mark_as_read(model, self)
+
+    def check_ids(self, op: str, processor: Processor | None) -> None:
+        """Raise ConfigError if a tokenizer has token ids for which the model's embedding table has no row.
+
+        Nothing is looked up again for a tokenizer that was checked and has not grown since.
+        """
+        tokenizer: Any = getattr(processor, "tokenizer", processor)
+        if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (id(tokenizer), len(tokenizer))):
+            return
+        rows = None
+        with suppress(NotImplementedError, AttributeError):  # models without a table of tokens
+            rows = getattr(self.model.get_input_embeddings(), "num_embeddings", None)
+        vocabulary: dict[str, int] = tokenizer.get_vocab() if rows else {}
+        if vocabulary and rows is not None and (highest := max(vocabulary.values())) >= rows:
+            token = next(token for token, number in vocabulary.items() if number == highest)
+            raise ConfigError(
+                f"{op}: the tokenizer has ids up to {highest} ('{token}'); the model's token table has {rows} rows, "
+                f"0 to {rows - 1}. Use the model's own tokenizer, or make the bank after "
+                f"model.resize_token_embeddings({highest + 1})."
+            )
+        self._checked_ids = known
 
     def __getstate__(self) -> dict[str, object]:
         if self._stacks is not None:
@@ -147,6 +171,10 @@ class ReaderCollection(nn.Module):
                 f"{op}: the weights of the model have changed since the bank was made: {change}. The readers belong to "
                 "the old ones: load these again, or make another bank on the model and call its update(bank)."
             )
+
+    def settings_of_base(self) -> dict[str, StackSettings]:
+        """Return stack name -> what its states depended on beside the weights when the bank found the stacks."""
+        return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
         """Return stack name -> fingerprint of the weights that the readers belong to, where it is known."""

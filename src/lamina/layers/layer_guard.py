@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from lamina.errors import ConfigError
 from lamina.layers.adapters import active_adapters, has_adapters
+from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import stacks
 from lamina.layers.preserve import evaluating_if, is_compiled
 from lamina.layers.stack import LayerStack, by_path, children_of
@@ -42,6 +43,8 @@ class LayerGuard:
     Attributes:
         compiled: Whether a module of the model is compiled.
         weights: Stack name -> guard of the stack's weights.
+        facts: Stack name -> what its states depend on beside the weights, before any pass: some models change their
+            own modules when they run.
     """
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
@@ -63,6 +66,7 @@ class LayerGuard:
         self.compiled = any(map(is_compiled, model.modules()))
         self._adapted: tuple[nn.Module, str] | None = None  # parent and name of the first layer with adapters
         self._active = self._active_adapters(model)
+        self.facts = {name: StackSettings.of(model, stack) for name, stack in by_name.items()}
         self.weights = {name: WeightGuard(model, stack, paths) for name, stack in by_name.items()}
         self._remember_modules(model)
 

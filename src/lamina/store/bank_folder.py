@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from contextlib import suppress
 from dataclasses import fields
 from functools import partial
@@ -29,6 +30,7 @@ from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.layers import select, stacks
 from lamina.layers.adapters import check_no_adapters
+from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.store.card import model_card
@@ -49,6 +51,7 @@ from lamina.store.manifest import (
     CARD,
     FORMAT,
     MANIFEST,
+    PROCESSOR,
     READER,
     READERS,
     WEIGHTS,
@@ -56,8 +59,10 @@ from lamina.store.manifest import (
     Manifest,
     ReaderFacts,
     StackFacts,
+    library_versions,
 )
 from lamina.store.models import load_processor, saved_class, writing_class
+from lamina.store.processors import check_processor, load_saved_processor, save_processor
 from lamina.store.save_model import listed_names, save, saved_names
 
 if TYPE_CHECKING:
@@ -111,7 +116,7 @@ def save_bank(
     folder = Path(folder)
     for name in bank:
         check_finite(f"reader '{name}'", bank[name].state_dict().items())
-    base = _base_facts(bank)
+    base = _base_facts(bank, present=changed_base or bank.train_base)
     marks = {name: stack.fingerprint for name, stack in base.stacks.items()}
     if not changed_base:
         _check_unchanged(bank, marks)
@@ -119,7 +124,6 @@ def save_bank(
     if base.id is None and bank.model.name_or_path and not base.trained:
         what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so the bank does not name it"
         logger.warning("save: %s. Save the base first (lamina.save), or pass it whenever the bank is loaded.", what)
-    manifest = Manifest(format=FORMAT, lamina=_version(), base=base, info=bank.info, readers=list(bank))
     files = files or {}
     with staged(folder, [*_names(bank), *files], _listed(folder)) as stage:
         (stage / READERS).mkdir()
@@ -127,24 +131,37 @@ def save_bank(
             _save_reader(bank[name], stage / READERS / name)
         if bank.saves_base:
             save(bank.model, stage / BASE, bank.processor)
+        processor = save_processor(bank.processor, stage, files=not bank.saves_base)
         model_card(bank, title or folder.resolve().name).save(stage / CARD)
         for name, write in files.items():
             write(stage / name)
+        manifest = Manifest(
+            format=FORMAT, lamina=_version(), base=base, info=bank.info, readers=list(bank), processor=processor
+        )
         write_json(stage / MANIFEST, manifest.model_dump())
     if bank.saves_base:
         set_location(bank.model, str(folder / BASE))
 
 
 def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:
-    """Raise ConfigError if the weights of a bank's frozen model now have other fingerprints than `marks` (by stack)."""
+    """Raise ConfigError if the weights or settings of a frozen model have changed since the bank was made or loaded.
+
+    Args:
+        bank: The bank.
+        marks: Stack name -> fingerprint of its present weights.
+    """
     change = bank.change_of_base(marks)
     before = bank.fingerprints_of_base()
     if other := next((name for name, mark in marks.items() if before.get(name, mark) != mark), None):
         change = change or f"the stack '{other}' has another fingerprint"
+    by_name, known = stacks(bank.model), bank.settings_of_base()
+    for name in marks:
+        if path := known[name].changed_module(StackSettings.of(bank.model, by_name[name])):
+            change = change or f"'{path}' has other settings"
     if change and not bank.train_base:
         raise ConfigError(
-            f"save: the weights of the model have changed since the bank was made: {change}. The readers belong to the "
-            "old ones, so load these again; or save with changed_base=True, for readers that belong to the new ones."
+            f"save: the model has changed since the bank was made: {change}. The readers belong to the old one: load "
+            "it again, or save with changed_base=True if they belong to the changed one."
         )
 
 
@@ -216,30 +233,40 @@ def _listed(folder: Path) -> list[str]:
         return []
     inside = folder / BASE
     base = [*saved_names(inside), *listed_names(inside)] if manifest.base.trained else ()
-    return [*_names(filter(NAME.fullmatch, manifest.readers)), *(f"{BASE}/{name}" for name in base)]
+    processor = () if manifest.processor is None else manifest.processor.files
+    inner = (*(f"{BASE}/{name}" for name in base), *(name for name in processor if name.startswith(f"{PROCESSOR}/")))
+    return [*_names(filter(NAME.fullmatch, manifest.readers)), *inner]
 
 
-def _base_facts(bank: ReaderBank) -> BaseFacts:
-    """Return the manifest's facts about the bank's model: where it is from, and fingerprints of the stacks in use."""
+def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
+    """Return the manifest's facts about the bank's model: where it is from, and what the stacks in use depend on.
+
+    Args:
+        bank: The bank.
+        present: Whether the present settings of the model count, and not those with which the bank was made.
+    """
     model = bank.model
-    used = {bank[name].stack for name in bank}
+    used, settings = {bank[name].stack for name in bank}, bank.settings_of_base()
+    saved: dict[str, StackFacts] = {}
+    for name, stack in stacks(model).items():
+        if name in used or not used:
+            facts = StackSettings.of(model, stack) if present else settings[name]
+            saved[name] = StackFacts(
+                layers=stack.layers,
+                width=stack.width,
+                fingerprint=fingerprint_of(stack),
+                config=facts.config,
+                modules=facts.modules,
+            )
     return BaseFacts(
         id=(model.name_or_path if bank.saves_base else location_of(model)) or None,
         revision=getattr(model.config, "_commit_hash", None),
         model_type=str(model.config.model_type),
         dtype=str(model.dtype).removeprefix("torch."),
-        stacks={
-            name: StackFacts(layers=stack.layers, width=stack.width, fingerprint=fingerprint_of(stack))
-            for name, stack in stacks(model).items()
-            if name in used or not used
-        },
+        stacks=saved,
+        library=library_versions(),
         trained=bank.saves_base,
     )
-
-
-def _trait(stack: LayerStack, name: str) -> object:
-    """Return the value of a field of `StackFacts` ("layers", "width" or "fingerprint") for a stack."""
-    return fingerprint_of(stack) if name == "fingerprint" else getattr(stack, name)
 
 
 def _save_reader(reader: ReaderModule, folder: Path) -> None:
@@ -308,16 +335,29 @@ def _load_bank(
     check_known(f"load {folder}", readers or (), manifest.readers, "reader")
     names = manifest.readers if readers is None else readers
     saved = {name: ReaderFacts.read(folder / READERS / name / READER) for name in names}
+    given = processor
     if model is None:
         has_monitors = any(reader.info.get(MONITORS) for reader in saved.values())
         model, base_processor = _load_base(manifest.base, folder, writes=writes or has_monitors)
         processor = base_processor if processor is None else processor
-    elif processor is None and model.name_or_path:
+    elif processor is None and manifest.processor is None and model.name_or_path:
         processor = load_processor(model.name_or_path, model)
     _check_base(manifest.base, model)
+    if manifest.processor is None:
+        if manifest.base.library is None:
+            logger.info(
+                "load: an earlier version saved %s; its tokenizer cannot be checked until it is saved again", folder
+            )
+    else:
+        if given is None:
+            processor = load_saved_processor(manifest.processor, folder, model) or processor
+        if processor is not None:
+            check_processor(manifest.processor, processor, manifest.base.library)
     bank = ReaderBank(model, processor, saves_base=manifest.base.trained, info=manifest.info)
     for name, reader in saved.items():
         _load_reader(bank, name, folder / READERS / name, reader)
+        if reader.stack not in manifest.base.stacks:
+            raise damaged(folder / MANIFEST, f"has no fingerprint of the stack '{reader.stack}', which '{name}' reads")
     bank.accept_base({name: stack.fingerprint for name, stack in manifest.base.stacks.items()})
     return bank.eval()
 
@@ -331,8 +371,11 @@ def _read_manifest(folder: Path) -> Manifest:
             hint = "it is a model, and readers are trained on it first, by lamina.fit or lamina train"
         raise StoreError(f"load: {folder} has no {MANIFEST}; {hint}.")
     manifest = Manifest.read(path)
-    for name in manifest.readers:
-        if not NAME.fullmatch(name) or manifest.readers.count(name) > 1:  # a name like ".." would leave the folder
+    if not manifest.base.stacks:
+        raise damaged(path, "has no fingerprint of the base, by which another base is told")
+    counts = Counter(manifest.readers)
+    for name, count in counts.items():
+        if not NAME.fullmatch(name) or count > 1:  # a name like ".." would leave the folder
             raise damaged(path, f"names a reader '{name}'; every name must be a plain folder name, and be there once")
     return manifest
 
@@ -373,15 +416,35 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
         if stack is None:
             differs[f"{prefix}stack"] = (name, "/".join(by_name))
             continue
-        for trait, want in expected.model_dump().items():  # the fingerprint is the last field
-            if trait == "fingerprint" and differs:
-                break
-            if (got := _trait(stack, trait)) != want:
-                differs[f"{prefix}{trait}"] = (want, got)
+        shape = {"layers": stack.layers, "width": stack.width}
+        found = {what: (getattr(expected, what), here) for what, here in shape.items()}
+        if not differs and all(was == here for was, here in found.values()):
+            found = _settings(expected, StackSettings.of(model, stack), saved.library)
+        differing = {prefix + what: pair for what, pair in found.items() if pair[0] != pair[1]}
+        if not differs | differing and (mark := fingerprint_of(stack)) != expected.fingerprint:
+            differing[f"{prefix}fingerprint"] = (expected.fingerprint, mark)
+        differs |= differing
     if differs:
         if (dtype := str(model.dtype).removeprefix("torch.")) != saved.dtype:
             differs["dtype"] = (saved.dtype, dtype)
         raise BaseMismatchError(op="load", differs=differs)
+
+
+def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
+    """Return name -> (saved value, value here) for the settings of a stack that `BaseFacts.library` lets compare.
+
+    Nothing can be compared if an earlier version saved the bank: it noted no settings.
+    """
+    if saved.config is None or saved.modules is None:
+        return {}
+    same = library == library_versions()
+    names = saved.config.keys() | here.config.keys() if same else saved.config.keys() & here.config.keys()
+    found: dict[str, tuple[object, object]] = {
+        name: (saved.config.get(name), here.config.get(name)) for name in sorted(names)
+    }
+    for path in sorted(saved.modules.keys() | here.modules.keys()) if same else ():
+        found[f"module '{path}'"] = (saved.modules.get(path), here.modules.get(path))
+    return found
 
 
 def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | None:

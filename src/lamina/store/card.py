@@ -52,7 +52,7 @@ bank = ReaderBank.from_pretrained("{{ title }}")
 predict(bank, ["A text to read."])
 ```
 
-The readers work with this model only. Loading compares its weights with the saved fingerprint.
+The readers work with this model only. Loading compares its weights, its settings and the tokenizer with what was saved.
 """
 
 

@@ -11,7 +11,7 @@ from huggingface_hub import errors
 
 from lamina.bank import NAME
 from lamina.errors import LaminaError, StoreError, first_line
-from lamina.store.manifest import BASE, CARD, MANIFEST, READER, READERS, WEIGHTS
+from lamina.store.manifest import BASE, CARD, MANIFEST, PROCESSOR, READER, READERS, WEIGHTS
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
     """
     names = ["*"] if readers is None else [name for name in readers if NAME.fullmatch(name)]
     reader_files = [f"{READERS}/{name}/{file}" for name in names for file in (READER, WEIGHTS)]
-    return [MANIFEST, CARD, *reader_files, *([f"{BASE}/*"] if base else [])]
+    return [MANIFEST, CARD, f"{PROCESSOR}/*", *reader_files, *([f"{BASE}/*"] if base else [])]
 
 
 def push_folder(
@@ -100,7 +100,7 @@ def push_folder(
                 commit_message=message,
                 revision=branch,
                 create_pr=create_pr,
-                delete_patterns=[f"{READERS}/*", f"{BASE}/*"],
+                delete_patterns=[f"{READERS}/*", f"{BASE}/*", f"{PROCESSOR}/*"],
             )
         return str(commit)
     except LaminaError:

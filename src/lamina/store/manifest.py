@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = 1
-MANIFEST, CARD, READERS, BASE = "lamina.json", "README.md", "readers", "base"
+MANIFEST, CARD, READERS, BASE, PROCESSOR = "lamina.json", "README.md", "readers", "base", "processor"
 READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json"
 
 
@@ -56,7 +56,12 @@ class SavedFacts(BaseModel):
         *parents, key = map(str, problem["loc"])
         where = ".".join([*parents, key])
         if problem["type"] == "extra_forbidden":
-            holder = cls if not parents else BaseFacts if parents == ["base"] else StackFacts
+            holders: dict[tuple[str, ...], type[SavedFacts]] = {
+                (): cls,
+                ("base",): BaseFacts,
+                ("processor",): ProcessorFacts,
+            }
+            holder = holders.get(tuple(parents), StackFacts)
             known = [".".join([*parents, name]) for name in holder.model_fields]
             raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
         if problem["type"] == "missing":
@@ -65,17 +70,22 @@ class SavedFacts(BaseModel):
 
 
 class StackFacts(SavedFacts):
-    """One stack of the base model. The fingerprint, which is slow to compute, must stay the last field.
+    """One stack of the base model.
 
     Attributes:
         layers: Number of layers, embeddings included.
         width: Size of a hidden state.
         fingerprint: Hash of the stack's weights.
+        config: Settings of the model's config that may change the stack's states; see `config_facts`. None in banks of
+            earlier versions.
+        modules: Classes and settings of the stack's modules, as digests; see `module_facts`. None as for `config`.
     """
 
     layers: int
     width: int
     fingerprint: str
+    config: Fields | None = None
+    modules: dict[str, str] | None = None
 
 
 class BaseFacts(SavedFacts):
@@ -87,6 +97,8 @@ class BaseFacts(SavedFacts):
         model_type: The family, as in its config.
         dtype: Type of its weights, such as "float32".
         stacks: Stack name -> facts, of the stacks that the readers read.
+        library: Versions of transformers and torch that saved it. Under others, `StackFacts.modules` is not compared,
+            and only those settings of `StackFacts.config` that both have. None in banks of earlier versions of lamina.
         trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
             where it was before training.
     """
@@ -96,7 +108,20 @@ class BaseFacts(SavedFacts):
     model_type: str
     dtype: str
     stacks: dict[str, StackFacts]
+    library: str | None = None
     trained: bool = False
+
+
+class ProcessorFacts(SavedFacts):
+    """The tokenizer or processor with which the readers were trained.
+
+    Attributes:
+        files: Its files in the bank's folder; empty if they are with the base, or it cannot be saved.
+        facts: What its inputs depend on, see `processor_facts`.
+    """
+
+    files: list[str]
+    facts: Fields
 
 
 class Manifest(SavedFacts):
@@ -108,6 +133,7 @@ class Manifest(SavedFacts):
         base: The base model.
         info: The bank's `info`.
         readers: Names of the readers; each has a folder.
+        processor: The bank's processor; None if it has none, or an earlier version saved the bank.
     """
 
     format: int
@@ -115,6 +141,7 @@ class Manifest(SavedFacts):
     base: BaseFacts
     info: Fields
     readers: list[str]
+    processor: ProcessorFacts | None = None
 
 
 class ReaderFacts(SavedFacts):
@@ -155,3 +182,11 @@ class EditsRecord(SavedFacts):
     architecture: str
     edits: list[Fields]
     files: list[str] = []
+
+
+def library_versions() -> str:
+    """Return the versions of transformers and torch, on which the attributes of modules depend."""
+    import torch
+    import transformers
+
+    return f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}"

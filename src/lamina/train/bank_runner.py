@@ -61,6 +61,9 @@ class BankRunner(Runner):
             raise ConfigError(
                 f"{op}: the bank has no processor; it is needed to read examples. Use ReaderBank(model, processor=...)."
             )
+        bank.check_ids(op, self.processor)
+        if op == "fit" and bank.processor is None:
+            bank.processor = processor  # so that it is saved with the readers, which depend on it
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
         """Raise an error unless every task has rows in the named parts and fits the head of its reader.

@@ -80,7 +80,7 @@ class TestRoundTrip:
     def test_saving_what_was_loaded_writes_the_same_files(self, folder: Path, tmp_path: Path):
         save_bank(load_bank(folder, tiny_model()), tmp_path / "again" / "bank")
         for path in folder.rglob("*"):
-            if path.is_file():
+            if path.is_file() and path.name != "tokenizer_config.json":  # transformers notes where it was loaded from
                 assert path.read_bytes() == (tmp_path / "again" / "bank" / path.relative_to(folder)).read_bytes()
 
     def test_precision_comes_back(self, tmp_path: Path):
@@ -150,7 +150,7 @@ class TestRoundTrip:
         with pytest.raises(StoreError, match=r"reader.json cannot be written"):
             save_bank(bank, folder)
         assert list(load_bank(folder, tiny_model())) == ["mood", "who"]
-        assert sorted(path.name for path in folder.iterdir()) == ["README.md", "lamina.json", "readers"]
+        assert sorted(path.name for path in folder.iterdir()) == ["README.md", "lamina.json", "processor", "readers"]
 
 
 class TestBase:
@@ -239,7 +239,7 @@ class TestBase:
         base = save_base(tmp_path / "base", seed=1)
         save_bank(tiny_bank(base_model(base)), tmp_path / "bank")
         assert load_bank(tmp_path / "bank", base_model(base)).processor is not None
-        given = object()
+        given = tiny_bank().processor
         assert load_bank(tmp_path / "bank", base_model(base), given).processor is given
         assert load_bank(tmp_path / "bank", processor=given).processor is given
 

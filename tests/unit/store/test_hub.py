@@ -24,6 +24,7 @@ from lamina.store import load, load_bank, push_bank
 from lamina.store.manifest import RECORD
 from lamina.store.replay import read_record
 
+TOKENIZER = ("processor/tokenizer.json", "processor/tokenizer_config.json")
 FILES = {f"readers/{name}/{file}" for name in ("mood", "who") for file in ("reader.json", "model.safetensors")}
 
 
@@ -46,7 +47,7 @@ def moved() -> ReaderBank:
 def test_what_is_pushed_comes_back(server: Hub):
     address = tiny_bank().push_to_hub("me/bank", message="More readers")
     assert address.startswith(f"{server.endpoint}/me/bank/commit/")
-    assert server.paths("me/bank") == {".gitattributes", "lamina.json", "README.md", *FILES}
+    assert server.paths("me/bank") == {".gitattributes", "lamina.json", "README.md", *FILES, *TOKENIZER}
     assert len(server.large) == 2
     bank = ReaderBank.from_pretrained("me/bank", tiny_model())
     for name, said in logits(tiny_bank()).items():
@@ -113,6 +114,7 @@ def test_a_second_push_replaces_the_readers_and_leaves_the_rest(server: Hub):
         "lamina.json",
         "README.md",
         *(name for name in FILES if "mood" in name),
+        *TOKENIZER,
     }
     assert torch.equal(logits(load_bank("me/bank", tiny_model()))["mood"], logits(moved())["mood"])
 
@@ -123,7 +125,7 @@ def test_a_second_push_takes_away_the_base_of_the_first(server: Hub):
     push_bank(bank.eval(), "me/bank")
     assert any(path.startswith("base/") for path in server.paths("me/bank"))
     push_bank(tiny_bank(), "me/bank")
-    assert server.paths("me/bank") == {".gitattributes", "lamina.json", "README.md", *FILES}
+    assert server.paths("me/bank") == {".gitattributes", "lamina.json", "README.md", *FILES, *TOKENIZER}
 
 
 def test_branches_tags_and_commits_are_revisions(server: Hub):

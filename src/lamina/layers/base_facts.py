@@ -1,0 +1,133 @@
+"""What a stack's hidden states depend on beside its weights: the model's config, and the settings of its modules."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from lamina.layers.stack import LayerStack, children_of
+
+# Settings of a config on which no hidden state depends in eval mode. All others count. The names of special tokens are
+# among them because modules that compute with one, as RoBERTa does for positions, keep it as an attribute.
+UNRELATED = frozenset(
+    {
+        *("architectures", "auto_map", "dtype", "torch_dtype", "transformers_version", "model_type", "tokenizer_class"),
+        *("id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "prefix"),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "forced_bos_token_id"),
+        *("forced_eos_token_id", "return_dict", "use_return_dict", "output_hidden_states", "output_attentions"),
+        *("use_cache", "torchscript", "gradient_checkpointing", "chunk_size_feed_forward", "tie_word_embeddings"),
+        *("is_encoder_decoder", "tie_encoder_decoder", "add_pooling_layer", "classifier_activation", "max_length"),
+        *("min_length", "num_beams", "do_sample", "early_stopping", "no_repeat_ngram_size", "length_penalty"),
+        *("temperature", "top_k", "top_p", "repetition_penalty", "keys_to_ignore_at_inference"),
+    }
+)
+# The rate of a dropout, the start of a training and the choice of a kernel change nothing beyond rounding.
+_UNRELATED = re.compile(r"^_|drop|^init|^classif|^summary_|attn_implementation|experts_implementation|_cached$")
+_MODES = frozenset({"training", "gradient_checkpointing", "name_or_path", "p"})  # attributes of modules; `p` of dropout
+_SCALARS = (bool, int, float, str, torch.dtype)
+
+
+@dataclass(frozen=True)
+class StackSettings:
+    """What a stack's hidden states depend on beside its weights; see `config_facts` and `module_facts`."""
+
+    config: dict[str, Any]
+    modules: dict[str, str]
+
+    @classmethod
+    def of(cls, model: nn.Module, stack: LayerStack) -> StackSettings:
+        """Return the present settings of a stack of a model."""
+        return cls(config_facts(model, stack), module_facts(model, stack))
+
+    def changed_module(self, now: StackSettings) -> str | None:
+        """Return the path of a module whose settings are others `now`; None if there is none.
+
+        Only modules without others inside count: some models replace the larger ones when they run.
+        """
+        for path, facts in self.modules.items():
+            is_inner = not any(other.startswith(f"{path}.") for other in self.modules)
+            if path and is_inner and now.modules.get(path) != facts:
+                return path
+        return None
+
+
+def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
+    """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
+
+    The config is that of the innermost part of the model around the stack that has one. It is the same for an encoder
+    alone and inside a model with a head.
+    """
+    config: Any = cast("Any", _around(model, stack)).config
+    return _related(json.loads(json.dumps(config.to_dict(), default=str)))
+
+
+def _related(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that may change hidden states, also of the configs within a config."""
+    return {
+        name: _related(cast("Mapping[str, Any]", value)) if isinstance(value, dict) else value
+        for name, value in settings.items()
+        if name not in UNRELATED and not _UNRELATED.search(name)
+    }
+
+
+def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
+    """Return a short digest of the classes and scalar attributes of a stack's modules.
+
+    Returns:
+        Path of the modules, with `*` in place of the number of a block, such as "encoder.layer.*.output.dense" -> the
+        name of their class and a digest of the attributes of all of them, in order.
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    names: dict[str, str] = {}
+    for path, module in _modules(_around(model, stack), set(stack.run)):
+        key = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+        groups[key].append(f"{type(module).__name__} {_attributes(module)}")
+        names[key] = type(module).__name__
+    return {
+        key: f"{names[key]} {hashlib.sha256(repr(facts).encode()).hexdigest()[:8]}" for key, facts in groups.items()
+    }
+
+
+def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
+    """Return the innermost module around a stack, its scope included, that has a config."""
+    names = stack.scope_path.split(".") if stack.scope_path else []
+    parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
+    return next((part for part in reversed(parts) if hasattr(getattr(part, "config", None), "to_dict")), model)
+
+
+def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that a stack consists of, with their paths: those with its weights, and those without any.
+
+    Modules without weights (activations) count if they stand beside modules of the stack. `run` has the modules with
+    weights. Parts of the model with other weights, such as a pooler, are left out.
+    """
+    yield path, module
+    for name, child in children_of(module).items():
+        inside = list(child.modules())
+        if not run.isdisjoint(inside) or not any(vars(part)["_parameters"] for part in inside):
+            yield from _modules(child, run, f"{path}.{name}".lstrip("."))
+
+
+def _attributes(module: nn.Module) -> str:
+    """Return the scalar attributes of a module as text: numbers, texts, functions, and tuples and lists of these."""
+    kept: list[str] = []
+    for name, value in sorted(vars(module).items()):
+        if name in _MODES or _UNRELATED.search(name):
+            continue
+        if isinstance(value, FunctionType):
+            kept.append(f"{name}={value.__qualname__}")
+        elif isinstance(value, _SCALARS) or (
+            isinstance(value, (tuple, list))
+            and all(isinstance(part, _SCALARS) for part in cast("tuple[object, ...]", value))
+        ):
+            kept.append(f"{name}={value!r}")
+    return ", ".join(kept)

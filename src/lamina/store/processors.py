@@ -1,0 +1,117 @@
+"""The processor of a saved bank: its files, and whether another processor makes the same inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import BaseMismatchError
+from lamina.store.manifest import BASE, PROCESSOR, ProcessorFacts, library_versions
+from lamina.store.models import load_processor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from lamina.layers.types import Processor
+    from lamina.utils import JSON
+
+# Attributes that a caller may set on a loaded tokenizer, and that its files do not always hold.
+_SET = ("truncation_side", "model_max_length")
+# Facts that mean the same in every version of transformers.
+_LASTING = ("size", "vocabulary", "added tokens", "special tokens", *_SET)
+_NOISE = ("processor_class", "auto_map", "_name_or_path", "name_or_path", "transformers_version")
+
+
+def processor_facts(processor: Processor) -> dict[str, JSON]:
+    """Return what the inputs that a processor makes depend on, JSON-ready: short facts as they are, others as digests.
+
+    The padding side is none of them, since Lamina pads by itself. A processor of another kind has its class alone.
+    """
+    facts: dict[str, JSON] = {}
+    for part in ("image_processor", "feature_extractor", "video_processor"):
+        owner: Any = getattr(processor, part, None)
+        if hasattr(owner, "to_dict"):
+            facts[part.replace("_", " ")] = _digest(_settings(owner.to_dict()))
+    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    if not hasattr(tokenizer, "get_vocab"):
+        if not facts:
+            to_dict: Any = getattr(processor, "to_dict", None)
+            facts["settings"] = _digest(_settings(to_dict())) if to_dict else type(processor).__name__
+        return facts
+    facts |= {"size": len(tokenizer), "vocabulary": _digest(sorted(tokenizer.get_vocab().items()))}
+    added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
+    facts["added tokens"] = _digest(sorted(added.items()))
+    facts["special tokens"] = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    facts |= {name: getattr(tokenizer, name, None) for name in _SET}
+    if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
+        state: dict[str, Any] = json.loads(backend.to_str())
+        facts["model"] = _digest({name: value for name, value in state["model"].items() if name != "vocab"})
+        facts |= {part.replace("_", "-"): _digest(state[part]) for part in ("normalizer", "pre_tokenizer")}
+        facts["post-processor"] = _digest(state["post_processor"])
+    else:
+        scalars = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | str)}
+        facts["settings"] = _digest({name: value for name, value in _settings(scalars).items() if name not in _SET})
+    return facts
+
+
+def _settings(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a processor without what says only where it comes from."""
+    return {name: value for name, value in fields.items() if name not in _NOISE}
+
+
+def _digest(value: object) -> str:
+    """Return 16 hexadecimal digits of the SHA-256 hash of a JSON-ready value; other values count by their text."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def save_processor(processor: Processor | None, folder: Path, *, files: bool) -> ProcessorFacts | None:
+    """Return what a manifest says of a bank's processor, after writing its files to a folder; None if there is none.
+
+    Args:
+        processor: The processor.
+        folder: Folder of the bank's files.
+        files: Whether to write the files of the processor to a folder in it.
+    """
+    if processor is None:
+        return None
+    written: list[str] = []
+    if files and hasattr(processor, "save_pretrained"):
+        processor.save_pretrained(folder / PROCESSOR)
+        paths = (folder / PROCESSOR).rglob("*")
+        written = sorted(path.relative_to(folder).as_posix() for path in paths if path.is_file())
+    return ProcessorFacts(files=written, facts=processor_facts(processor))
+
+
+def load_saved_processor(saved: ProcessorFacts, folder: Path, model: PreTrainedModel) -> Processor | None:
+    """Load the processor that was saved in a bank's folder; None if its files are not there."""
+    place = folder / PROCESSOR if saved.files else folder / BASE
+    processor = load_processor(place, model) if place.is_dir() else None
+    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    for name in _SET:
+        if processor is not None and name in saved.facts:
+            setattr(tokenizer, name, saved.facts[name])
+    return processor
+
+
+def check_processor(saved: ProcessorFacts, processor: Processor, library: str | None) -> None:
+    """Raise BaseMismatchError unless a processor makes the same inputs as the one that a bank was saved with.
+
+    Args:
+        saved: What the bank's manifest says of its processor.
+        processor: The processor to compare.
+        library: Versions of the libraries that the bank was saved with. Under others, only facts that mean the same in
+            all versions are compared.
+    """
+    facts = processor_facts(processor)
+    names = {*saved.facts, *facts} if library == library_versions() else saved.facts.keys() & facts.keys() & {*_LASTING}
+    differs: dict[str, tuple[object, object]] = {
+        name: (saved.facts.get(name), facts.get(name))
+        for name in sorted(names)
+        if saved.facts.get(name) != facts.get(name)
+    }
+    if differs:
+        what = "tokenizer" if "vocabulary" in saved.facts else "processor"
+        raise BaseMismatchError(op="load", differs=differs, what=what)

@@ -1,0 +1,88 @@
+"""What states depend on beside weights: settings of the config and of modules, and none that cannot change a state."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.support.stored import tiny_config, tiny_model
+from tests.support.tiny import FAMILIES
+from torch import nn
+from transformers import BertForMaskedLM, BertModel, LlamaConfig, LlamaModel
+
+from lamina.layers import stacks
+from lamina.layers.base_facts import StackSettings
+
+
+def facts(model: Any, name: str = "main") -> StackSettings:
+    return StackSettings.of(model, stacks(model)[name])
+
+
+def llama(**changes: Any) -> LlamaModel:
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 16}
+    torch.manual_seed(0)
+    return LlamaModel(LlamaConfig(vocab_size=20, **shape, **changes)).eval()
+
+
+@pytest.mark.parametrize(
+    "change", [{"hidden_act": "relu"}, {"layer_norm_eps": 0.5}, {"is_decoder": True}, {"num_attention_heads": 2}]
+)
+def test_a_setting_that_changes_states_counts(change: dict[str, Any]):
+    assert facts(BertModel(tiny_config(**change)).eval()).config != facts(tiny_model()).config
+
+
+def test_the_base_of_rotary_positions_counts():
+    other = llama(rope_parameters={"rope_type": "default", "rope_theta": 100.0})
+    assert facts(other).config != facts(llama()).config
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"hidden_dropout_prob": 0.5}, {"id2label": {0: "no"}}, {"pad_token_id": 3}, {"use_cache": False}],
+    ids=lambda change: next(iter(change)),
+)
+def test_a_setting_that_cannot_change_states_does_not_count(change: dict[str, Any]):
+    assert facts(BertModel(tiny_config(**change)).eval()).config == facts(tiny_model()).config
+
+
+def relu(model: Any) -> None:
+    model.encoder.layer[1].intermediate.intermediate_act_fn = nn.ReLU()
+
+
+def eps(model: Any) -> None:
+    model.encoder.layer[2].output.LayerNorm.eps = 1.0
+
+
+def scale(model: Any) -> None:
+    model.encoder.layer[0].attention.self.scaling = 1.0
+
+
+@pytest.mark.parametrize("change", [relu, eps, scale])
+def test_a_module_that_was_changed_by_hand_counts(change: Callable[[Any], None]):
+    before = facts(model := tiny_model())
+    change(model)
+    after = StackSettings.of(model, stacks(model)["main"])
+    assert after.config == before.config
+    assert len(set(after.modules.items()) ^ set(before.modules.items())) == 2
+
+
+def test_dropout_mode_and_a_head_do_not_count():
+    model = tiny_model()
+    before = facts(model)
+    headed = BertForMaskedLM(tiny_config()).eval()
+    model.train()
+    model.embeddings.dropout.p = 0.9
+    assert StackSettings.of(model, stacks(model)["main"]) == before == facts(headed)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_pass_leaves_the_settings_of_inner_modules(name: str):
+    model = FAMILIES[name].build()
+    before = facts(model)
+    with torch.no_grad():
+        model(input_ids=torch.ones(1, 4, dtype=torch.long))
+    assert before.changed_module(facts(model)) is None
+    assert facts(copy.deepcopy(model)) == before

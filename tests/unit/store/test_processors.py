@@ -1,0 +1,163 @@
+"""The tokenizer of a saved bank: it comes back with the bank, and another one is refused with what differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.stored import WORDS, save_base, tiny_bank, tiny_model, tiny_tokenizer
+from tokenizers import normalizers
+from transformers import ViTImageProcessor
+
+from lamina import predict
+from lamina.bank import ReaderBank
+from lamina.errors import BaseMismatchError, ConfigError, StoreError
+from lamina.store import load, load_bank, save_bank
+from lamina.store.processors import processor_facts
+
+LONG = "anna " + "the film is very good and " * 8 + "bad"
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return save_base(tmp_path / "base")
+
+
+def bank_on(base: Path, change: Callable[[Any], object] = lambda _: None) -> ReaderBank:
+    model, tokenizer = load(base)
+    change(tokenizer)
+    bank: Any = tiny_bank(model)  # pyright: ignore[reportArgumentType]
+    bank.processor = tokenizer
+    for name in bank:
+        bank[name].info.pop("max_length", None)
+    return bank.eval()
+
+
+def left(tokenizer: Any) -> None:
+    tokenizer.model_max_length, tokenizer.truncation_side = 8, "left"
+
+
+def shorter(tokenizer: Any) -> None:
+    tokenizer.model_max_length = 8
+
+
+def special(tokenizer: Any) -> None:
+    tokenizer.add_special_tokens({"additional_special_tokens": ["good"]})
+
+
+def cased(tokenizer: Any) -> None:
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+
+
+CHANGES = {
+    "truncation_side": left,
+    "model_max_length": shorter,
+    "special tokens|added tokens": special,
+    "normalizer": cased,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_changed_tokenizer_comes_back_with_the_bank(change: Callable[[Any], object], base: Path, tmp_path: Path):
+    bank = bank_on(base, change)
+    expected = predict(bank, [LONG, "Anna is GOOD"])
+    save_bank(bank, tmp_path / "bank")
+    assert predict(load_bank(tmp_path / "bank"), [LONG, "Anna is GOOD"]) == expected
+    assert predict(load_bank(tmp_path / "bank", load(base)[0]), [LONG, "Anna is GOOD"]) == expected
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_another_tokenizer_is_refused_with_what_differs(what: str, base: Path, tmp_path: Path):
+    save_bank(bank_on(base), tmp_path / "bank")
+    CHANGES[what](other := tiny_tokenizer())
+    with pytest.raises(BaseMismatchError, match=f"another tokenizer: .*({what}) was"):
+        load_bank(tmp_path / "bank", processor=other)
+    load_bank(tmp_path / "bank", processor=tiny_tokenizer())
+
+
+def test_another_vocabulary_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_bank(bank_on(base), tmp_path / "bank")
+    swapped = WORDS.copy()
+    swapped[8], swapped[9] = swapped[9], swapped[8]
+    monkeypatch.setattr("tests.support.stored.WORDS", swapped)
+    with pytest.raises(BaseMismatchError, match="vocabulary was"):
+        load_bank(tmp_path / "bank", processor=tiny_tokenizer())
+
+
+def test_the_padding_side_does_not_count(base: Path, tmp_path: Path):
+    bank = bank_on(base)
+    save_bank(bank, tmp_path / "bank")
+    other = tiny_tokenizer()
+    other.padding_side = "left"
+    assert predict(load_bank(tmp_path / "bank", processor=other), ["bad", LONG]) == predict(bank, ["bad", LONG])
+
+
+def test_an_image_processor_counts_by_its_settings():
+    assert processor_facts(ViTImageProcessor(size={"height": 8, "width": 8})) != processor_facts(ViTImageProcessor())
+    assert processor_facts(ViTImageProcessor()) == processor_facts(ViTImageProcessor())
+
+
+def test_files_of_a_tokenizer_are_replaced_with_the_bank(base: Path, tmp_path: Path):
+    save_bank(bank_on(base), tmp_path / "bank")
+    assert (tmp_path / "bank/processor/tokenizer.json").is_file()
+    (tmp_path / "bank/notes.txt").write_text("mine")
+    save_bank(ReaderBank(tiny_model()), tmp_path / "bank")  # without a tokenizer
+    assert not (tmp_path / "bank/processor").exists()
+    assert (tmp_path / "bank/notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("what", ["stacks", "fingerprint", "stack of a reader"])
+def test_a_manifest_without_fingerprints_is_damaged(what: str, base: Path, tmp_path: Path):
+    save_bank(bank_on(base), tmp_path / "bank")
+    path = tmp_path / "bank/lamina.json"
+    fields = json.loads(path.read_text())
+    if what == "stacks":
+        fields["base"]["stacks"] = {}
+    elif what == "fingerprint":
+        del fields["base"]["stacks"]["main"]["fingerprint"]
+    else:
+        fields["base"]["stacks"] = {"encoder": fields["base"]["stacks"]["main"]}
+    path.write_text(json.dumps(fields))
+    with pytest.raises(StoreError, match="fingerprint"):
+        load_bank(tmp_path / "bank")
+
+
+def test_settings_of_the_base_are_compared(base: Path, tmp_path: Path):
+    save_bank(bank_on(base), tmp_path / "bank")
+    with pytest.raises(BaseMismatchError, match="hidden_act was gelu, here relu"):
+        load_bank(tmp_path / "bank", tiny_model(hidden_act="relu"))  # pyright: ignore[reportArgumentType]
+    model: Any = tiny_model()
+    model.encoder.layer[0].output.LayerNorm.eps = 1.0
+    with pytest.raises(BaseMismatchError, match=r"module 'encoder\.layer\.\*\.output\.LayerNorm' was"):
+        load_bank(tmp_path / "bank", model)
+
+
+def test_settings_that_changed_under_a_bank_are_found_when_saving(tmp_path: Path):
+    model: Any = tiny_model()
+    bank = tiny_bank(model)
+    model.encoder.layer[0].output.LayerNorm.eps = 1.0
+    with pytest.raises(ConfigError, match=r"output\.LayerNorm' has other settings"):
+        save_bank(bank, tmp_path / "bank")
+    save_bank(bank, tmp_path / "bank", changed_base=True)
+    load_bank(tmp_path / "bank", model)
+
+
+@pytest.mark.parametrize("grow", ["before the bank", "after the bank"])
+def test_ids_beyond_the_embedding_table_are_an_error_with_numbers(grow: str):
+    tokenizer, model = tiny_tokenizer(), tiny_model()
+    if grow == "before the bank":
+        tokenizer.add_tokens(["<deal>", "<nodeal>"])
+        with pytest.raises(ConfigError, match=r"ids up to 21 \('<nodeal>'\); .* table has 20 rows, 0 to 19"):
+            ReaderBank(model, processor=tokenizer)
+        model.resize_token_embeddings(22)
+        ReaderBank(model, processor=tokenizer)
+    else:
+        bank = tiny_bank(model)
+        bank.processor = tokenizer
+        predict(bank, ["bad"])
+        tokenizer.add_tokens(["<deal>"])
+        with pytest.raises(ConfigError, match="predict: the tokenizer has ids up to 20"):
+            predict(bank, ["<deal>"])
