@@ -406,6 +406,7 @@ def killed_at(step: int, folder: Path) -> None:
     train(bank, tasks, output=folder, **OPTIONS)
 
 
+@pytest.mark.full  # hostile/test_kill_runs.py kills processes in every run
 def test_a_process_that_is_killed_resumes(whole: tuple[dict[str, torch.Tensor], Any], tmp_path: Path):
     ended = forked(lambda: killed_at(20, tmp_path))
     assert ended.code == -signal.SIGKILL, ended.err

@@ -116,6 +116,7 @@ def killed_at(step: int, output: Path) -> None:
     tune(model, task, output, **OPTIONS)
 
 
+@pytest.mark.full  # hostile/test_kill_runs.py kills processes in every run
 def test_a_process_that_is_killed_resumes(whole: Any, tmp_path: Path):
     ended = forked(lambda: killed_at(15, tmp_path))
     assert ended.code == -signal.SIGKILL, ended.err
