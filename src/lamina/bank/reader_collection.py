@@ -138,9 +138,9 @@ class ReaderCollection(nn.Module):
     # The frozen model
 
     def eval_pass(self) -> AbstractContextManager[None]:
-        """Return a context for a pass of the model: in it a frozen model is in eval mode, whatever mode it was put in.
+        """Return a context for a pass of the model. Inside it a frozen model is in eval mode, whatever its mode before.
 
-        A model that is trained along keeps its mode.
+        A model that is trained with its readers keeps its mode.
         """
         return nullcontext() if self.train_base else self._guard.evaluating(self.model)
 

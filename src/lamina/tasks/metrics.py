@@ -129,8 +129,8 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
     """Return how well scores separate the positive one of two classes (1 in `targets`) from the negative one.
 
-    "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the shares of positive rows whose
-    scores are at least the lowest threshold that at most 1 % or 5 % of the negative rows reach, as
+    "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the fractions of positive
+    rows whose scores reach a threshold: the lowest that at most 1 % or 5 % of the negative rows reach, as
     `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, that threshold lies above all
     of their scores. All three are 0 if one of the classes has no row.
 

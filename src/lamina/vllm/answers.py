@@ -1,4 +1,4 @@
-"""The frontend's side: collect the scores of a request's tokens, and make the readers' answers of them."""
+"""The frontend's side: collect the scores of a request's tokens, and compute the readers' answers from them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @final
 class Answers(Mapping[str, "dict[str, JSON]"]):
-    """The readers' answers for one sequence, by reader name. They are computed when they are read.
+    """The readers' answers for one sequence: reader name -> answers. They are computed on access.
 
-    The answer of a reader has the keys "prompt", "output" and "both", each with the answer over that part of the text,
+    The value of a reader has the keys "prompt", "output" and "both", each with the answer over that part of the text,
     or None for a part without tokens; and "tokens", the scores of each token that the engine has read, prompt first.
     Readers that label tokens have "tokens" only, and readers that pool whole prompts "prompt" only. The engine does not
     read the last token of a sequence.
 
     Args:
         layout: The engine's readers.
-        names: The readers that the request asks for.
+        names: Names of the readers that the request has chosen.
         prompt: Number of tokens of the prompt.
 
     Attributes:
@@ -46,14 +46,14 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         self.ended_by: str | None = None
 
     def on_message(self, message: Mapping[str, Any]) -> None:
-        """Add what the scheduler has sent: scores of one or several steps, and verdicts."""
+        """Add a message from the scheduler: scores of one or several steps, and verdicts."""
         for part in message["scores"]:
             self.add(StepScores(*part))
         self.monitors = {name: Verdict(*verdict) for name, verdict in message.get("monitors", {}).items()}
         self.ended_by = message.get("ended_by")
 
     def add(self, scores: StepScores) -> None:
-        """Add the scores of a step. Tokens that are computed again replace their scores."""
+        """Add the scores of a step. If a token is computed again, its new scores replace the old ones."""
         if scores.prompt is not None:
             self._whole = np.frombuffer(scores.prompt, dtype=np.float32).copy()  # torch needs a writable array
         if not self._layout.token_columns:
@@ -90,11 +90,11 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         return self._end
 
     def to_dict(self, first: int = 0, *, finished: bool = True) -> dict[str, JSON]:
-        """Return the answers as JSON-ready values: reader name -> its answers, and what monitors say.
+        """Return the answers as JSON-ready values: reader name -> its answers, and the monitors' verdicts.
 
         Args:
             first: Number of tokens at the start of the text whose scores are left out.
-            finished: Whether the text has ended; answers over parts of the text are left out before.
+            finished: Whether the text has ended. If not, the answers over parts of the text are left out.
         """
         fields: dict[str, JSON] = {}
         for name in self:
@@ -117,7 +117,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
 
 
 def probabilities(reader: ReaderColumns, logits: torch.Tensor) -> torch.Tensor:
-    """Return what the logits `[..., classes]` say of each class: probabilities, or the values of a regression."""
+    """Return the probabilities of the classes, from logits `[..., classes]`; for a regression the values themselves."""
     if reader.head.problem_type == "regression":
         return logits
     return logits.sigmoid() if reader.head.problem_type == "multi_label" else logits.softmax(-1)
@@ -143,7 +143,7 @@ def answer(reader: ReaderColumns, scores: torch.Tensor) -> dict[str, JSON] | Non
 
 
 def install(engine: Any, layout: Layout) -> None:
-    """Make a frontend of vLLM check which readers a request asks for, and give its outputs an attribute `lamina`.
+    """Make a frontend of vLLM check which readers a request chooses, and give its outputs an attribute `lamina`.
 
     Args:
         engine: An `LLMEngine` or `AsyncLLM`.
@@ -182,7 +182,7 @@ def install(engine: Any, layout: Layout) -> None:
 
 
 def _attach(state: Any, answers: Answers) -> None:
-    """Give each output that vLLM makes of a request's state the attribute `lamina`.
+    """Add the attribute `lamina` to each output that vLLM creates from a request's `state`.
 
     A `CompletionOutput` gets the answers of its own sequence, a `RequestOutput` those of its first sequence. The finish
     reason of a sequence that a monitor ended is "content_filter", and its stop reason is the name of the monitor.

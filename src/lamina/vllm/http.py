@@ -1,4 +1,4 @@
-"""The OpenAI-shaped server of vLLM: a field `lamina` in its responses, and in the chunks of its streams."""
+"""The OpenAI-compatible server of vLLM: add a field `lamina` to its responses, and to the chunks of its streams."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Latest = dict[int, "Answers"]  # index of a choice -> its answers
 
 
 def install_chat(serving: Any, layout: Layout) -> None:
-    """Put the field into the responses of `/v1/chat/completions`, from an `OpenAIServingChat`."""
+    """Add the field `lamina` to the responses of `/v1/chat/completions`; `serving` is an `OpenAIServingChat`."""
     _check_requests(serving, "create_chat_completion", layout)
     full, stream = serving.chat_completion_full_generator, serving.chat_completion_stream_generator
 
@@ -37,7 +37,7 @@ def install_chat(serving: Any, layout: Layout) -> None:
 
 
 def install_completion(serving: Any, layout: Layout) -> None:
-    """Put the field into the responses of `/v1/completions`, from an `OpenAIServingCompletion`."""
+    """Add the field `lamina` to the responses of `/v1/completions`; `serving` is an `OpenAIServingCompletion`."""
     _check_requests(serving, "create_completion", layout)
     respond, stream = serving.request_output_to_completion_response, serving.completion_stream_generator
 
@@ -57,7 +57,7 @@ def install_completion(serving: Any, layout: Layout) -> None:
 
 
 def _check_requests(serving: Any, method: str, layout: Layout) -> None:
-    """Make a method that handles a request answer 422 if the request names a reader that does not exist."""
+    """Make a method that handles requests answer with status 422 if a request names a reader that does not exist."""
     create: Callable[..., Any] = getattr(serving, method)
 
     async def check_and_create(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,12 +72,10 @@ def _check_requests(serving: Any, method: str, layout: Layout) -> None:
 
 
 async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 1) -> AsyncIterator[Any]:
-    """Yield what an engine yields, and note the answers of each choice.
+    """Yield the results of an engine unchanged, and store the answers of each choice in `latest`.
 
-    Args:
-        results: `RequestOutput`s, or pairs of the number of the prompt and a `RequestOutput`.
-        latest: Filled with the answers.
-        choices: Number of choices per prompt.
+    `results` are `RequestOutput`s, or pairs of prompt index and `RequestOutput`; `choices` is the number of choices per
+    prompt.
     """
     async for item in results:
         prompt, result = item if isinstance(item, tuple) else (0, item)
@@ -87,7 +85,7 @@ async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 
 
 
 def _fill(response: Any, latest: Latest) -> None:
-    """Give each choice of a response its answers, and the response those of its first choice."""
+    """Add to each choice of a response its answers, and to the response itself the answers of its first choice."""
     choices = getattr(response, "choices", ())  # an error has none
     for choice in choices:
         choice.lamina = latest[choice.index].to_dict()
@@ -96,9 +94,9 @@ def _fill(response: Any, latest: Latest) -> None:
 
 
 async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncIterator[str]:
-    """Yield the chunks of a stream, each choice with the scores of the tokens that were read since its last chunk.
+    """Yield the chunks of a stream, with the scores of the tokens that were read since the choice's last chunk.
 
-    The chunk that ends a choice has all its answers as well.
+    The chunk that ends a choice also has all other answers of the choice.
     """
     sent: dict[int, int] = {}
     async for chunk in chunks:

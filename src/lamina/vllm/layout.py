@@ -1,4 +1,4 @@
-"""Which readers of a saved bank an engine runs, and which columns of the score matrix belong to each of them."""
+"""Which readers of a saved bank an engine runs, and which columns of the score matrix belong to each reader."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class ReaderColumns:
     Attributes:
         name: Name of the reader.
         head: Config of its head, which has the labels.
-        whole: Whether it pools the whole prompt, and so has a row of scores per prompt rather than per token.
-        first: Its first column; the two sorts of readers are counted apart.
+        whole: Whether the reader pools the whole prompt. It then has a row of scores per prompt, not per token.
+        first: Its first column. Columns of readers that pool prompts, and of readers that score tokens, are counted
+            apart.
         logits: Number of columns with logits, one per label.
     """
 
@@ -44,12 +45,12 @@ class ReaderColumns:
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether there is one more column, the log weight of the token."""
+        """Whether the reader has an additional column, the log weight of the token."""
         return self.head.weighs_tokens and not self.whole
 
     @property
     def last(self) -> int:
-        """The column after its last one."""
+        """The column after the reader's last one."""
         return self.first + self.logits + self.weighs_tokens
 
 
@@ -62,8 +63,8 @@ class Layout:
         folder: Local folder of the bank.
         manifest: The bank's manifest.
         readers: Reader name -> its columns.
-        monitors: Monitor name -> monitor, of those that are saved with the readers.
-        on_flag: What happens when a monitor flags a request: "end" ends it, "report" only says so.
+        monitors: Monitor name -> monitor, for those that are saved with the readers.
+        on_flag: What happens when a monitor flags a request: "end" ends the request, "report" only reports the flag.
     """
 
     folder: Path
@@ -74,7 +75,7 @@ class Layout:
 
     @classmethod
     def from_config(cls, additional_config: object) -> Self | None:
-        """Read what an engine's `additional_config` says, or return None if it does not ask for readers.
+        """Return the layout that an engine's `additional_config` describes; None if it names no bank.
 
         Raises:
             ConfigError: If the settings are not a mapping, or a key is unknown or missing.
@@ -96,7 +97,7 @@ class Layout:
 
     @classmethod
     def of_bank(cls, place: str, readers: list[str] | None, revision: str | None, on_flag: OnFlag) -> Self:
-        """Read the settings of a bank's readers; None: all readers. The errors are those of `from_config`."""
+        """Return the layout of some readers (None: all) of the bank at `place`; errors as in `from_config`."""
         folder = local_folder(place, revision, readers, base=False)
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers
@@ -121,7 +122,7 @@ class Layout:
     def check_base(self, *, layers: int, width: int) -> None:
         """Raise BaseMismatchError if the bank was trained on a model with another number or width of layers.
 
-        Weights are compared later, by the worker that has them.
+        The weights are compared later, by the worker, which has loaded them.
         """
         saved = next(iter(self.manifest.base.stacks.values()))
         facts: dict[str, tuple[object, object]] = {"layers": (saved.layers, layers), "width": (saved.width, width)}
@@ -138,7 +139,7 @@ class Layout:
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
     def asked(self, extra_args: Mapping[str, Any] | None) -> list[str]:
-        """Return the readers that a request asks for in its `extra_args`; without the key, all of them.
+        """Return the names of the readers that a request chooses in its `extra_args`; without the key, all of them.
 
         Raises:
             ConfigError: If the value is not a list of names.

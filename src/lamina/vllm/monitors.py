@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """What a monitor says of the output of a request so far.
+    """A monitor's result for the output of a request so far.
 
     Attributes:
         score: Score of the output up to the last token that the engine has read.
@@ -43,7 +43,7 @@ class RequestMonitors:
         self.verdicts: dict[str, Verdict] = {}
 
     def add(self, first: int, tokens: bytes) -> list[str]:
-        """Score the new tokens of the output, and return the monitors that flag it now and did not before.
+        """Score the new tokens of the output; return the names of the monitors that flag it for the first time.
 
         Args:
             first: Position of the first token in the text of the request.

@@ -1,4 +1,4 @@
-"""The entry point that vLLM calls in each of its processes: put hooks where an engine starts."""
+"""The entry point that vLLM calls in each of its processes: install hooks where an engine starts."""
 
 # vLLM is not installed where types are checked: it needs another transformers.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -17,7 +17,7 @@ TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
 
 
 def register() -> None:
-    """Hook the places where engines start; an engine without readers in its `additional_config` is left as it is.
+    """Hook the places where engines start; engines without readers in their `additional_config` are left as they are.
 
     vLLM may call this several times in a process; only the first call has an effect.
     """
@@ -43,7 +43,10 @@ def _hook(
     before: Callable[..., None] | None = None,
     after: Callable[[Any], None],
 ) -> None:
-    """Replace a method of a class by one that calls `before` with its arguments, itself, and then `after(instance)`."""
+    """Replace a method of a class by a function that calls `before`, the method, and then `after(instance)`.
+
+    `before` gets the arguments of the method.
+    """
     original = owner.__dict__[method]
     if hasattr(original, "lamina"):
         return
@@ -61,7 +64,10 @@ def _hook(
 
 
 def _layout(vllm_config: Any) -> Layout | None:
-    """Return the readers that an engine was started with, or None; without readers nothing of Lamina is imported."""
+    """Return the layout of the readers with which an engine was started; None if there are none.
+
+    In that case nothing else of Lamina is imported.
+    """
     if "lamina" not in (vllm_config.additional_config or {}):
         return None
     from lamina.vllm.layout import Layout
@@ -70,7 +76,7 @@ def _layout(vllm_config: Any) -> Layout | None:
 
 
 def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Refuse a bank that cannot fit the model before the engine starts, and warn about a version that was not tried."""
+    """Raise an error if a bank cannot fit the model, before the engine starts; warn about untested versions of vLLM."""
     if (layout := _layout(vllm_config)) is not None:
         import vllm
 
@@ -81,7 +87,7 @@ def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
 
 
 def _start_frontend(engine: Any) -> None:
-    """Let a frontend answer, if its engine was started with a bank."""
+    """Install the hooks of a frontend, if its engine was started with a bank."""
     if (layout := _layout(engine.vllm_config)) is not None:
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
@@ -95,13 +101,13 @@ def _start_frontend(engine: Any) -> None:
 
 
 def _start_route(install: Callable[[Any, Layout], None], serving: Any) -> None:
-    """Let an OpenAI-shaped route answer, if its engine was started with a bank."""
+    """Install the hooks of an OpenAI-compatible route, if its engine was started with a bank."""
     if (layout := _layout(serving.engine_client.vllm_config)) is not None:
         install(serving, layout)
 
 
 def _start_scheduler(scheduler: Any) -> None:
-    """Let a scheduler send scores, if its engine was started with a bank."""
+    """Install the hooks of a scheduler, if its engine was started with a bank."""
     if (layout := _layout(scheduler.vllm_config)) is not None:
         from lamina.vllm import transport
 
@@ -109,7 +115,7 @@ def _start_scheduler(scheduler: Any) -> None:
 
 
 def _start_worker(runner: Any) -> None:
-    """Let a model runner score tokens, if its engine was started with a bank."""
+    """Install the hooks of a model runner, if its engine was started with a bank."""
     if (layout := _layout(runner.vllm_config)) is not None:
         from lamina.vllm import worker
 

@@ -1,8 +1,9 @@
-"""Readers that pool a whole prompt (`PooledLayers`), computed from parts that are kept beside the engine's cache.
+"""Readers that pool a whole prompt (`PooledLayers`), computed from partial results beside the engine's cache.
 
-The pooled vector of a layer is a softmax-weighted mean over the tokens. So the tokens of each cache block contribute a
-maximum score, a sum of exponentials and a weighted sum, and the parts of all blocks of a prompt give the exact result,
-whether its tokens were computed in one step, in pieces, or came from the prefix cache.
+The pooled vector of a layer is a softmax-weighted mean over the tokens. So the partial result of each cache block is a
+maximum score, a sum of exponentials and a weighted sum over the tokens of the block. Together, the partial results of a
+prompt's blocks give the exact result, whether the tokens were computed in one step, in pieces, or came from the prefix
+cache.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """The tokens of a step, cut into runs that lie in one cache block each.
+    """The tokens of a step, divided into segments, each of which lies in one cache block.
 
     Attributes:
         blocks: Number of the cache block of each segment, `[segments]`.
         opens: True at segments that begin at the first token of their block, `[segments]`.
-        tokens: Numbers of the segments' tokens in the step, `[segments, longest]`; any number behind the end.
-        real: True at the entries of `tokens` that are tokens of the segment.
+        tokens: Indices, in the step, of the segments' tokens, `[segments, longest]`, padded with any number.
+        real: True at the entries of `tokens` that are tokens of the segment, False at padding.
     """
 
     blocks: Int[Tensor, " segments"]
@@ -43,11 +44,11 @@ class Segments(NamedTuple):
 
     @classmethod
     def of_slots(cls, slots: np.ndarray, ends: Sequence[int], block_size: int) -> Segments:
-        """Cut a step into segments.
+        """Divide a step into segments.
 
         Args:
             slots: Cache slot of each token of the step.
-            ends: Where the tokens of each request end in the step.
+            ends: For each request, the index in the step after its last token.
             block_size: Number of slots in a block.
         """
         blocks = slots // block_size
@@ -70,12 +71,12 @@ class Segments(NamedTuple):
 
 @final
 class PooledReaders:
-    """Readers with equal `Fusion.group` on the same layers, and their parts of every block of the engine's cache.
+    """Readers with equal `Fusion.group` on the same layers, and their partial results for each cache block.
 
     Args:
         readers: Reader name -> module; the fusion is `PooledLayers` on all tokens.
         blocks: Number of cache blocks.
-        device: Where the states are.
+        device: Device of the states.
     """
 
     def __init__(self, readers: Mapping[str, ReaderModule], blocks: int, device: torch.device) -> None:
@@ -99,15 +100,15 @@ class PooledReaders:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the parts of all blocks."""
+        """Number of bytes of the partial results of all blocks."""
         return self._maxima.nbytes + self._sums.nbytes + self._projected.nbytes
 
     def add(self, states: Mapping[int, Tensor], segments: Segments) -> None:
-        """Add the tokens of a step to the parts of their blocks.
+        """Add the tokens of a step to the partial results of their blocks.
 
         Args:
             states: Layer -> its states `[tokens, width]`.
-            segments: The tokens, cut by block.
+            segments: The tokens, divided by block.
         """
         for index, layer in enumerate(self.layers):
             queries = self._queries[index]
@@ -124,7 +125,7 @@ class PooledReaders:
             self._merge(index, segments, maxima, sums, projected)
 
     def _merge(self, index: int, segments: Segments, maxima: Tensor, sums: Tensor, projected: Tensor) -> None:
-        """Merge the parts of new tokens with those of the earlier tokens of their blocks.
+        """Merge the partial results of new tokens with those of the earlier tokens of their blocks.
 
         A segment at the start of a block replaces what an earlier request left there.
         """

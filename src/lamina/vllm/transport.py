@@ -1,4 +1,4 @@
-"""From the worker to the frontend: hang the scores of a step on the outputs that the scheduler makes of it."""
+"""Pass the scores of a step from the worker to the frontend, attached to the outputs of the scheduler."""
 
 # vLLM is not installed where types are checked: it needs another transformers.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -35,7 +35,7 @@ def install(scheduler: Any, layout: Layout) -> None:
 
 @final
 class _Sender:
-    """What is known of the requests of one scheduler, until they end."""
+    """The scores and monitors of the requests of one scheduler, until the requests end."""
 
     def __init__(self, scheduler: Any, layout: Layout) -> None:
         self._scheduler, self._layout = scheduler, layout
@@ -44,7 +44,7 @@ class _Sender:
         self._monitors: dict[str, RequestMonitors] = {}
 
     def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: list[Any]) -> None:
-        """Hang scores and verdicts on the outputs of a step.
+        """Attach scores and verdicts to the outputs of a step.
 
         Args:
             scores: Request id -> its scores in this step.

@@ -30,12 +30,12 @@ ATTRIBUTE = "lamina_scores"  # attribute of a `ModelRunnerOutput` that holds req
 
 
 class StepScores(NamedTuple):
-    """What one engine step tells of one request.
+    """The scores of one request from one engine step.
 
     Attributes:
         first: Position in the text of the first token that has scores here, counted from 0.
         tokens: Scores of consecutive tokens: matrix of float32 in the layout's columns, as bytes, one row per token.
-        prompt: Logits of the readers of whole prompts, float32 as bytes; None unless this step ended the prompt.
+        prompt: Logits of the readers that pool whole prompts, float32 as bytes; None unless this step ended the prompt.
     """
 
     first: int
@@ -44,14 +44,14 @@ class StepScores(NamedTuple):
 
 
 def install(runner: Any, layout: Layout) -> None:
-    """Make a model runner of vLLM score the tokens of each step; called when its model has been loaded.
+    """Make a model runner of vLLM score the tokens of each step; called after its model was loaded.
 
     Args:
         runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
         layout: The readers to run.
 
     Raises:
-        ConfigError: If the engine is set up in a way in which the readers' answers would be wrong or missing.
+        ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
         BaseMismatchError: If the bank was trained on another model.
     """
     _check_engine(runner)
@@ -163,7 +163,7 @@ class EngineReaders:
         return torch.cat([logits[name][0] for name in self._layout.names(whole=False)], dim=-1)
 
     def _prompt_logits(self, request: str, table: Any, row: int, last: int) -> bytes | None:
-        """Return the logits of the readers of whole prompts once the prompt was read; None before and afterwards.
+        """Return the logits of the readers that pool whole prompts, in the step that ends the prompt; else None.
 
         Args:
             request: Id of the request.
@@ -185,11 +185,11 @@ class EngineReaders:
 
 @final
 class _Buffers:
-    """What is kept beside the engine's cache.
+    """The scores and partial results that are kept beside the engine's cache.
 
     Attributes:
         tokens: Scores of the token in each cache slot, `[slots, columns]`, on the CPU.
-        pooled: The readers of whole prompts, in groups that are computed together.
+        pooled: The readers that pool whole prompts, in groups that are computed together.
     """
 
     def __init__(self, layout: Layout, whole: Mapping[str, ReaderModule], runner: Any, block_size: int) -> None:
@@ -207,7 +207,7 @@ class _Buffers:
 def cache_group(config: Any) -> int:
     """Return the number of the group of cache blocks that holds all tokens of a request, from a `KVCacheConfig`.
 
-    ConfigError if there is none, since every layer then has a sliding window or keeps no tokens.
+    Raises ConfigError if every layer has a sliding window or keeps no tokens, so that there is no such group.
     """
     for number, group in enumerate(config.kv_cache_groups):
         if type(group.kv_cache_spec).__name__ == "FullAttentionSpec":
