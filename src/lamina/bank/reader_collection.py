@@ -151,7 +151,7 @@ class ReaderCollection(nn.Module):
             names: Names of the stacks whose weights count. None: the stacks that readers read.
 
         Returns:
-            None if the weights have not changed or were changed back, or if the model is trained along.
+            None if the weights have not changed or were changed back, or if the model is trained with its readers.
         """
         if self.train_base:
             return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lamina.train.parameter_groups import ParameterGroup
     from lamina.utils import JSON
 
-BASE = ".base"  # name of a base model that is trained along; no reader can have it, since names have no dot
+BASE = ".base"  # name of a base model that is trained with its readers; no reader can have it, since names have no dot
 
 
 @dataclass

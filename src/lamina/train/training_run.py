@@ -171,7 +171,7 @@ def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: F
     """
     runner.check(tasks, ("train", *(["test"] if options.test else [])))
     decides = options.keep == "best" or options.early_stopping_patience or options.schedule == "plateau"
-    decides = decides or len(runner.modules) > 1  # a base that is trained along has a best epoch of its own
+    decides = decides or len(runner.modules) > 1  # a base that is trained with its readers has a best epoch of its own
     scored = {name: task for name, task in tasks.items() if decides or "validation" in task.splits}
     if scored:
         runner.check(scored, ("validation",))
