@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
+from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.examples import as_tags, as_words
+from lamina.estimators.examples import as_tags, as_words, data_errors
 from lamina.estimators.targets import Targets
 from lamina.heads.token_classification import TokenClassification
+from lamina.tasks.label_cells import class_name, is_missing
 from lamina.tasks.metrics import marks_spans, score_tags
 from lamina.tasks.split import Split
+from lamina.tasks.tag_schemes import odd_tag, recognise, to_iob2
 from lamina.tasks.words import join
 
 if TYPE_CHECKING:
@@ -88,14 +91,17 @@ class LaminaTagger(LaminaEstimator):
         op = self._op()
         words = self._words(X, "fit")
         tags = as_tags(y, words, op)
-        by_name = {str(tag): tag for row in tags for tag in row}
+        by_name = {name: tag for row in tags for tag in row if (name := _name(tag, op)) is not None}
         if len(by_name) < 2:
             came = f"one class of tags, {next(iter(by_name.values()))!r}" if by_name else "no tag"
             raise DataError(f"{op}: y has {came}; a tagger needs at least two.")
         labels = sorted(by_name)
+        if recognise(labels) is None and (odd := odd_tag(labels)) is not None:
+            raise DataError(f"{op}: y has the tag {odd!r}, and other tags mark spans; all must be alike. Correct it.")
         self.classes_ = [by_name[name] for name in labels]
         number, seed = {name: at for at, name in enumerate(labels)}, self._seed()
-        targets = Targets("classification", tuple(labels), [tuple(number[str(tag)] for tag in row) for row in tags])
+        values = [tuple(number.get(_name(tag, op) or "", IGNORED) for tag in row) for row in tags]
+        targets = Targets("classification", tuple(labels), values)
         task = self._task(_split(words, targets.values), targets, seed)
         bank = self._new_bank()
         bank.add(READER, self._reader(task, self.reader, seed))
@@ -125,12 +131,33 @@ class LaminaTagger(LaminaEstimator):
             DataError: If X or y has the wrong form.
         """
         guesses = self.predict(X)
-        truths = as_tags(y, guesses, self._op("score"))
-        labels = sorted({str(tag) for rows in (truths, guesses, [self.classes_]) for row in rows for tag in row})
+        op = self._op("score")
+        truths = [[_name(tag, op) for tag in row] for row in as_tags(y, guesses, op)]
+        named = [[_name(tag, op) for tag in row] for row in guesses]
+        known = [[at for at, tag in enumerate(row) if tag is not None] for row in truths]
+        if (scheme := recognise(_name(tag, op) or "" for tag in self.classes_)) is not None:
+            truths, named = ([[*to_iob2(row, scheme)] for row in rows] for rows in (truths, named))
+        labels = sorted({str(tag) for row in (*truths, *named) for tag in row if tag is not None})
         number = {name: at for at, name in enumerate(labels)}
-        said, true = ([[number[str(tag)] for tag in row] for row in rows] for rows in (guesses, truths))
+        said, true = (
+            [[number[str(row[at])] for at in places] for row, places in zip(rows, known, strict=True)]
+            for rows in (named, truths)
+        )
         metric = "span_f1" if marks_spans(labels) else "accuracy"
         return score_tags([metric], said, true, labels)[metric]
+
+
+def _name(tag: object, op: str) -> str | None:
+    """Return the name of a tag; None for -100, which stands for a word without a label.
+
+    Raises DataError, whose message begins with `op`, if the tag is missing or is not a text, whole number or bool.
+    """
+    if is_missing(tag, (str(tag),) if isinstance(tag, str) else ()):
+        raise DataError(f"{op}: y has the tag {tag!r}; every word has a tag, or -100 if it has no label.")
+    if tag == IGNORED:
+        return None
+    with data_errors(op):
+        return class_name(tag, (str(tag),))
 
 
 def _split(words: list[list[str]], tags: list[tuple[int, ...]] | None) -> Split:

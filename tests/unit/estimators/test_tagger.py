@@ -79,3 +79,17 @@ def test_what_does_not_fit(base: str, words: object, tags: object, message: str)
 def test_before_fit(base: str):
     with pytest.raises(NotFittedError):
         LaminaTagger(base).predict(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("tags", "problem"),
+    [
+        (["B-PER", None], "y has the tag None; every word has a tag, or -100"),
+        (["B-PER", float("nan")], "y has the tag nan"),
+        (["B-PER", b"O"], "of type bytes"),
+        (["B-PER", "0"], "y has the tag '0', and other tags mark spans"),
+    ],
+)
+def test_tags_that_are_no_names(tags: list[object], problem: str):
+    with pytest.raises(DataError, match=problem):
+        LaminaTagger(epochs=1).fit([["Ana", "left"], ["Lima", "is"]], [tags, ["B-LOC", "O"]])
