@@ -224,7 +224,7 @@ def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) ->
     `scores` is what `lamina.evaluate` returned with `compare=True`, and `tasks` is reader -> task.
     """
     rows = [
-        (reader, tasks[reader].name, *_row(metric, values))
+        (reader, tasks[reader].name, metric, *_row(metric, values))
         for reader, values in scores.items()
         for metric in values
         if metric not in ("per_class", "errors", *_COMPARED)
