@@ -61,6 +61,9 @@ def serve(  # noqa: PLR0913
     max_request_tokens: Annotated[int, Option(min=1, help=_REQUEST_TOKENS)] = 65536,
     payload_limit: Annotated[int, Option(min=1, help="Maximum size of a request in bytes.")] = 2_000_000,
     request_timeout: Annotated[float, Option(min=0.001, help="Maximum time of a request in seconds.")] = 60.0,
+    header_timeout: Annotated[
+        float, Option(min=0.001, help="Maximum time until the headers of a request have come, in seconds.")
+    ] = 10.0,
     api_key: Annotated[str | None, Option(envvar="LAMINA_API_KEY", show_envvar=False, help=_KEY)] = None,
     admin_key: Annotated[str | None, Option(envvar="LAMINA_ADMIN_KEY", show_envvar=False, help=_ADMIN)] = None,
     readers_root: Annotated[Path | None, Option(metavar="FOLDER", help=_ROOT)] = None,
@@ -84,11 +87,9 @@ def serve(  # noqa: PLR0913
     every token. /openapi.json describes all of them. The signal SIGHUP reloads the bank from its folder.
     """
     try:
-        import uvicorn
-
         from lamina.serve import Settings
         from lamina.serve.cluster import Replicas
-        from lamina.serve.server import Server
+        from lamina.serve.server import server_of
     except ModuleNotFoundError as error:
         raise MissingExtraError.of(error, op="serve", extra="serve") from error
     if readers_root is not None and not readers_root.is_dir():
@@ -107,6 +108,7 @@ def serve(  # noqa: PLR0913
         max_request_tokens=max_request_tokens,
         payload_limit=payload_limit,
         request_timeout=request_timeout,
+        header_timeout=header_timeout,
         api_key=api_key,
         admin_key=admin_key,
         cors_allow_origin=tuple(cors_allow_origin or ()),
@@ -133,16 +135,7 @@ def serve(  # noqa: PLR0913
         port = listener.getsockname()[1]
         hints = "a page to try them; " * page + "/openapi.json describes the requests"
         print(f"{', '.join(app.state.scheduler.bank)} at http://{host}:{port} ({hints})", flush=True)
-        config = uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(settings.shutdown_timeout),
-        )
-        Server(config).run(sockets=[listener])
+        server_of(app, settings, host=host, port=port).run(sockets=[listener])
 
 
 def _example(text: str) -> str | tuple[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -29,18 +31,28 @@ from lamina.errors import (
 from lamina.serve import responses
 from lamina.serve.disconnects import wait_while_connected
 from lamina.serve.generation.generator import TextGenerator
+from lamina.serve.generation.prompts import generates_text
 from lamina.serve.generation.routes import add_generation
 from lamina.serve.info import info_of
+from lamina.serve.kserve import add_kserve
 from lamina.serve.lengths import TooLongError
-from lamina.serve.middleware import RequestGuard
+from lamina.serve.middleware import HeadAsGet, RequestGuard, RootPath, path_of
+from lamina.serve.problems import problem_body
 from lamina.serve.prometheus import RequestMetrics, ServerMetrics
 from lamina.serve.reload import Reloader, add_reader_routes
-from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler, ServedBank
-from lamina.serve.schemas import EmbedRequest, ExplainRequest, InferRequest, ModerationRequest, PredictRequest, Problem
+from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler
+from lamina.serve.schemas import (
+    EmbedRequest,
+    ExplainRequest,
+    ModerationRequest,
+    OpenAIProblem,
+    PredictRequest,
+    Problem,
+)
 from lamina.serve.settings import Settings
 from lamina.serve.uploads import Example, TooLargeError
 from lamina.serve.web_page import add_page
-from lamina.serve.workers import EmbedWorker
+from lamina.serve.workers import EmbedWorker, Prediction
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
@@ -52,7 +64,7 @@ AnswerT = TypeVar("AnswerT")
 
 # Error -> HTTP status and `error_type`; the first entry that an error is an instance of counts.
 _STATUS: dict[type[Exception], tuple[int, str]] = {
-    TooLongError: (413, "Validation"),
+    TooLongError: (413, "TooLong"),
     TooLargeError: (413, "Validation"),
     DataError: (422, "Validation"),
     OverloadedError: (429, "Overloaded"),
@@ -68,14 +80,7 @@ _STATUS: dict[type[Exception], tuple[int, str]] = {
 }
 
 
-class _Response(TypedDict):
-    """Documentation of one status in the OpenAPI schema: model of the body, and meaning of the status."""
-
-    model: type[Problem]
-    description: str
-
-
-_PROBLEMS: dict[int, _Response] = {
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"model": Problem, "description": text}
     for status, text in {
         401: "The key is missing or wrong",
@@ -83,16 +88,18 @@ _PROBLEMS: dict[int, _Response] = {
         404: "Nothing of that name exists",
         408: "The body did not arrive in time",
         413: "Too many texts, or texts that are too long",
+        415: "The body is compressed",
         422: "The request is not valid",
         424: "The model could not answer",
         429: "Too many requests are waiting",
         503: "The server is shutting down, or took too long",
     }.items()
 }
+_OPENAI_PROBLEMS = {status: {**response, "model": OpenAIProblem} for status, response in _PROBLEMS.items()}
 _FILE = 'or a file as {"image": Base64} or {"audio": Base64}'
 # Path -> what its `inputs` may be. pydantic's own message names only the first of the forms that do not fit.
 _RULES = {
-    "/predict": f"a text, a pair [a, b], a list of lists of one text or two, {_FILE}, or a list of files",
+    "/predict": f"a text, a list of texts or of pairs [[a, b], [c, d]], {_FILE}, or a list of files",
     "/explain": f"a text, a pair [a, b], {_FILE}",
 }
 
@@ -136,7 +143,7 @@ def create_app(
         title="Lamina",
         summary="The answers of all readers of a bank, from one pass of its model.",
         lifespan=lifespan,
-        responses={status: {**response} for status, response in _PROBLEMS.items()},
+        responses=_PROBLEMS,
         docs_url=None,  # FastAPI's own pages would load scripts from another site
         redoc_url=None,
     )
@@ -147,11 +154,13 @@ def create_app(
         origins = list(settings.cors_allow_origin)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(RequestMetrics, metrics=metrics)
+    app.add_middleware(HeadAsGet)
+    app.add_middleware(RootPath, target=lambda: "/generate" if generates_text(scheduler.bank) else "/predict")
     _add_problems(app)
     _add_health(app, scheduler, metrics, name)
     _add_tei(app, scheduler)
-    _add_moderations(app, scheduler)
-    _add_kserve(app, scheduler, name)
+    _add_openai(app, scheduler, name)
+    add_kserve(app, scheduler, name)
     add_reader_routes(app, reloader, scheduler)
     add_generation(app, scheduler, generator, name)
     if page:
@@ -160,36 +169,36 @@ def create_app(
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Add handlers that answer errors as text-embeddings-inference does: `{"error": ..., "error_type": ...}`."""
+    """Answer errors with bodies in the shape that the clients of each path expect; see `problem_body`."""
 
-    def problem(status: int, error: str, error_type: str) -> JSONResponse:
-        return JSONResponse({"error": error, "error_type": error_type}, status)
+    def problem(request: Request, status: int, error: str, error_type: str, param: str | None = None) -> JSONResponse:
+        return JSONResponse(problem_body(path_of(request.scope), error, error_type, param), status)
 
     @app.exception_handler(RequestValidationError)
     async def _(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["type"] == "json_invalid":
-            rule = "a JSON object in UTF-8 is needed"
-            return problem(422, f"the body is not JSON, from character {first['loc'][-1]} on; {rule}", "Validation")
+            told = f"the body is not JSON, from character {first['loc'][-1]} on; a JSON object in UTF-8 is needed"
+            return problem(request, 422, told, "Validation")
         where = ".".join(str(part) for part in first["loc"][1:])
         if not where:
             rule = "a JSON object is needed, sent as Content-Type: application/json"
-            return problem(422, f"the body: {rule}", "Validation")
-        if where == "inputs.str" and request.url.path in _RULES:
-            return problem(422, f"inputs: {_RULES[request.url.path]} is needed", "Validation")
-        return problem(422, f"{where}: {first['msg']}", "Validation")
+            return problem(request, 422, f"the body: {rule}", "Validation")
+        path = path_of(request.scope)
+        told = f"inputs: {_RULES[path]} is needed" if where == "inputs.str" and path in _RULES else None
+        return problem(request, 422, told or f"{where}: {first['msg']}", "Validation", where)
 
     @app.exception_handler(LaminaError)
-    async def _(_request: Request, error: LaminaError) -> JSONResponse:
+    async def _(request: Request, error: LaminaError) -> JSONResponse:
         status, error_type = next(known for kind, known in _STATUS.items() if isinstance(error, kind))
-        return problem(status, str(error), error_type)
+        return problem(request, status, str(error), error_type)
 
     @app.exception_handler(StarletteHTTPException)
-    async def _(_request: Request, error: StarletteHTTPException) -> JSONResponse:
+    async def _(request: Request, error: StarletteHTTPException) -> JSONResponse:
         if error.status_code == 400:
-            return problem(422, "the body cannot be read; JSON in UTF-8 is needed", "Validation")
+            return problem(request, 422, "the body cannot be read; JSON in UTF-8 is needed", "Validation")
         names = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}
-        response = problem(error.status_code, str(error.detail), names.get(error.status_code, "Validation"))
+        response = problem(request, error.status_code, str(error.detail), names.get(error.status_code, "Validation"))
         response.headers.update(error.headers or {})
         return response
 
@@ -199,16 +208,16 @@ def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name
 
     @app.get("/health")
     @app.get("/v2/health/ready")
-    async def ready() -> dict[str, str]:
+    async def ready() -> dict[str, str | bool]:
         """Return status 200 if requests are accepted, and 503 if the server is shutting down or has failed."""
         if not scheduler.is_open:
             raise HTTPException(503, "the server accepts no requests: it is shutting down or has failed")
-        return {"status": "ready"}
+        return {"status": "ready", "ready": True}
 
     @app.get("/v2/health/live")
-    async def live() -> dict[str, str]:
+    async def live() -> dict[str, str | bool]:
         """Return status 200 as long as the process answers at all."""
-        return {"status": "live"}
+        return {"status": "live", "live": True}
 
     @app.get("/info")
     async def info() -> dict[str, JSON]:
@@ -216,9 +225,10 @@ def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name
         return await run_in_threadpool(info_of, scheduler.served, scheduler.settings, name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    async def prometheus() -> Response:
-        """Return times and counts of requests and batches, in the format of Prometheus."""
-        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+    async def prometheus(request: Request) -> Response:
+        """Return times and counts of requests and batches, in the format of Prometheus that the client accepts."""
+        text, content_type = metrics.text(request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
 
 
 def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
@@ -231,15 +241,18 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         Classes come best first, as in text-embeddings-inference. With several tasks the answer is an object with a key
         for each task. With one reader, or one name as `tasks`, it is the answer of that task.
         """
-        texts, is_single = responses.examples_of(body.inputs)
-        _check_count(scheduler, texts)
         only_task = body.tasks if isinstance(body.tasks, str) else None
         tasks = [only_task] if only_task is not None else body.tasks
-        bank = scheduler.bank  # read once: another bank may be served before the answer comes
-        future = scheduler.ask(texts, tasks, raw=body.raw_scores, truncate=body.truncate, bank=bank)
+        bank, options = scheduler.bank, body.parameters  # another bank may be served before the answer comes
+        texts, is_single = responses.examples_of(body.inputs, lambda: responses.reads_pairs(bank, tasks))
+        scheduler.check_count(texts)
+        responses.check_function(bank, tasks, options.function_to_apply)
+        raw = body.raw_scores or options.function_to_apply == "none"
+        ask = partial(scheduler.ask, tasks=tasks, raw=raw, truncate=body.truncate or options.truncation, bank=bank)
         if tasks is None and len(bank) == 1:
             only_task = next(iter(bank))
-        answers = [responses.tei(answer, only_task) for answer in await _answer(scheduler, future, request)]
+        found = await _predictions(scheduler, ask, texts, request)
+        answers = [responses.tei(answer, only_task, options.top_k) for answer in found]
         return answers[0] if is_single else answers
 
     @app.post("/explain")
@@ -249,7 +262,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         "seconds" is the time of a pass over this text alone, up to the highest layer that is read, without and with the
         readers. If a text is read in several windows, the first window is explained.
         """
-        (text,), _ = responses.examples_of(body.inputs)
+        (text,), _ = responses.examples_of([body.inputs] if isinstance(body.inputs, list) else body.inputs, bool)
         future = scheduler.explain(text, body.tasks, truncate=body.truncate)
         (explanation,) = await _answer(scheduler, future, request)
         return {**explanation}
@@ -258,7 +271,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
     async def embed(body: EmbedRequest, request: Request) -> list[list[float]]:
         """Return a vector for each text: the mean of one layer's state over the tokens of the text."""
         texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-        _check_count(scheduler, texts)
+        scheduler.check_count(texts)
 
         bank = scheduler.bank
 
@@ -269,76 +282,67 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
         return await _answer(scheduler, future, request)
 
 
-def _add_moderations(app: FastAPI, scheduler: Scheduler) -> None:
-    """Add the route in the shape of OpenAI's moderations."""
+def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
+    """Add the routes in the shapes of OpenAI's moderations and models; the only model is the bank, called `name`."""
+    model = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "lamina"}
 
-    @app.post("/v1/moderations")
+    @app.post("/v1/moderations", responses=_OPENAI_PROBLEMS)
     async def moderations(body: ModerationRequest, request: Request) -> dict[str, object]:
         """Return whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        _check_count(scheduler, texts)
+        texts = body.texts()
+        scheduler.check_count(texts)
         bank = scheduler.bank
         categories = responses.categories_of(bank)
         future = scheduler.ask(texts, [*categories], truncate=body.truncate, bank=bank)
         scores = [responses.category_scores(answer, categories) for answer in await _answer(scheduler, future, request)]
         return {**responses.moderation(scores, body.model or "lamina")}
 
+    @app.get("/v1/models", responses=_OPENAI_PROBLEMS)
+    async def models() -> dict[str, object]:
+        """Return the list of models, which has the bank as its only entry."""
+        return {"object": "list", "data": [model]}
 
-def _add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
-    """Add the routes of KServe's v2 protocol: the bank is a model called `name`, and each reader is a model too."""
-
-    def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
-        """Return the served bank, the names of the readers of a model (None: all), and the model's version.
-
-        Raises:
-            HTTPException: With status 404 if there is no such model, or no such version of the model.
-        """
-        served = scheduler.served
-        if model != name and model not in served.bank:
-            known = ", ".join([name, *served.bank])
-            raise HTTPException(404, f"there is no model '{model}'; known models: {known}")
-        current = str(served.number if model == name else served.versions[model])
-        if version not in (None, current):
-            raise HTTPException(404, f"there is no version '{version}' of model '{model}'; {current} is served")
-        return served, None if model == name else [model], current
-
-    @app.get("/v2")
-    async def server() -> dict[str, JSON]:
-        """Return the name and the protocol version of this server."""
-        return {"name": "lamina", "version": "2", "extensions": []}
-
-    @app.get("/v2/models/{model}")
-    @app.get("/v2/models/{model}/versions/{version}")
-    async def metadata(model: str, version: str | None = None) -> dict[str, object]:
-        """Return the inputs and outputs of a reader; under the bank's name, those of all readers."""
-        served, tasks, current = look_up(model, version)
-        return {**responses.kserve_metadata(served.bank, model, tasks, current)}
-
-    @app.get("/v2/models/{model}/ready")
-    @app.get("/v2/models/{model}/versions/{version}/ready")
-    async def model_ready(model: str, version: str | None = None) -> dict[str, str | bool]:
-        """Return whether the model accepts requests; status 404 if it does not exist."""
-        look_up(model, version)
-        return {"name": model, "ready": scheduler.is_open}
-
-    @app.post("/v2/models/{model}/infer")
-    @app.post("/v2/models/{model}/versions/{version}/infer")
-    async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> dict[str, object]:
-        """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or JSON `[rows]` for spans."""
-        served, tasks, current = look_up(model, version)
-        texts = responses.kserve_texts(body.inputs[0])
-        _check_count(scheduler, texts)
-        future = scheduler.ask(texts, tasks, truncate=body.parameters.truncate, bank=served.bank)
-        answers = await _answer(scheduler, future, request)
-        outputs = responses.kserve_outputs(served.bank, answers)
-        return {"model_name": model, "model_version": current, "id": body.id, "outputs": outputs}
+    @app.get("/v1/models/{model_id}", responses=_OPENAI_PROBLEMS)
+    async def one_model(model_id: str) -> dict[str, object]:
+        """Return the entry of the bank in the list of models; status 404 for another name."""
+        if model_id != name:
+            raise HTTPException(404, f"there is no model '{model_id}'; '{name}' is served")
+        return {**model}
 
 
-def _check_count(scheduler: Scheduler, texts: Sequence[Example]) -> None:
-    """Raise TooLongError if a request has more texts than `max_client_batch_size`."""
-    limit = scheduler.settings.max_client_batch_size
-    if len(texts) > limit:
-        raise TooLongError(f"serve: {len(texts)} texts came in one request; at most {limit} are accepted.")
+async def _predictions(
+    scheduler: Scheduler,
+    ask: Callable[[Sequence[Example]], Future[list[Prediction]]],
+    examples: Sequence[Example],
+    request: Request,
+) -> list[Prediction]:
+    """Ask about single texts and pairs of one request apart, and return the answers in the order of the examples.
+
+    Args:
+        scheduler: Its settings have the time limit.
+        ask: Queues examples of one kind.
+        examples: Texts and pairs, or files.
+        request: The client's request.
+
+    Raises:
+        HTTPException: With status 499 if the client disconnects, 503 after `request_timeout` seconds.
+        LaminaError: If the request fails.
+    """
+    is_pair = [isinstance(example, tuple) for example in examples]
+    parts = [[row for row, pair in enumerate(is_pair) if pair == kind] for kind in sorted(set(is_pair))]
+    futures: list[Future[list[Prediction]]] = []
+    try:
+        futures.extend(ask([examples[row] for row in rows]) for rows in parts)
+    except LaminaError:
+        for future in futures:
+            future.cancel()
+        raise
+    waiting = asyncio.gather(*map(asyncio.wrap_future, futures))
+    answered = await wait_while_connected(request, waiting, scheduler.settings.request_timeout)
+    answers = {
+        row: answer for rows, part in zip(parts, answered, strict=True) for row, answer in zip(rows, part, strict=True)
+    }
+    return [answers[row] for row in range(len(examples))]
 
 
 async def _answer(scheduler: Scheduler, future: Future[list[AnswerT]], request: Request) -> list[AnswerT]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, TypeVar
 
 from fastapi import HTTPException
@@ -40,8 +39,9 @@ async def wait_while_connected(request: Request, answer: Awaitable[AnswerT], tim
     finally:
         disconnect.cancel()
         waiting.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await disconnect  # until it is over, it may still receive from the connection
+        # Until the one is over, it may still receive from the connection; the other may end with an error all the same,
+        # which asyncio would log with its traceback if nobody looked at it.
+        await asyncio.gather(waiting, disconnect, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -14,7 +14,7 @@ from lamina.errors import NotFiniteError
 from lamina.fusion.base import InputWeighted
 from lamina.layers.preserve import evaluating
 from lamina.serve.uploads import Example, plain
-from lamina.serve.workers import Worker, predictor_of
+from lamina.serve.workers import Worker, predictor_of, side_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lamina.data.batches import Budget
     from lamina.layers.types import Batch
     from lamina.prediction.predict import Prepared
+    from lamina.serve.lengths import Side
     from lamina.train.groups import Group
 
 _ROUNDS, _SPARE_S = 9, 0.1  # maximum timed passes after the first, and the seconds that they may take together
@@ -104,6 +105,11 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
     def max_length(self) -> int:
         """The smallest of the lengths in tokens that the readers were trained with: so many are read by all."""
         return min(self._predictor.max_length([name]) for name in self._names)
+
+    @property
+    def side(self) -> Side | None:
+        """The side on which a text that is too long loses tokens; None if the readers differ."""
+        return side_of(self.bank, self._names)
 
     def _explanation(self, prepared: Prepared) -> Explanation:
         """Return the explanation of one text; readers that share inputs are timed together, and the times are added."""

@@ -1,4 +1,7 @@
-"""Checks before a request reaches the application: its key, the size of its body and the depth of its JSON."""
+"""Checks before a request reaches the application: its key, the size of its body and the depth of its JSON.
+
+HEAD is answered here as well, for every path that answers GET.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,16 @@ import json
 import re
 from typing import TYPE_CHECKING, NamedTuple, final
 
+from lamina.serve.problems import problem_body
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from lamina.serve.settings import Settings
 
+JSON_BYTES = b"inference-header-content-length"  # header with the size of the JSON before binary data, in KServe's v2
 OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no key: the page, which asks for it, and probes
 ADMIN = "/readers"  # this path and those below change what is served, and have a key of their own
 _HEADERS = [
@@ -30,6 +38,49 @@ class Refusal(NamedTuple):
     status: int
     error: str
     error_type: str
+
+
+@final
+class HeadAsGet:
+    """ASGI middleware that answers HEAD as GET, without the body.
+
+    Args:
+        app: The application behind it.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application; a HEAD as a GET whose response loses its body."""
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_headers(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_headers)
+
+
+@final
+class RootPath:
+    """ASGI middleware that answers POST at `/`, the address that clients of Hugging Face's servers have by default.
+
+    Args:
+        app: The application behind it.
+        target: Returns the path that is meant.
+    """
+
+    def __init__(self, app: ASGIApp, target: Callable[[], str]) -> None:
+        self._app, self._target = app, target
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application, under the path that is meant."""
+        if scope["type"] == "http" and scope["method"] == "POST" and path_of(scope) == "/":
+            path = scope["path"].removesuffix("/") + self._target()
+            scope = {**scope, "path": path, "raw_path": path.encode()}
+        await self._app(scope, receive, send)
 
 
 @final
@@ -57,18 +108,17 @@ class RequestGuard:
                 message["headers"] = [*message.get("headers", ()), *_HEADERS]
             await send(message)
 
-        # OPTIONS is the browser's own question before a request of another origin; it carries no key.
-        if _path(scope) not in OPEN and scope["method"] != "OPTIONS" and (refusal := self._key_problem(scope)):
-            await _refuse(send_with_headers, refusal)
+        if refusal := self._key_problem(scope) or _encoding_problem(scope):
+            await _refuse(send_with_headers, path_of(scope), refusal)
             return
         timeout_s = self._settings.request_timeout
         try:
             async with asyncio.timeout(timeout_s):
-                body = await self._body(receive)
+                body = await self._body(receive, dict(scope["headers"]).get(JSON_BYTES, b""))
         except TimeoutError:
             body = Refusal(408, f"the body did not come within {timeout_s:g} s.", "Timeout")
         if isinstance(body, Refusal):
-            await _refuse(send_with_headers, body)
+            await _refuse(send_with_headers, path_of(scope), body)
             return
         is_replayed = False
 
@@ -82,8 +132,11 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return why the key of a request is refused; None if the key is right, or none is needed."""
-        key, path = self._settings.api_key, _path(scope)
+        """Return why the key of a request is not accepted; None if it is right, or none is needed."""
+        key, path, method = self._settings.api_key, path_of(scope), scope["method"]
+        # OPTIONS is the browser's own question before a request of another origin; it carries no key.
+        if method == "OPTIONS" or (path in OPEN and method == "GET"):
+            return None
         if path == ADMIN or path.startswith(f"{ADMIN}/"):
             key = self._settings.admin_key
             if key is None:
@@ -96,10 +149,14 @@ class RequestGuard:
             return None
         return Refusal(401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized")
 
-    async def _body(self, receive: Receive) -> bytes | Refusal:
-        """Receive a request's body and return it; if it is too large or nested too deeply, return the refusal.
+    async def _body(self, receive: Receive, json_bytes: bytes) -> bytes | Refusal:
+        """Receive a request's body; return the refusal instead if it is too large or nested too deeply.
 
         A body that is too large is not received to its end. If the client disconnects, the part that came is returned.
+
+        Args:
+            receive: Receives the parts of the body.
+            json_bytes: The size of the JSON that binary data follow, as the client wrote it; empty if all is JSON.
         """
         parts: list[bytes] = []
         size, more = 0, True
@@ -113,13 +170,21 @@ class RequestGuard:
                 limit = self._settings.payload_limit
                 return Refusal(413, f"the body is larger than {limit} bytes, the most that is accepted.", "Validation")
         body = b"".join(parts)
-        if depth_of(body) > self._settings.max_depth:
+        if depth_of(body[: int(json_bytes)] if json_bytes.isdigit() else body) > self._settings.max_depth:
             limit = self._settings.max_depth
             return Refusal(422, f"the body is nested too deeply; at most {limit} levels are accepted.", "Validation")
         return body
 
 
-def _path(scope: Scope) -> str:
+def _encoding_problem(scope: Scope) -> Refusal | None:
+    """Return that a request's body is compressed, which is not supported; None if it is not."""
+    encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
+    if encoding.strip().lower() in ("", "identity"):
+        return None
+    return Refusal(415, f"the body has Content-Encoding {encoding}; send it uncompressed.", "Validation")
+
+
+def path_of(scope: Scope) -> str:
     """Return the path of a request within the application, which may be mounted under another path."""
     root = scope.get("root_path", "").rstrip("/")
     return scope["path"].removeprefix(root) if scope["path"].startswith(f"{root}/") else scope["path"]
@@ -137,9 +202,9 @@ def depth_of(body: bytes) -> int:
     return deepest
 
 
-async def _refuse(send: Send, refusal: Refusal) -> None:
-    """Send a refusal as a response with a JSON body."""
-    body = json.dumps({"error": refusal.error, "error_type": refusal.error_type}).encode()
+async def _refuse(send: Send, path: str, refusal: Refusal) -> None:
+    """Send a refusal as a response with a JSON body to a request for `path`."""
+    body = json.dumps(problem_body(path, refusal.error, refusal.error_type)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

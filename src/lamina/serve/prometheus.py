@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import choose_encoder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,9 +75,14 @@ class ServerMetrics:
             self._next.observe(next_s)
         self._written.inc(tokens)
 
-    def text(self) -> bytes:
-        """Return all metrics in the text format of Prometheus."""
-        return generate_latest(self._registry)
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics in a format that the client accepts, and the Content-Type of this format.
+
+        Args:
+            accept: The client's header Accept; "" is the text format of Prometheus.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
 
 
 @final

@@ -1,22 +1,22 @@
-"""Conversion between requests and responses, in the shapes that clients know, and examples and answers of a bank."""
+"""Conversion between the requests and responses of text-embeddings-inference and OpenAI, and a bank's own."""
 
 from __future__ import annotations
 
-import json
 import uuid
 from typing import TYPE_CHECKING, TypedDict, cast
 
 from lamina.errors import ConfigError
 from lamina.serve.schemas import FileInput
-from lamina.serve.uploads import TEXT, Example, Upload, medium_of
+from lamina.serve.uploads import TEXT, Example, Upload, medium_of, readers_of
+from lamina.serve.web_page import learnt_pairs
 from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from lamina.bank import ReaderBank
     from lamina.heads.base import HeadConfig
-    from lamina.serve.schemas import InferTensor, Inputs
+    from lamina.serve.schemas import Inputs
     from lamina.serve.workers import Prediction
     from lamina.utils import JSON
 
@@ -52,54 +52,44 @@ class Moderation(TypedDict):
     results: list[ModerationResult]
 
 
-class TensorMetadata(TypedDict):
-    """An input or output of a model, as KServe describes it; a size of -1 is the number of rows of a request."""
+def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
+    """Return the texts, pairs or files of a request's `inputs`, and whether these are a single example, not a list.
 
-    name: str
-    datatype: str
-    shape: list[int]
-
-
-class OutputMetadata(TensorMetadata):
-    """An output of a model; `parameters` has the labels of its columns."""
-
-    parameters: dict[str, list[str]]
-
-
-class ModelMetadata(TypedDict):
-    """KServe's description of a model."""
-
-    name: str
-    versions: list[str]
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[OutputMetadata]
-
-
-class OutputTensor(TypedDict):
-    """A tensor of a KServe response: `data` is flat, row by row; datatype "FP32" holds numbers, "BYTES" holds JSON."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: list[float] | list[str]
-
-
-def examples_of(inputs: Inputs) -> tuple[list[Example], bool]:
-    """Return the texts, pairs or files of a request's `inputs`, and whether there is a single example, not a list.
+    Args:
+        inputs: A text, a file, or a list.
+        pairs: Called if `inputs` is a flat list of two texts; returns whether these are a pair.
 
     Raises:
-        ConfigError: If the examples are not all of one kind, or a file is not Base64.
+        ConfigError: If the examples are not all texts, or all files of one kind, or a file is not Base64.
     """
     if isinstance(inputs, str | FileInput):
         return [_example(inputs)], True
-    texts = [part for part in inputs if isinstance(part, str)]
-    if texts:  # a text or a pair; in a list of several examples, each example is a list itself
-        return [_example(texts)], True
+    if len(inputs) == 2 and all(isinstance(part, str) for part in inputs) and pairs():
+        return [_example([part for part in inputs if isinstance(part, str)])], True
     examples = [_example(part) for part in inputs]
-    if len({example.medium if isinstance(example, Upload) else type(example) for example in examples}) > 1:
-        raise ConfigError("serve: inputs are of several kinds; all must be texts, or pairs, or images, or audio.")
+    if len({example.medium if isinstance(example, Upload) else TEXT for example in examples}) > 1:
+        raise ConfigError("serve: inputs are of several kinds; all must be texts or pairs, or images, or audio.")
     return examples, False
+
+
+def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
+    """Tell whether two texts are a pair for the readers that are asked; they are if these were trained on pairs.
+
+    Args:
+        bank: The readers.
+        tasks: Names of the readers that are asked. None: all that read text.
+
+    Raises:
+        UnknownNameError: If a reader does not exist.
+        ConfigError: If some of the readers were trained on pairs, and others were not.
+    """
+    names = readers_of(bank, tasks, ["", ""])
+    learnt = [name for name in names if learnt_pairs(bank[name])]
+    if learnt and len(learnt) < len(names):
+        other = next(name for name in names if name not in learnt)
+        came = f"inputs are two texts; '{learnt[0]}' was trained on pairs, and '{other}' was not"
+        raise ConfigError(f"serve: {came}. Send [[a, b]] for a pair, or [[a], [b]] for two texts.")
+    return bool(learnt)
 
 
 def _example(part: str | Sequence[str] | FileInput) -> Example:
@@ -111,22 +101,40 @@ def _example(part: str | Sequence[str] | FileInput) -> Example:
     return part[0] if len(part) == 1 else (part[0], part[1])
 
 
-def tei(answer: Prediction, only_task: str | None) -> JSON | list[LabelScore]:
+def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> JSON | list[LabelScore]:
     """Return the answer about one text in the shape of text-embeddings-inference.
 
     Args:
         answer: Task -> prediction.
         only_task: Return this task's prediction alone. None: a mapping of all tasks.
+        top_k: Maximum number of labels per task. None: all.
     """
-    return _ranked(answer[only_task]) if only_task is not None else {t: _ranked(said) for t, said in answer.items()}
+    if only_task is not None:
+        return _ranked(answer[only_task], top_k)
+    return {task: _ranked(prediction, top_k) for task, prediction in answer.items()}
 
 
-def _ranked(prediction: JSON) -> JSON | list[LabelScore]:
+def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str | None) -> None:
+    """Raise ConfigError if a client wants scores by another function of the logits than a task's own.
+
+    Args:
+        bank: The readers.
+        tasks: Names of the readers that are asked. None: all that read text.
+        function: "softmax", "sigmoid", or what every task has: "none" (logits), or None for the task's own.
+    """
+    for name in readers_of(bank, tasks, [""]) if function in ("softmax", "sigmoid") else ():
+        own = "sigmoid" if bank[name].config.head.problem_type == "multi_label" else "softmax"
+        if function != own:
+            raise ConfigError(f"serve: function_to_apply is {function}, but scores of '{name}' are by {own}.")
+
+
+def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
     """Return a prediction of classes as labels with scores, best first; other predictions (spans, ...) unchanged."""
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction
-    return [LabelScore(label=name, score=scores[name]) for name in sorted(scores, key=scores.__getitem__, reverse=True)]
+    ranked = sorted(scores, key=scores.__getitem__, reverse=True)[:top_k]
+    return [LabelScore(label=name, score=scores[name]) for name in ranked]
 
 
 def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
@@ -141,7 +149,7 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
     categories: dict[str, tuple[str, ...]] = {}
     for task in bank:
         head = bank[task].config.head
-        if not _scores_whole_texts(head) or medium_of(bank, task) != TEXT or head.problem_type == "regression":
+        if not scores_whole_texts(head) or medium_of(bank, task) != TEXT or head.problem_type == "regression":
             continue
         if head.problem_type == "multi_label":
             categories[task] = tuple(head.labels)
@@ -157,8 +165,8 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
     return categories
 
 
-def _scores_whole_texts(head: HeadConfig) -> bool:
-    """Return whether a head gives each text a score per label, or a number, and no scores of tokens or words."""
+def scores_whole_texts(head: HeadConfig) -> bool:
+    """Tell whether a head gives each text a score per label, or a number, rather than scores of tokens or words."""
     kind = kind_of(head.kind)
     return kind.has_classes and not kind.per_token
 
@@ -190,76 +198,3 @@ def moderation(scored: Sequence[Mapping[str, float]], model: str) -> Moderation:
         flagged = {category: score >= 0.5 for category, score in scores.items()}
         results.append({"flagged": any(flagged.values()), "categories": flagged, "category_scores": dict(scores)})
     return {"id": f"modr-{uuid.uuid4().hex}", "model": model, "results": results}
-
-
-def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, version: str) -> ModelMetadata:
-    """Return KServe's description of a model: its inputs and outputs.
-
-    Args:
-        bank: The readers.
-        model: Name of the model.
-        tasks: Names of the readers that are the model's outputs. None: all.
-        version: The model's version.
-    """
-    outputs: list[OutputMetadata] = []
-    for task in tasks or [*bank]:
-        head = bank[task].config.head
-        is_scored = _scores_whole_texts(head)
-        outputs.append(
-            {
-                "name": task,
-                "datatype": "FP32" if is_scored else "BYTES",
-                "shape": [-1, len(head.labels)] if is_scored else [-1],
-                "parameters": {"labels": list(head.labels)},
-            }
-        )
-    inputs: list[TensorMetadata] = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
-    return {"name": model, "versions": [version], "platform": "lamina", "inputs": inputs, "outputs": outputs}
-
-
-def kserve_texts(tensor: InferTensor) -> list[Example]:
-    """Return the texts of a tensor `[rows]` or `[rows, 1]`, or the pairs of a tensor `[rows, 2]`.
-
-    The data may be flat or nested by row, for any shape.
-
-    Raises:
-        ConfigError: If the data are not strings, have no row or do not fit the shape, or the shape is not allowed.
-    """
-    cells = [cell for part in tensor.data for cell in (part if isinstance(part, list) else [part])]
-    size = 1
-    for length in tensor.shape:
-        size *= length
-    columns = tensor.shape[1] if len(tensor.shape) == 2 else 1
-    texts = [cell for cell in cells if isinstance(cell, str)]
-    if len(texts) < len(cells) or size != len(cells) or columns not in (1, 2) or not cells:
-        came = f"the shape is {tensor.shape} for {len(cells)} cells"
-        rule = "texts [rows], texts [rows, 1] or pairs [rows, 2] are accepted, with at least one row"
-        raise ConfigError(f"serve: {came}; {rule}.")
-    if columns == 1:
-        return [*texts]
-    return [(texts[row], texts[row + 1]) for row in range(0, len(texts), 2)]
-
-
-def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
-    """Return one tensor per task for the answers about several texts.
-
-    A tensor is `[rows, labels]` for classes, `[rows, 1]` for regression, and `[rows]` of JSON for all other tasks.
-
-    Args:
-        bank: The readers, whose labels are the columns.
-        answers: For each text, task -> prediction; at least one text.
-    """
-    return [_kserve_output(bank, task, [answer[task] for answer in answers]) for task in answers[0]]
-
-
-def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
-    """Return the tensor of one task for its predictions about several texts; see `kserve_outputs`."""
-    rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
-    if rows and "probabilities" in rows[0]:
-        numbers = [row["probabilities"][label] for row in rows for label in bank[task].config.head.labels]
-    elif rows and "value" in rows[0]:
-        numbers = [row["value"] for row in rows]
-    else:
-        texts = [json.dumps(prediction) for prediction in predictions]
-        return {"name": task, "datatype": "BYTES", "shape": [len(texts)], "data": texts}
-    return {"name": task, "datatype": "FP32", "shape": [len(rows), len(numbers) // len(rows)], "data": numbers}

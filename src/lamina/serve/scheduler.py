@@ -16,6 +16,7 @@ from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.pass_lock import pass_lock
 from lamina.serve.explain import ExplainWorker, Explanation
+from lamina.serve.lengths import TooLongError
 from lamina.serve.queue import AnyJob, Job, next_batch
 from lamina.serve.uploads import Example, readers_of, sized
 from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, Worker
@@ -252,6 +253,12 @@ class Scheduler:
         names = readers_of(bank, tasks, [text])
         examples = sized(bank, names, [text])
         return self.submit(examples, (bank, "explain", names), lambda: ExplainWorker(bank, names), truncate)
+
+    def check_count(self, texts: Sequence[Example]) -> None:
+        """Raise TooLongError if a request has more texts than `max_client_batch_size`."""
+        limit = self.settings.max_client_batch_size
+        if len(texts) > limit:
+            raise TooLongError(f"serve: {len(texts)} texts came in one request; at most {limit} are accepted.")
 
     def submit(
         self, texts: Sequence[Example], key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]], truncate: bool

@@ -19,15 +19,41 @@ from pydantic_core import PydanticCustomError
 
 from lamina.serve.generation.prompts import GenerationRequest, Sampling
 
+_ENUM = "enum"  # key of a field's JSON schema with the values that `_only` accepts
 OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2)]  # a text, or a pair
 Name = Annotated[str, StringConstraints(max_length=200)]
+_Ignored = Annotated[object, Field(description="Accepted and ignored.")]
 _TRUNCATE = "Cut a text that is too long, instead of refusing it."
 
 
-class RequestBody(BaseModel):
+def _only(*values: JsonValue) -> Any:
+    """Return a field for an option that is not supported: it must be one of `values`, which change nothing, or null."""
+    return Field(None, json_schema_extra={_ENUM: [None, *values]})
+
+
+class Body(BaseModel):
+    """Base class of what requests consist of. A key that is null counts as not sent, as all these protocols have it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: object) -> object:
+        """Return an object without its keys that are null; return anything else unchanged."""
+        return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+
+class RequestBody(Body):
     """Base class of the bodies of requests. Unknown keys are errors: ignoring an option would give a wrong answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_supported(cls, value: object, info: ValidationInfo) -> object:
+        """Return the value of a field unchanged; raise an error if it asks for something that is not supported."""
+        extra = cls.model_fields[str(info.field_name)].json_schema_extra
+        if isinstance(extra, dict) and _ENUM in extra and value not in cast("Sequence[object]", extra[_ENUM]):
+            raise PydanticCustomError("unsupported", "this is not supported here. Leave it out.")
+        return value
 
 
 class FileInput(RequestBody):
@@ -48,13 +74,29 @@ class FileInput(RequestBody):
         return ("audio", self.audio) if self.audio is not None else ("image", self.image or "")
 
 
-Files = Annotated[list[FileInput], Field(min_length=1)]
-# A text, a pair [a, b], a list of texts [[a], [b]] or of pairs [[a, b], [c, d]], a file, or a list of files.
-Inputs: TypeAlias = str | OneOrTwo | Annotated[list[OneOrTwo], Field(min_length=1)] | FileInput | Files
+# A text, a file, or a list of these; a pair [a, b] or a single text [a] in a list is a list itself.
+Inputs: TypeAlias = str | FileInput | Annotated[list[str | OneOrTwo | FileInput], Field(min_length=1)]
+
+
+class PipelineParameters(RequestBody):
+    """Options of `/predict` as clients of Hugging Face's inference endpoints send them, in `parameters`."""
+
+    top_k: Annotated[int, Field(ge=1)] | None = Field(None, description="Return so many labels; by default all.")
+    function_to_apply: Literal["none", "softmax", "sigmoid"] | None = Field(
+        None, description='"none": logits, as raw_scores. A function must be that of the task.'
+    )
+    truncation: bool = Field(False, description=_TRUNCATE)
+    return_all_scores: object = _only(True)
+    aggregation_strategy: object = _only("simple")
+    ignore_labels: object = _only([], ["O"])
+    stride: object = _only()
 
 
 class PredictRequest(RequestBody):
-    """Body of `/predict`: a text, a pair of texts, a list of texts `[["a"], ["b"]]` or of pairs, or files."""
+    """Body of `/predict`: a text, a list of texts `["a", "b", "c"]` or of pairs `[["a", "b"]]`, or files.
+
+    Two texts `["a", "b"]` are a pair if the readers were trained on pairs.
+    """
 
     inputs: Inputs = Field(examples=[[["The pasta was not bad at all."], ["Maria flew to Lisbon."]]])
     raw_scores: bool = Field(False, description="Return logits in place of probabilities.")
@@ -63,6 +105,8 @@ class PredictRequest(RequestBody):
         None,
         description="Names of the readers that answer; by default all. A single name, not in a list: its answer alone.",
     )
+    parameters: PipelineParameters = Field({}, validate_default=True)
+    truncation_direction: object = _only("right", "Right")
 
 
 class ExplainRequest(RequestBody):
@@ -71,6 +115,7 @@ class ExplainRequest(RequestBody):
     inputs: str | OneOrTwo | FileInput = Field(examples=["Maria flew to Lisbon."])
     truncate: bool = Field(False, description=_TRUNCATE)
     tasks: list[Name] | None = Field(None, description="Names of the readers to explain; by default all.")
+    truncation_direction: object = _only("right", "Right")
 
 
 class EmbedRequest(RequestBody):
@@ -80,6 +125,10 @@ class EmbedRequest(RequestBody):
     layer: int = Field(-1, description="Index of the layer. 0: the embeddings; negative: from the top.")
     normalize: bool = Field(True, description="Scale vectors to length 1.")
     truncate: bool = Field(False, description=_TRUNCATE)
+    truncation_direction: object = _only("right", "Right")
+    prompt_name: object = _only()
+    dimensions: object = _only()
+    encoding_format: object = _only("float")
 
 
 class ReadersRequest(RequestBody):
@@ -98,17 +147,33 @@ class ReadersChanged(BaseModel):
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")
 
 
-class ModerationRequest(BaseModel):
-    """Body of `/v1/moderations`, in OpenAI's shape: a text or a list of texts."""
+class TextPart(RequestBody):
+    """A part of a chat message, or of the input of a moderation; only parts of text are supported."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ModerationRequest(Body):
+    """Body of `/v1/moderations`, in OpenAI's shape: a text, a list of texts, or the parts of one text."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    input: str | Annotated[list[str], Field(min_length=1)] = Field(examples=["A text."])
+    input: str | Annotated[list[str], Field(min_length=1)] | Annotated[list[TextPart], Field(min_length=1)] = Field(
+        examples=["A text."]
+    )
     model: Name | None = Field(None, description="Only repeated in the response.")
     truncate: bool = Field(False, description=_TRUNCATE)
 
+    def texts(self) -> list[str]:
+        """Return the texts to judge; the parts of one text are joined by line breaks."""
+        if isinstance(self.input, str):
+            return [self.input]
+        parts = [part.text for part in self.input if isinstance(part, TextPart)]
+        return ["\n".join(parts)] if parts else [text for text in self.input if isinstance(text, str)]
 
-class InferTensor(BaseModel):
+
+class InferTensor(Body):
     """A tensor of texts in KServe's v2 protocol; its data may be flat or nested by row."""
 
     model_config = ConfigDict(extra="ignore")
@@ -119,15 +184,31 @@ class InferTensor(BaseModel):
     data: list[object]
 
 
-class InferParameters(BaseModel):
+class InferParameters(Body):
     """Options of a request in KServe's v2 protocol, which leaves them to each server."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     truncate: bool = Field(False, description=_TRUNCATE)
+    binary_data_output: bool = Field(False, description="Return tensors as binary data after the JSON.")
 
 
-class InferRequest(BaseModel):
+class InferOutputParameters(RequestBody):
+    """Options of an output that is requested in KServe's v2 protocol."""
+
+    binary_data: bool | None = Field(None, description="Return this tensor as binary data after the JSON.")
+
+
+class InferOutput(Body):
+    """A tensor that is requested in KServe's v2 protocol."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Name
+    parameters: InferOutputParameters = Field({}, validate_default=True)
+
+
+class InferRequest(Body):
     """A request in KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`."""
 
     model_config = ConfigDict(extra="ignore")
@@ -139,6 +220,13 @@ class InferRequest(BaseModel):
         max_length=1,
         examples=[[{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["A text."]}]],
     )
+    outputs: list[InferOutput] = Field([], description="The tasks that answer, in this order; by default all.")
+
+    def is_binary(self, task: str) -> bool:
+        """Tell whether the tensor of a task is to be returned as binary data; an output's own wish counts first."""
+        wishes = {output.name: output.parameters.binary_data for output in self.outputs}
+        wish = wishes.get(task)
+        return self.parameters.binary_data_output if wish is None else wish
 
 
 class Problem(BaseModel):
@@ -146,6 +234,21 @@ class Problem(BaseModel):
 
     error: str = Field(description="The error in words.")
     error_type: str = Field(description="A fixed name for this kind of error.")
+
+
+class OpenAIError(BaseModel):
+    """Why a request failed, in OpenAI's shape."""
+
+    message: str = Field(description="The error in words.")
+    type: str = Field(description="A fixed name for this kind of error.")
+    param: str | None = Field(description="The key of the request that is wrong.")
+    code: str | None = Field(description="A fixed name for the error itself, where OpenAI has one.")
+
+
+class OpenAIProblem(BaseModel):
+    """The body of a response to a request under `/v1` that failed."""
+
+    error: OpenAIError
 
 
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=200)]
@@ -178,6 +281,18 @@ class Parameters(RequestBody):
     seed: Seed | None = None
     stop: Stops = Field([], description="Strings that end the text; the first that occurs is its end.")
     details: bool = Field(True, description="Without stream: return details beside the text.")
+    return_full_text: bool = Field(False, description="Put the prompt before the generated text.")
+
+    adapter_id: object = _only()
+    best_of: object = _only(1)
+    decoder_input_details: object = _only(False)
+    frequency_penalty: object = _only(0)
+    grammar: object = _only()
+    repetition_penalty: object = _only(1)
+    top_n_tokens: object = _only(0)
+    truncate: object = _only()
+    typical_p: object = _only(1)
+    watermark: object = _only(False)
 
 
 class GenerateRequest(RequestBody):
@@ -204,40 +319,48 @@ class GenerateRequest(RequestBody):
         )
 
 
-class TextPart(RequestBody):
-    """A part of a chat message; only parts of text are supported."""
+class RefusalPart(RequestBody):
+    """A part of a chat message in which the assistant declined to answer."""
 
-    type: Literal["text"]
-    text: str
+    type: Literal["refusal"]
+    refusal: str
 
 
 class Message(RequestBody):
-    """A message of a chat, in OpenAI's shape."""
+    """A message of a chat, in OpenAI's shape. An earlier reply may be sent back as it came."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart | RefusalPart], Field(min_length=1)] | None = None
+    refusal: str | None = Field(None, description="What an assistant said in place of a content.")
     name: Name | None = None
+    tool_calls: object = _only([])
+    function_call: object = _only()
+    audio: object = _only()
+    annotations: _Ignored = None
+    reasoning: _Ignored = None
+    reasoning_content: _Ignored = None
+
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        """Raise ValueError if the message says nothing at all."""
+        if self.content is None and self.refusal is None:
+            raise PydanticCustomError("missing", "a message needs a content")
+        return self
 
     def plain(self) -> dict[str, str]:
         """Return the message as chat templates read it, its parts joined to one text."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text, **({} if self.name is None else {"name": self.name})}
+        content = self.content if self.content is not None else self.refusal or ""
+        if not isinstance(content, str):
+            content = "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+        return {"role": self.role, "content": content, **({} if self.name is None else {"name": self.name})}
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(Body):
     """Options of a streamed chat completion, in OpenAI's shape."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
     include_usage: bool | None = Field(None, description="End the stream with a chunk that has the numbers of tokens.")
-
-
-def _only(*values: JsonValue) -> Any:
-    """Return a field for an option that is not supported: it must be one of `values`, which change nothing, or None."""
-    return Field(None, json_schema_extra={"enum": [None, *values]})
-
-
-_Ignored = Annotated[object, Field(description="Accepted and ignored.")]
 
 
 class ChatRequest(RequestBody):
@@ -274,6 +397,11 @@ class ChatRequest(RequestBody):
     frequency_penalty: object = _only(0)
     presence_penalty: object = _only(0)
     modalities: object = _only(["text"])
+    reasoning_effort: object = _only("none")
+    verbosity: object = _only("medium")
+    prediction: object = _only()
+    web_search_options: object = _only()
+    audio: object = _only()
 
     user: _Ignored = None
     metadata: _Ignored = None
@@ -282,15 +410,7 @@ class ChatRequest(RequestBody):
     parallel_tool_calls: _Ignored = None
     safety_identifier: _Ignored = None
     prompt_cache_key: _Ignored = None
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_supported(cls, value: object, info: ValidationInfo) -> object:
-        """Return the value of a field unchanged; raise an error if it asks for something that is not supported."""
-        extra = cls.model_fields[str(info.field_name)].json_schema_extra
-        if isinstance(extra, dict) and value not in cast("Sequence[object]", extra["enum"]):
-            raise PydanticCustomError("unsupported", "this is not supported here. Leave it out.")
-        return value
+    prompt_cache_retention: _Ignored = None
 
     def generation(self) -> GenerationRequest:
         """Return this body as the request that the text generator takes."""

@@ -1,17 +1,109 @@
-"""The process that speaks HTTP, and how it shuts down."""
+"""The process that speaks HTTP: how long it waits for the headers of a request, and how it shuts down."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast, final
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast, final
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 if TYPE_CHECKING:
+    import asyncio
     import socket
 
     from fastapi import FastAPI
 
+    from lamina.serve.settings import Settings
+
 _FOR_GENERATING = 0.9  # of uvicorn's time for running requests; the rest is for sending the event that ends a text
+
+
+_TOO_SLOW = (
+    b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: 68\r\n\r\n"
+    b'{"error":"the headers did not come in time.","error_type":"Timeout"}'
+)
+
+
+def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port: int = 0) -> Server:
+    """Return a server of an application, which has not been started; `run` runs it.
+
+    Args:
+        app: What `create_app` returned.
+        settings: The settings of the application; its times limit the server as well.
+        host: Address to listen on.
+        port: Port to listen on; 0 is any free one.
+    """
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=cast("Any", partial(TimedProtocol, settings.header_timeout)),  # called like the class itself
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(settings.shutdown_timeout),
+    )
+    return Server(config)
+
+
+_Protocol: Any = AutoHTTPProtocol  # has attributes that uvicorn's annotation of the name does not tell
+
+
+class TimedProtocol(_Protocol):
+    """uvicorn's protocol of one connection, which is closed if the headers of a request do not come in time.
+
+    Args:
+        header_timeout_s: Seconds from the first byte of a request, or from the begin of the connection, to its headers.
+        options: Arguments of uvicorn's protocol.
+    """
+
+    def __init__(self, header_timeout_s: float, **options: object) -> None:
+        super().__init__(**options)
+        self._header_timeout_s = header_timeout_s
+        self._waiting: asyncio.TimerHandle | None = None  # the timer, while headers are incomplete
+        self._has_begun = False  # whether a part of the headers has come
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to wait for the headers of the first request."""
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass data on; wait for headers if they begin a request that is not complete."""
+        if not self._is_under_way():
+            self._has_begun = True
+            self._wait()
+        super().data_received(data)
+        if self._is_under_way():
+            self._has_begun = False
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the waiting with the connection."""
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def _is_under_way(self) -> bool:
+        """Tell whether a request whose headers are complete has not been answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _wait(self) -> None:
+        """Start the timer unless it runs already."""
+        if self._waiting is None:
+            self._waiting = self.loop.call_later(self._header_timeout_s, self._give_up)
+
+    def _stop_waiting(self) -> None:
+        """Stop the timer if it runs."""
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    def _give_up(self) -> None:
+        """Close the connection; a client that has sent a part of its headers is told why."""
+        if self._has_begun and not self.transport.is_closing():
+            self.transport.write(_TOO_SLOW)
+        self.transport.close()
 
 
 @final

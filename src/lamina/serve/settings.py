@@ -30,6 +30,7 @@ class Settings(BaseModel):
     payload_limit: int = Field(2_000_000, ge=1)  # bytes of a request's body
     max_depth: int = Field(8, ge=2)  # levels of nested lists and objects in a body
     request_timeout: float = Field(60.0, gt=0)  # seconds
+    header_timeout: float = Field(10.0, gt=0)  # seconds in which the headers of a request must come
     shutdown_timeout: float = Field(30.0, gt=0)  # seconds in which accepted requests are answered at the end
     api_key: str | None = Field(None, min_length=1, repr=False)  # sent as "Authorization: Bearer KEY"; None: no key
     admin_key: str | None = Field(None, min_length=1, repr=False)  # the same for /readers, which is off without it

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.data.batches import Budget
     from lamina.data.windows import Encoded
-    from lamina.tasks.kind import Kind
 
 _ROWS = 4096  # maximum rows of a pass; in practice the budget of tokens limits a pass first
 
@@ -157,6 +156,15 @@ def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
     return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
 
 
+def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
+    """Return the side on which texts that are too long for some readers lose tokens; None if the readers differ."""
+    sides: set[Side] = set()
+    for kind in (kind_of(bank[task].config.head.kind) for task in tasks):
+        own = tokenizer_of(bank.processor).truncation_side
+        sides.add("left" if kind.keeps_end else "right" if kind.per_token else own)
+    return sides.pop() if len(sides) == 1 else None
+
+
 @final
 class PredictWorker(Worker[Prepared, Prediction]):
     """Answers with the predictions of some readers, as `lamina.predict` returns them.
@@ -187,14 +195,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
     @property
     def side(self) -> Side | None:
         """The side on which texts that are too long lose tokens; None if the readers differ."""
-        sides: set[Side] = {self._side_of(kind_of(self.bank[task].config.head.kind)) for task in self.tasks}
-        return sides.pop() if len(sides) == 1 else None
-
-    def _side_of(self, kind: Kind) -> Side:
-        """Return the side on which texts lose tokens if a reader of a kind of task reads them."""
-        if kind.keeps_end:
-            return "left"
-        return "right" if kind.per_token else tokenizer_of(self.bank.processor).truncation_side
+        return side_of(self.bank, self.tasks)
 
     @property
     def window_length(self) -> int | None:

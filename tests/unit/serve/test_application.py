@@ -1,5 +1,10 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false, reportOptionalIterable=false
+# pyright: reportOptionalSubscript=false, reportOperatorIssue=false, reportReturnType=false, reportAssignmentType=false
+
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -53,10 +58,129 @@ def test_a_batch_has_an_answer_per_text_and_a_single_task_name_gives_its_answer_
         assert [one["score"] for one in row] == pytest.approx([one["score"] for one in own], abs=1e-5)
 
 
-def test_two_texts_are_a_pair(client: TestClient, bank: ReaderBank):
+def labels(ranked: Any) -> dict[str, float]:
+    return {one["label"]: one["score"] for one in ranked}
+
+
+def test_a_pair_in_a_list_is_a_pair(client: TestClient, bank: ReaderBank):
     (said,) = lamina.predict(bank, [(TEXT, "bad")])
-    found = asked(client, "/predict", {"inputs": [TEXT, "bad"], "tasks": "mood"})
-    assert {one["label"]: one["score"] for one in found} == pytest.approx(said["mood"]["probabilities"])
+    (found,) = asked(client, "/predict", {"inputs": [[TEXT, "bad"]], "tasks": "mood"})
+    assert labels(found) == pytest.approx(said["mood"]["probabilities"])
+
+
+@pytest.mark.parametrize("texts", [["bad"], [TEXT, "bad"], [TEXT, "bad", "the film"]])
+def test_a_flat_list_is_a_batch_for_readers_that_learnt_no_pairs(client: TestClient, texts: list[str]):
+    found = asked(client, "/predict", {"inputs": texts, "tasks": "mood"})
+    alone = [asked(client, "/predict", {"inputs": text, "tasks": "mood"}) for text in texts]
+    assert [labels(one) for one in found] == [pytest.approx(labels(one), abs=1e-5) for one in alone]
+
+
+def test_two_texts_are_a_pair_for_readers_that_learnt_pairs():
+    paired = tiny_bank()
+    paired["mood"].info["pair"] = True
+    (said,) = lamina.predict(paired, [(TEXT, "bad")], readers=["mood"])
+    with TestClient(create_app(paired)) as client:
+        pair = asked(client, "/predict", {"inputs": [TEXT, "bad"], "tasks": "mood"})
+        assert labels(pair) == pytest.approx(said["mood"]["probabilities"])
+        assert len(asked(client, "/predict", {"inputs": [TEXT, "bad", "a"], "tasks": "mood"})) == 3
+        assert len(asked(client, "/predict", {"inputs": [TEXT, "bad"], "tasks": "who"})) == 2
+        told = asked(client, "/predict", {"inputs": [TEXT, "bad"]}, 422)["error"]
+        assert "'mood' was trained on pairs, and 'who' was not. Send [[a, b]] for a pair, or [[a], [b]]" in told
+
+
+def test_single_texts_and_pairs_may_be_mixed(client: TestClient):
+    found = asked(client, "/predict", {"inputs": [[TEXT], [TEXT, "bad"], "bad"], "tasks": "mood"})
+    alone = [asked(client, "/predict", {"inputs": [one], "tasks": "mood"})[0] for one in (TEXT, [TEXT, "bad"], "bad")]
+    assert [labels(one) for one in found] == [pytest.approx(labels(one), abs=1e-5) for one in alone]
+
+
+HABITS = {
+    "/predict": {
+        "inputs": TEXT,
+        "truncate": None,
+        "truncation_direction": "Right",
+        "raw_scores": None,
+        "tasks": "mood",
+    },
+    "/embed": {"inputs": TEXT, "truncate": None, "normalize": None, "prompt_name": None, "dimensions": None},
+    "/explain": {"inputs": TEXT, "truncate": None, "truncation_direction": "right", "tasks": ["mood"]},
+}
+
+
+@pytest.mark.parametrize("path", HABITS)
+def test_keys_that_clients_send_by_habit_change_nothing(client: TestClient, path: str):
+    plain = {key: value for key, value in HABITS[path].items() if key in ("inputs", "tasks")}
+    found, expected = asked(client, path, HABITS[path]), asked(client, path, plain)
+    if path == "/explain":  # times differ
+        found, expected = found["tasks"], expected["tasks"]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [("/predict", "truncation_direction", "Left"), ("/embed", "prompt_name", "query"), ("/embed", "dimensions", 8)],
+)
+def test_keys_that_are_not_supported_are_refused_by_name(client: TestClient, path: str, key: str, value: Any):
+    assert asked(client, path, {"inputs": TEXT, key: value}, 422)["error"].startswith(f"{key}: this is not supported")
+
+
+def test_parameters_of_pipelines_are_heeded(client: TestClient):
+    every = asked(client, "/predict", {"inputs": TEXT, "tasks": "mood"})
+
+    def found(status: int = 200, **parameters: Any) -> Any:
+        return asked(client, "/predict", {"inputs": TEXT, "tasks": "mood", "parameters": parameters}, status)
+
+    assert found(top_k=1, function_to_apply="softmax") == every[:1]
+    assert found(top_k=None, function_to_apply=None) == every
+    assert found(function_to_apply="none") == asked(
+        client, "/predict", {"inputs": TEXT, "tasks": "mood", "raw_scores": True}
+    )
+    assert "scores of 'mood' are by softmax" in found(422, function_to_apply="sigmoid")["error"]
+    assert "Extra inputs" in found(422, topk=1)["error"]
+
+
+def test_the_root_answers_as_predict(client: TestClient):
+    assert asked(client, "/", {"inputs": TEXT}) == asked(client, "/predict", {"inputs": TEXT})
+    with TestClient(create_app(tiny_bank(), Settings.of(api_key="sesame"))) as locked:
+        assert locked.post("/", json={"inputs": "a"}).status_code == 401
+        assert locked.get("/").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/v2/health/live", "/v2/health/ready", "/metrics", "/info", "/", "/v1/models"]
+)
+def test_head_is_answered_as_get_without_the_body(client: TestClient, path: str):
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert client.head("/predict").status_code == 405
+
+
+@pytest.mark.parametrize("path", ["/predict", "/v1/moderations", "/v2/models/mood/infer"])
+def test_a_compressed_body_is_refused_by_name(client: TestClient, path: str):
+    body = gzip.compress(b'{"inputs": "a"}')
+    response = client.post(path, content=body, headers={"content-encoding": "gzip"})
+    assert response.status_code == 415
+    assert "the body has Content-Encoding gzip; send it uncompressed." in response.text
+
+
+def test_errors_under_v1_have_openais_shape(client: TestClient):
+    def error(method: str, path: str, **more: Any) -> tuple[int, Any]:
+        response = client.request(method, path, **more)
+        assert set(response.json()) == {"error"}
+        return response.status_code, response.json()["error"]
+
+    invalid = "invalid_request_error"
+    assert error("POST", "/v1/moderations", json={"input": 3})[1]["type"] == invalid
+    assert error("POST", "/v1/moderations", json={}) == (
+        422,
+        {"message": "input: Field required", "type": invalid, "param": "input", "code": None},
+    )
+    assert error("GET", "/v1/none") == (404, {"message": "Not Found", "type": invalid, "param": None, "code": None})
+    assert error("POST", "/v1/moderations", json={"input": "a" * 4000})[0] == 413
+    with TestClient(create_app(tiny_bank(), Settings.of(api_key="sesame"))) as locked:
+        assert locked.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+        assert set(locked.get("/info").json()) == {"error", "error_type"}
 
 
 def test_raw_scores_are_logits(client: TestClient, bank: ReaderBank):
@@ -180,7 +304,8 @@ def test_moderation_flags_by_yes_no_tasks():
 
 
 def test_moderation_needs_a_task_that_flags(client: TestClient):
-    assert "no task of this bank flags texts" in asked(client, "/v1/moderations", {"input": "a"}, 422)["error"]
+    told = asked(client, "/v1/moderations", {"input": "a"}, 422)["error"]["message"]
+    assert "no task of this bank flags texts" in told
 
 
 def test_a_task_with_two_yes_labels_flags_nothing():
@@ -213,17 +338,17 @@ def test_kserve_returns_a_tensor_per_task(client: TestClient, bank: ReaderBank):
 def test_kserve_accepts_pairs(client: TestClient):
     tensor = {"name": "text", "shape": [1, 2], "datatype": "BYTES", "data": [[TEXT, "bad"]]}
     found = asked(client, "/v2/models/mood/infer", {"inputs": [tensor]})["outputs"][0]
-    pair = asked(client, "/predict", {"inputs": [TEXT, "bad"], "tasks": "mood"})
+    (pair,) = asked(client, "/predict", {"inputs": [[TEXT, "bad"]], "tasks": "mood"})
     assert sorted(found["data"]) == pytest.approx(sorted(one["score"] for one in pair))
 
 
 PROBLEMS = {
     "another task": ("/predict", {"inputs": "a", "tasks": ["nope"]}, 422, "unknown task 'nope'; known: mood, who"),
     "no task": ("/predict", {"inputs": "a", "tasks": []}, 422, "tasks is empty"),
-    "no text": ("/predict", {"inputs": []}, 422, "inputs: a text, a pair"),
-    "three texts": ("/predict", {"inputs": ["a", "b", "c"]}, 422, "inputs: a text, a pair"),
-    "a number": ("/predict", {"inputs": 3}, 422, "inputs: a text, a pair"),
-    "mixed": ("/predict", {"inputs": [["a"], ["a", "b"]]}, 422, "inputs are of several kinds"),
+    "no text": ("/predict", {"inputs": []}, 422, "inputs: a text, a list"),
+    "a number": ("/predict", {"inputs": 3}, 422, "inputs: a text, a list"),
+    "a triple": ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "inputs: a text, a list of texts or of pairs"),
+    "mixed": ("/predict", {"inputs": ["a", {"image": "YQ=="}]}, 422, "inputs are of several kinds"),
     "unknown key": ("/predict", {"inputs": "a", "trunc": True}, 422, "trunc: Extra inputs"),
     "many texts": ("/predict", {"inputs": [["a"]] * 5}, 413, "5 texts came in one request; at most 4 are accepted"),
     "many bytes": (

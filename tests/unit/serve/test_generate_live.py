@@ -196,7 +196,7 @@ def test_a_failure_is_an_error_and_no_text_is_logged(live: LiveServer, caplog: p
     live.gate.breaks_at = live.gate.passes + 4
     status, body = live.ask("/v1/chat/completions", {"messages": CHAT, "stream": True})
     *told, last = events(body)
-    assert (status, last["error"]["type"]) == (200, "Backend")
+    assert (status, last["error"]["type"]) == (200, "server_error")
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in told)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == [
         "serve: a text could not be generated"

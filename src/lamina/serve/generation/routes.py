@@ -19,8 +19,9 @@ from lamina.errors import LaminaError
 from lamina.serve.disconnects import wait_while_connected
 from lamina.serve.generation.detokenizer import StopStrings
 from lamina.serve.generation.stream import GenerationEnd, TokenEvent
+from lamina.serve.problems import OPENAI, problem_body
 from lamina.serve.scheduler import ClosedError
-from lamina.serve.schemas import ChatRequest, GenerateRequest
+from lamina.serve.schemas import ChatRequest, GenerateRequest, OpenAIProblem
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
@@ -120,11 +121,10 @@ class Events(StreamingResponse):
 
     Args:
         items: The tokens of the text.
-        first: The first token or the end, which has been received from `items` already.
-        shape: Function from a token or the end to the data of events.
-        nested: Whether an error is sent as `{"error": {"message": ..., "type": ...}}`, as OpenAI does, rather than as
-            `{"error": ..., "error_type": ...}`.
-        timeout_s: Seconds after which a client that reads nothing counts as gone.
+        first: The first of them, which has been received from `items` already.
+        shape: Converts a token or the end to the data of events.
+        nested: Whether an error is sent in OpenAI's shape.
+        timeout_s: Seconds after which a client that reads nothing is given up.
     """
 
     media_type = "text/event-stream"
@@ -167,9 +167,7 @@ class Events(StreamingResponse):
         except (LaminaError, HTTPException) as error:
             text = str(error.detail) if isinstance(error, HTTPException) else str(error)
             kind = "Backend" if not isinstance(error, ClosedError | HTTPException) else "Unhealthy"
-            yield _encoded(
-                {"error": {"message": text, "type": kind}} if nested else {"error": text, "error_type": kind}
-            )
+            yield _encoded(problem_body(OPENAI if nested else "", text, kind))
 
 
 def _encoded(event: Event) -> bytes:
@@ -201,11 +199,14 @@ def _token(token: TokenEvent) -> TokenInfo:
     return {"id": token.id, "text": text, "special": token.special_text is not None}
 
 
-def generate_events() -> Callable[[Item], Iterator[Event]]:
+def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
     """Return a function that converts tokens and the end of one text to events of text-generation-inference.
 
-    The last token and the end are one event, with the whole text and the reason why it ended. So nothing is sent for
-    the last token before the end has come.
+    The event of the last token also has the whole text and how it ended. So nothing is sent for the last token before
+    the end has come.
+
+    Args:
+        before: Text that is put before the whole text: the prompt, or nothing.
     """
     last: list[TokenEvent] = []
 
@@ -214,15 +215,24 @@ def generate_events() -> Callable[[Item], Iterator[Event]]:
             last.append(item)
             return
         token, ending = (item, None) if isinstance(item, TokenEvent) else (last[0], item)
-        end = {"generated_text": ending and ending.text, "details": ending and details_of(ending)}
+        end = {"generated_text": ending and before + ending.text, "details": ending and details_of(ending)}
         yield {"index": token.index, "token": _token(token), **report_of(token), **end}
 
     return shape
 
 
-def generate_body(tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool) -> dict[str, JSON]:
-    """Return the response of text-generation-inference for a whole text, with or without details of its tokens."""
-    body: dict[str, JSON] = {"generated_text": ending.text}
+def generate_body(
+    tokens: list[TokenEvent], ending: GenerationEnd, *, details: bool, before: str = ""
+) -> dict[str, JSON]:
+    """Return the response of text-generation-inference for a whole text.
+
+    Args:
+        tokens: The tokens of the text.
+        ending: How it ended.
+        details: Whether to add details of its tokens.
+        before: Text that is put before the text: the prompt, or nothing.
+    """
+    body: dict[str, JSON] = {"generated_text": before + ending.text}
     if details:
         reports = [{**_token(token), **report_of(token)} for token in tokens]
         body["details"] = {**details_of(ending), "prefill": [], "tokens": reports}
@@ -302,12 +312,20 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
         The scores at a token are those of the text up to and including it. The last token is not read by the model any
         more, so its scores are null. With `stream` there is an event per token; the last one tells how the text ended.
         """
-        items = Items(generator, body.generation(), timeout_s)
+        items, options = Items(generator, body.generation(), timeout_s), body.parameters
+        before = body.inputs if options.return_full_text else ""
         if body.stream:
-            return await _streamed(items, request, generate_events(), nested=False)
-        return generate_body(*await _whole(items, request), details=body.parameters.details)
+            return await _streamed(items, request, generate_events(before), nested=False)
+        return generate_body(*await _whole(items, request), details=options.details, before=before)
 
-    @app.post("/v1/chat/completions", responses={200: event_stream})
+    @app.post("/generate_stream", responses={200: event_stream})
+    async def generate_stream(body: GenerateRequest, request: Request) -> object:
+        """Do what `/generate` does with `stream`."""
+        return await generate(body.model_copy(update={"stream": True}), request)
+
+    openai = {status: {"model": OpenAIProblem} for status in app.router.responses if status != 200}
+
+    @app.post("/v1/chat/completions", responses={**openai, 200: event_stream})
     async def chat(body: ChatRequest, request: Request) -> object:
         """Return the reply to a chat, in the shape of OpenAI's endpoint, with the readers' scores for each token."""
         items, shape = Items(generator, body.generation(), timeout_s), ChatShape(body, name)

@@ -176,7 +176,7 @@
     try {
       bank = await call("info", null, question.signal); // readers may have been added or removed since
       const body = { inputs: await inputs(), truncate: byId("truncate").checked, tasks: answeringTasks() };
-      const answers = await call("predict", body, question.signal);
+      const [answers] = await call("predict", { ...body, inputs: [body.inputs] }, question.signal);
       showAnswers(answers, text);
       const explanation = await call("explain", { ...body, tasks: Object.keys(answers) }, question.signal);
       showExplanation(explanation, file() ? "file" : "text");

@@ -1,0 +1,313 @@
+"""The routes of KServe's v2 protocol, with tensors as JSON or as binary data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+from fastapi import HTTPException, Request, Response
+from fastapi.routing import APIRoute
+
+from lamina.errors import ConfigError, check_known
+from lamina.serve.disconnects import wait_while_connected
+from lamina.serve.middleware import JSON_BYTES
+from lamina.serve.responses import scores_whole_texts
+from lamina.serve.schemas import InferRequest, InferTensor
+from lamina.serve.uploads import Example
+from lamina.utils import JSON
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import Receive, Scope
+
+    from lamina.bank import ReaderBank
+    from lamina.serve.scheduler import Scheduler, ServedBank
+    from lamina.serve.workers import Prediction
+
+_HEADER = JSON_BYTES.decode()
+_BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+
+
+class TensorMetadata(TypedDict):
+    """An input or output of a model, as KServe describes it; a size of -1 is the number of rows of a request."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class OutputMetadata(TensorMetadata):
+    """An output of a model; `parameters` holds the labels that its columns stand for."""
+
+    parameters: dict[str, list[str]]
+
+
+class ModelMetadata(TypedDict):
+    """KServe's description of a model."""
+
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[OutputMetadata]
+
+
+class OutputTensor(TypedDict):
+    """A tensor of a KServe response: `data` is flat, row by row; datatype "FP32" holds numbers, "BYTES" holds JSON.
+
+    A tensor that is sent as binary data has its size in `parameters` in place of the data.
+    """
+
+    name: str
+    datatype: str
+    shape: list[int]
+    data: NotRequired[list[float] | list[str]]
+    parameters: NotRequired[dict[str, int]]
+
+
+class InferHTTPRequest(Request):
+    """A request for an inference, as if its tensors had come as JSON, whatever its Content-Type."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+        super().__init__({**scope, "headers": [*headers, (b"content-type", b"application/json")]}, receive)
+        self._decoded: bytes | None = None
+
+    async def body(self) -> bytes:
+        """Return the body as JSON; binary data become the data of their tensors.
+
+        Raises:
+            HTTPException: With status 422 if the sizes of JSON or binary data do not fit the body.
+        """
+        if self._decoded is None:
+            body, size = await super().body(), self.headers.get(_HEADER)
+            self._decoded = body if size is None else _with_data(body, size)
+        return self._decoded
+
+
+class InferRoute(APIRoute):
+    """A route whose requests are of `InferHTTPRequest`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the function that answers a request."""
+        answer = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            return await answer(InferHTTPRequest(request.scope, request.receive))
+
+        return handle
+
+
+def _with_data(body: bytes, size: str) -> bytes:
+    """Return the JSON of a request with the binary data behind it as the data of its tensors.
+
+    Args:
+        body: JSON, and the binary data of its tensors in their order.
+        size: Number of bytes of the JSON, as the client wrote it.
+
+    Raises:
+        HTTPException: With status 422 if the sizes do not fit the body, or the data are not texts.
+    """
+    try:
+        end = int(size)
+        found = json.loads(body[:end])
+        for tensor in found["inputs"]:
+            count = (tensor.get("parameters") or {}).get("binary_data_size")
+            if count is not None:
+                tensor["data"] = _strings(body[end : end + count], count)
+                end += count
+    except (ValueError, TypeError, KeyError, AttributeError, struct.error):
+        rule = "the header gives the size of the JSON, and binary_data_size that of each tensor"
+        raise HTTPException(422, f"the body does not fit {_HEADER}: {size}; {rule}") from None
+    if end != len(body):
+        raise HTTPException(422, f"the body has {len(body)} bytes, but its JSON and tensors have {end}")
+    return json.dumps(found).encode()
+
+
+def _strings(data: bytes, size: int) -> list[str]:
+    """Return the texts of a BYTES tensor: each has its length in 4 bytes before it.
+
+    Raises:
+        ValueError: If the data do not have `size` bytes, or are not texts in UTF-8.
+        struct.error: If a length is incomplete.
+    """
+    texts: list[str] = []
+    at = 0
+    while at < len(data):
+        (length,) = struct.unpack_from("<I", data, at)
+        texts.append(data[at + 4 : at + 4 + length].decode())
+        at += 4 + length
+    if at != size or len(data) != size:
+        raise ValueError("the lengths of the texts do not fit the size of the tensor")
+    return texts
+
+
+def infer_response(found: dict[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
+    """Return a response as JSON; the data of the outputs named in `binary` follow it as bytes.
+
+    Args:
+        found: The response without its outputs.
+        outputs: The outputs, with their data.
+        binary: Names of outputs.
+    """
+    if not binary:
+        return {**found, "outputs": outputs}
+    data: list[bytes] = []
+    shown: list[OutputTensor] = []
+    for output in outputs:
+        if output["name"] in binary:
+            data.append(packed(output))
+            output = {**output, "parameters": {"binary_data_size": len(data[-1])}}
+            del output["data"]
+        shown.append(output)
+    head = json.dumps({**found, "outputs": shown}).encode()
+    return Response(b"".join([head, *data]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
+
+
+def packed(output: OutputTensor) -> bytes:
+    """Return the data of a tensor as bytes: 4 for each number, or each text in UTF-8 with its length before it."""
+    data = output.get("data", [])
+    if output["datatype"] == "FP32":
+        return struct.pack(f"<{len(data)}f", *data)
+    texts = [str(text).encode() for text in data]
+    return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+
+
+def kserve_metadata(bank: ReaderBank, model: str, tasks: Sequence[str] | None, version: str) -> ModelMetadata:
+    """Return KServe's description of a model: its inputs and outputs.
+
+    Args:
+        bank: The readers.
+        model: Name of the model.
+        tasks: Names of the readers that are the model's outputs. None: all.
+        version: The model's version.
+    """
+    outputs: list[OutputMetadata] = []
+    for task in tasks or [*bank]:
+        head = bank[task].config.head
+        is_scored = scores_whole_texts(head)
+        outputs.append(
+            {
+                "name": task,
+                "datatype": "FP32" if is_scored else "BYTES",
+                "shape": [-1, len(head.labels)] if is_scored else [-1],
+                "parameters": {"labels": list(head.labels)},
+            }
+        )
+    inputs: list[TensorMetadata] = [{"name": "text", "datatype": "BYTES", "shape": [-1]}]
+    return {"name": model, "versions": [version], "platform": "lamina", "inputs": inputs, "outputs": outputs}
+
+
+def kserve_texts(tensor: InferTensor) -> list[Example]:
+    """Return the texts of a tensor `[rows]` or `[rows, 1]`, or the pairs of a tensor `[rows, 2]`.
+
+    The data may be flat or nested by row, whichever the shape.
+
+    Raises:
+        ConfigError: If the data are not strings, have no row, or do not fit the shape, or the shape is another.
+    """
+    cells = [cell for part in tensor.data for cell in (part if isinstance(part, list) else [part])]
+    size = 1
+    for length in tensor.shape:
+        size *= length
+    columns = tensor.shape[1] if len(tensor.shape) == 2 else 1
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if len(texts) < len(cells) or size != len(cells) or columns not in (1, 2) or not cells:
+        came = f"the shape is {tensor.shape} for {len(cells)} cells"
+        rule = "texts [rows], texts [rows, 1] or pairs [rows, 2] are accepted, with at least one row"
+        raise ConfigError(f"serve: {came}; {rule}.")
+    if columns == 1:
+        return [*texts]
+    return [(texts[row], texts[row + 1]) for row in range(0, len(texts), 2)]
+
+
+def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
+    """Return one tensor per task for the answers about several texts.
+
+    A tensor is `[rows, labels]` for classes, `[rows, 1]` for regression, and `[rows]` of JSON for all else.
+
+    Args:
+        bank: The readers, whose labels are the columns.
+        answers: For each text task -> prediction; at least one text.
+    """
+    return [_kserve_output(bank, task, [answer[task] for answer in answers]) for task in answers[0]]
+
+
+def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
+    """Return the tensor of one task for its predictions about several texts; see `kserve_outputs`."""
+    rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
+    if rows and "probabilities" in rows[0]:
+        numbers = [row["probabilities"][label] for row in rows for label in bank[task].config.head.labels]
+    elif rows and "value" in rows[0]:
+        numbers = [row["value"] for row in rows]
+    else:
+        texts = [json.dumps(prediction) for prediction in predictions]
+        return {"name": task, "datatype": "BYTES", "shape": [len(texts)], "data": texts}
+    return {"name": task, "datatype": "FP32", "shape": [len(rows), len(numbers) // len(rows)], "data": numbers}
+
+
+def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
+    """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model as well.
+
+    Args:
+        app: The application.
+        scheduler: Answers the requests.
+        name: Name of the bank.
+    """
+
+    def look_up(model: str, version: str | None) -> tuple[ServedBank, list[str] | None, str]:
+        """Return what is served, the names of the readers of a model (None: all), and the model's version.
+
+        Raises:
+            HTTPException: With status 404 if there is no such model, or no such version of it.
+        """
+        served = scheduler.served
+        if model != name and model not in served.bank:
+            known = ", ".join([name, *served.bank])
+            raise HTTPException(404, f"there is no model '{model}'; known models: {known}")
+        current = str(served.number if model == name else served.versions[model])
+        if version not in (None, current):
+            raise HTTPException(404, f"there is no version '{version}' of model '{model}'; {current} is served")
+        return served, None if model == name else [model], current
+
+    @app.get("/v2")
+    async def server() -> dict[str, JSON]:
+        """Return the name and the protocol version of this server."""
+        return {"name": "lamina", "version": "2", "extensions": ["binary_tensor_data"]}
+
+    @app.get("/v2/models/{model}")
+    @app.get("/v2/models/{model}/versions/{version}")
+    async def metadata(model: str, version: str | None = None) -> dict[str, object]:
+        """Return the inputs and outputs of a reader; under the bank's name, those of all readers."""
+        served, tasks, current = look_up(model, version)
+        return {**kserve_metadata(served.bank, model, tasks, current)}
+
+    @app.get("/v2/models/{model}/ready")
+    @app.get("/v2/models/{model}/versions/{version}/ready")
+    async def model_ready(model: str, version: str | None = None) -> dict[str, str | bool]:
+        """Return whether the model accepts requests; status 404 if it does not exist."""
+        look_up(model, version)
+        return {"name": model, "ready": scheduler.is_open}
+
+    async def infer(model: str, body: InferRequest, request: Request, version: str | None = None) -> object:
+        """Return a tensor per task for a tensor of texts: scores `[rows, labels]`, or JSON `[rows]` for spans."""
+        served, tasks, current = look_up(model, version)
+        asked = list(dict.fromkeys(output.name for output in body.outputs)) or tasks
+        check_known("serve", asked or (), tasks or served.bank, "output")
+        texts = kserve_texts(body.inputs[0])
+        scheduler.check_count(texts)
+        future = scheduler.ask(texts, asked, truncate=body.parameters.truncate, bank=served.bank)
+        timeout_s = scheduler.settings.request_timeout
+        answers = await wait_while_connected(request, asyncio.wrap_future(future), timeout_s)
+        order = asked or [*answers[0]]
+        outputs = kserve_outputs(served.bank, [{task: answer[task] for task in order} for answer in answers])
+        found = {"model_name": model, "model_version": current, **({} if body.id is None else {"id": body.id})}
+        return infer_response(found, outputs, [task for task in order if body.is_binary(task)])
+
+    for path in ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer"):
+        app.router.add_api_route(
+            path, infer, methods=["POST"], responses={200: _BINARY}, route_class_override=InferRoute
+        )

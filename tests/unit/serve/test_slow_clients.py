@@ -1,0 +1,100 @@
+"""Clients that hang up, or send so slowly that they would hold a connection for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+from fastapi import HTTPException, Request
+from tests.support.stored import tiny_bank
+
+from lamina.serve import Settings, create_app
+from lamina.serve.disconnects import wait_while_connected
+from lamina.serve.server import server_of
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    settings = Settings.of(header_timeout=0.5)
+    server = server_of(create_app(tiny_bank(), settings), settings)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    end = time.monotonic() + 30
+    while not server.started and time.monotonic() < end:
+        time.sleep(0.02)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return all that comes until the server closes the connection."""
+    connection.settimeout(20)
+    parts: list[bytes] = []
+    while part := connection.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def test_a_client_that_sends_its_headers_too_slowly_is_told_so(port: int):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n")
+        found = received(connection)
+    head, body = found.split(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ")
+    assert f"content-length: {len(body)}".encode() in head
+
+
+def test_a_client_that_sends_nothing_is_disconnected(port: int):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        assert received(connection) == b""
+
+
+def test_the_headers_of_a_second_request_have_the_same_time(port: int):
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        time.sleep(0.3)
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        found = received(connection)
+    assert (found.count(b"HTTP/1.1 200"), found.count(b"HTTP/1.1 408")) == (1, 1)
+
+
+def test_a_request_whose_headers_came_in_time_may_take_longer(port: int):
+    body = b'{"inputs": "the film", "tasks": "mood"}'
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        headers = ["Host: x", "Connection: close", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+        connection.sendall("\r\n".join(["POST /predict HTTP/1.1", *headers, "", ""]).encode())
+        time.sleep(0.8)
+        connection.sendall(body)
+        assert received(connection).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_answer_that_fails_after_nobody_waits_for_it_is_not_logged(leaves: bool, caplog: pytest.LogCaptureFixture):
+    """A 503 meets a hang-up: what ends the answer is an error of its own, at the moment in which it is cancelled."""
+
+    class Client:
+        async def receive(self) -> Any:
+            await asyncio.sleep(0.01 if leaves else 3600)
+            return {"type": "http.disconnect"}
+
+    async def answer() -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            raise HTTPException(503, "no token within 1 s") from None
+
+    async def ask() -> int:
+        with pytest.raises(HTTPException) as raised:
+            await wait_while_connected(cast("Request", Client()), answer(), 0.05)
+        return raised.value.status_code
+
+    with caplog.at_level(logging.ERROR, logger="asyncio"):
+        assert asyncio.run(ask()) == (499 if leaves else 503)
+    assert not caplog.records
