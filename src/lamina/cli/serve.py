@@ -87,6 +87,8 @@ def serve(  # noqa: PLR0913
     every token. /openapi.json describes all of them. The signal SIGHUP reloads the bank from its folder.
     """
     try:
+        import uvicorn  # noqa: F401  a missing package must be found although modules that use it may be loaded
+
         from lamina.serve import Settings
         from lamina.serve.cluster import Replicas
         from lamina.serve.server import server_of

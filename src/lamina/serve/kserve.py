@@ -6,7 +6,7 @@ import asyncio
 import json
 import struct
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from fastapi import HTTPException, Request, Response
 from fastapi.routing import APIRoute
@@ -158,11 +158,12 @@ def infer_response(found: dict[str, object], outputs: Sequence[OutputTensor], bi
     data: list[bytes] = []
     shown: list[OutputTensor] = []
     for output in outputs:
-        if output["name"] in binary:
-            data.append(packed(output))
-            output = {**output, "parameters": {"binary_data_size": len(data[-1])}}
-            del output["data"]
-        shown.append(output)
+        if output["name"] not in binary:
+            shown.append(output)
+            continue
+        data.append(packed(output))
+        about = {key: output[key] for key in ("name", "datatype", "shape")}
+        shown.append(cast("OutputTensor", {**about, "parameters": {"binary_data_size": len(data[-1])}}))
     head = json.dumps({**found, "outputs": shown}).encode()
     return Response(b"".join([head, *data]), media_type="application/octet-stream", headers={_HEADER: str(len(head))})
 
