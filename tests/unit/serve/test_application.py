@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from tests.support.stored import tiny_bank, tiny_tokenizer
+from tests.support.stored import tiny_bank, tiny_model, tiny_tokenizer
 
 import lamina
 from lamina.bank import Reader, ReaderBank
@@ -254,10 +254,9 @@ def test_embeddings_of_texts_of_different_lengths_equal_those_of_each_text_alone
 
 def loud(bias: float) -> ReaderBank:
     """Return a bank in half precision, whose embeddings are about as large as `bias`."""
-    bank = tiny_bank()
-    torch.nn.init.constant_(bank.model.get_parameter("embeddings.LayerNorm.bias"), bias)
-    bank.model.half()
-    return bank
+    model = tiny_model()
+    torch.nn.init.constant_(model.get_parameter("embeddings.LayerNorm.bias"), bias)
+    return tiny_bank(model.half())
 
 
 def test_embeddings_in_half_precision_do_not_overflow():
