@@ -257,6 +257,10 @@ class Task:
         last = kind.sequential and not self.by_row
         return held_out(whole, stratify=stratify, seed=seed, last=last, classes=classes)
 
+    def without_test(self) -> Task:
+        """Return the same task without its test split, for training that does not score it."""
+        return replace(self, splits={part: split for part, split in self.splits.items() if part != "test"})
+
     def sized(self, image_size: int | None) -> Task:
         """Return the same task with another `image_size` (None: unchanged); raise ConfigError if it does not fit."""
         if image_size is None:

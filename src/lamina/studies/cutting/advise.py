@@ -231,7 +231,7 @@ def _score_layers(start: _Start, task: Task, seed: int) -> list[Row]:
     phase "whole": the score of the reader of all layers on the validation rows.
     """
     model, processor = fresh_model(start.model, start.processor)
-    held_out = task.held_out(seed)
+    held_out = task.held_out(seed).without_test()
     bank, stack = ReaderBank(model, processor), select_blocks(model, "all", start.stack, _OP)[0]
     layers = {f"layer{layer}": layer for layer in range(stack.layers)}
     for name, layer in layers.items():
@@ -259,7 +259,7 @@ def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, f
     truncate_(model, proposal.keep, proposal.stack)
     bank = ReaderBank(model, processor)
     bank.add("task", _mix_reader(task, proposal.read, proposal.stack, seed))
-    fit(bank, {"task": task.held_out(seed)}, seed=seed, progress=False, **start.training)
+    fit(bank, {"task": task.held_out(seed).without_test()}, seed=seed, progress=False, **start.training)
     score = evaluate(bank, {"task": task})["task"][task.metric]
     if folders is not None:
         save(bank.model, folders.model, processor)

@@ -286,7 +286,7 @@ def _score_readers(start: _Start, task: Task, seeds: list[int], training: Traini
     names = {f"seed{seed}": seed for seed in seeds}
     for name, seed in names.items():
         bank.add(name, linear_reader(task, seed=seed, stack=cell.stack.name))
-        fit(bank, {name: task}, seed=seed, progress=False, **training)
+        fit(bank, {name: task.without_test()}, seed=seed, progress=False, **training)
 
     def score() -> list[Row]:
         scores = evaluate(bank, dict.fromkeys(names, task))
