@@ -38,7 +38,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
     problems = (
         (compiled, "the model is compiled, and would go on running the old layers. Edit it first, then compile it."),
         (not hasattr(config, "to_dict"), f"a {type(model).__name__} came; edit the transformers model inside it."),
-        (is_quantized, "the model is quantised; packed weights cannot be edited. Edit it first, then quantise it."),
+        (is_quantized, "the model is quantised; packed weights cannot be edited. Edit (and merge_) it first."),
         (is_offloaded, "parts of the model are offloaded; an edit there would be lost. Load all of it into memory."),
     )
     for is_problem, text in problems:

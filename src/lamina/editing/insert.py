@@ -166,7 +166,9 @@ def _insert(
         layer.train(site.projection.training)
         if site.attention is not None:
             mark_states_of(site.attention)
-        names.append(f"{site.path}.{add_layer_after(site.projection, layer)}.weight")
+        parent, _, name = site.path.rpartition(".")
+        added = add_layer_after(site.projection, layer, (model.get_submodule(parent), name))
+        names.append(f"{site.path}.{added}.weight")
     settings = asdict(options)
     if options.position != "convolution":  # no kernel there
         del settings["kernel"]

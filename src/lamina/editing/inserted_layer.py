@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, final
 from torch import Tensor, einsum, nn
 from torch.nn import functional
 
+from lamina.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -57,6 +59,8 @@ class InsertedLayer(nn.Module):
         self.weight = nn.Parameter(weight)
         self.activation, self.placement = activation, placement
         self.content_only, self.axes = content_only, axes
+        # the module that holds the projection, and its name there; a tuple, so that it is no submodule of the layer
+        self.place: tuple[nn.Module, str] | None = None
 
     @property
     def fingerprint_facts(self) -> str:
@@ -113,8 +117,12 @@ def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if layers_after(module)}
 
 
-def add_layer_after(projection: nn.Module, layer: InsertedLayer) -> str:
-    """Insert a layer after a projection, behind earlier inserted ones; return its name in the projection."""
+def add_layer_after(projection: nn.Module, layer: InsertedLayer, place: tuple[nn.Module, str]) -> str:
+    """Insert a layer after a projection, behind earlier inserted ones; return its name in the projection.
+
+    `place` is the module that holds the projection, and the projection's name there.
+    """
+    layer.place = place
     before = len(layers_after(projection))
     name = f"{PREFIX}{before}"
     projection.add_module(name, layer)
@@ -140,11 +148,39 @@ def mark_states_of(attention: nn.Module) -> None:
 
 
 def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
-    """Return the output of a projection after all inserted layers; used as a forward hook of the projection."""
-    for layer in layers_after(projection):
+    """Return the output of a projection after all inserted layers; used as a forward hook of the projection.
+
+    Raises:
+        ConfigError: If another library has replaced the projection, or wraps it.
+    """
+    layers = layers_after(projection)
+    if not layers or (layers[0].place is not None and not _is_at(layers[0].place, projection)):
+        _check_place(projection, layers)
+    for layer in layers:
         if not layer.content_only or hasattr(args[0], _CONTENT):
             output = layer(output)
     return output
+
+
+def _is_at(place: tuple[nn.Module, str], projection: nn.Module) -> bool:
+    """Return whether the projection is the module at a place."""
+    return place[0]._modules.get(place[1]) is projection
+
+
+def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:
+    """Raise ConfigError if inserted layers were lost with their projection, or another module wraps the projection."""
+    if not layers:
+        kind = f"{type(projection).__module__.split('.')[0]}'s {type(projection).__name__}"
+        problem = f"{kind} has replaced a projection, and the layers that were inserted after it are lost"
+        raise ConfigError(f"insert_: {problem}. Call merge_ first, and quantise the merged model.")
+    place = layers[0].place
+    wrapper = None if place is None else place[0]._modules.get(place[1])
+    # a replica of DataParallel is at no place, and no module wraps it
+    if place is not None and wrapper is not None and any(part is projection for part in wrapper.modules()):
+        library = type(wrapper).__module__.split(".")[0]
+        problem = f"{library} wraps the projection '{place[1]}', after which a layer is inserted"
+        rule = "merged, the wrapper's change would pass through that layer too, and give another function"
+        raise ConfigError(f"insert_: {problem}; {rule}. Call merge_ first, or wrap other modules.")
 
 
 def mark_states(

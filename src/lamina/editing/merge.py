@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lamina.editing.editable import check_editable, plain_weight
 from lamina.editing.inserted_layer import InsertedLayer, layers_after, projections_with_layers, remove_layers_after
-from lamina.editing.record import Edit, edits, record
+from lamina.editing.record import Edit, record, recorded
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers.roles import family_of
 
@@ -50,7 +50,7 @@ def merge_(model: PreTrainedModel) -> Edit:
         weights = {path: _foldable_weight(model, path, projection, users) for path, projection in projections.items()}
         for path, weight in weights.items():
             changed += _fold(path, projections[path], weight)
-    inserts = [edit for edit in edits(model) if edit.kind == "insert"]
+    inserts = [edit for edit in recorded(model) if edit.kind == "insert"]
     names = {edit.stack for edit in inserts}
     layers = sorted({layer for edit in inserts for layer in edit.layers})
     stack = names.pop() if len(names) == 1 else "all"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from lamina.errors import StoreError
+from lamina.errors import ConfigError, StoreError
 from lamina.layers.layer_guard import EDITS
 from lamina.utils import JSON, is_dir
 
@@ -68,7 +68,20 @@ class Edit:
 
 
 def edits(model: PreTrainedModel) -> list[Edit]:
-    """Return a new list of a model's edits, oldest first."""
+    """Return a new list of a model's edits, oldest first; raise ConfigError if inserted layers have been lost."""
+    made = recorded(model)
+    for number, edit in enumerate(made):
+        if edit.kind == "insert" and not any(later.kind in ("merge", "truncate") for later in made[number:]):
+            # an adapter around a projection adds a name to the path
+            names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters(remove_duplicate=False)}
+            if lost := [name for name in edit.parameters if name not in names]:
+                problem = f"the inserted layer '{lost[0]}' is no longer in the model: another library has replaced it"
+                raise ConfigError(f"edits: {problem}. Call merge_ first, and then quantise or convert the model.")
+    return made
+
+
+def recorded(model: PreTrainedModel) -> list[Edit]:
+    """Return a new list of the edits that are recorded on a model, oldest first, without a check."""
     return list(getattr(model, EDITS, ()))
 
 
@@ -77,7 +90,7 @@ def record(model: PreTrainedModel, edit: Edit) -> Edit:
 
     Unless the edit only freezes, the model now differs from what was loaded or saved, so that its location is cleared.
     """
-    setattr(model, EDITS, (*edits(model), edit))
+    setattr(model, EDITS, (*recorded(model), edit))
     if edit.kind != "freeze":
         set_location(model, "")
     return edit
