@@ -128,7 +128,7 @@ def _csv(path: Path, lines: Lines) -> CellRows:
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
 
     def feed() -> Iterator[str]:
-        """Yield lines to the csv module and record them; raise a line that is a DataError."""
+        """Yield lines to the csv module and record them; a DataError in the place of a line is raised."""
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
             used.append(item)

@@ -122,10 +122,10 @@ def _best_matches(
     side: Bool[Tensor, "batch tokens"],
     other: Bool[Tensor, "batch tokens"],
 ) -> list[Float[Tensor, " batch"]]:
-    """Return mean, minimum and standard deviation, over one text's tokens, of each token's best match in the other.
+    """Return how well the tokens of one text are matched in another: mean, minimum and standard deviation.
 
-    The best match of a token is its highest cosine similarity with a token of the other text. `cosines` are those of
-    all pairs of tokens; `side` and `other` mark the tokens of the two texts.
+    The match of a token in `side` is its highest cosine similarity with a token in `other`. `cosines` has the cosine of
+    every pair of tokens; `side` and `other` are masks of the tokens of the two texts.
     """
     best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(2)
     count = side.sum(1).clamp(min=1)

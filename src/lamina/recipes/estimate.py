@@ -225,10 +225,10 @@ def _reader_memory(runs: Sequence[_SizedRun]) -> _ReaderMemory:
 
 
 def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
-    """Return the passes over one split that runs of readers share.
+    """Return what the base model computes on one split for several training runs that share its passes.
 
-    The base model is computed up to the highest layer that a reader needs, for as many epochs as the longest run has.
-    The test split is read once.
+    The base model is computed up to the highest layer that a reader of these runs needs. There are as many epochs as
+    the longest run has; the test split is read once.
     """
     first, longest = runs[0], max(runs, key=lambda run: run.epochs)
     readers = [run.reader for run in runs if run.reader is not None]

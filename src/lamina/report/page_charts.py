@@ -194,8 +194,8 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
 def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | None, Callable[[float], Any]]:
     """Return the selection that a click on the legend makes, and a function opacity -> channel.
 
-    The channel gives marks of the selected series that opacity and makes all other marks faint. Without a legend, the
-    selection is None and the opacity is constant.
+    With the channel, marks of the selected series have the given opacity and all other marks are faint. Without a
+    legend, the selection is None and the opacity is constant.
     """
     if len(drawing.series) < 2 or drawing.has_direct_labels:
         return None, altair.value

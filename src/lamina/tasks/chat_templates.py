@@ -147,9 +147,10 @@ def _rendered(
 
 
 def _differences(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
-    """Return the text of messages, and the spans of replies by comparing the texts before and after each reply.
+    """Return the text of messages and the spans of its replies.
 
-    Raises ConfigError if the whole text does not begin with the text up to some message, so that no span can be known.
+    A span is found by comparing the text of the messages before a reply with the text that includes the reply. Raises
+    ConfigError if the text of the first messages is not the beginning of the whole text: no span is known then.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()
     for number, message in enumerate(messages):

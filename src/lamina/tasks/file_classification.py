@@ -390,7 +390,7 @@ class FileKind(ClassKind[InputsT]):
         return read_class_files(source, self.file)
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
-        """Return a table of rows in memory with their files, without opening them; see `Kind.from_rows`."""
+        """Return a table of rows in memory, as `Kind.from_rows` does. The files that the rows name are not opened."""
         column = self.column(spec)
         if isinstance(rows, Mapping):
             table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))

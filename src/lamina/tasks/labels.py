@@ -142,9 +142,9 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     All else is "classification".
 
     Raises:
-        DataError: If labels are of different forms: lists among others, or numbers with a decimal point among names. If
-            rows without a label are dropped and all numbers are like 1.0, which may be classes: pandas writes whole
-            numbers beside empty cells like that. Or if texts may be several names, or numbers with a decimal comma.
+        DataError: If labels have different forms: lists among others, or numbers with a decimal point among names. If a
+            text may be a list of names, or a number with a decimal comma. If all numbers are like 1.0 and rows have no
+            label: these numbers may be classes, since pandas writes whole numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels = True, spec.labels or ()
