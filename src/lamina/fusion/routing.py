@@ -114,7 +114,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self._routed(dict(enumerate(states)), mask.bool())[1]
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features `[batch, tokens, dim]` and their `credit` `[batch, layers, tokens, dim]`; no gradient."""
+        """Return features `[batch, tokens, dim]` and their `credit` `[batch, layers, tokens, dim]` without gradient."""
         normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
