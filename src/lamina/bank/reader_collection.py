@@ -51,6 +51,8 @@ class ReaderCollection(nn.Module):
         info: Info | None = None,
     ) -> None:
         super().__init__()
+        if isinstance(model, ReaderCollection):
+            raise ConfigError("bank: a bank came in place of a model; use bank.model, or add readers to that bank.")
         model = unwrapped(model)
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
             problem = "train_base is set, but every parameter of the model is frozen"

@@ -479,6 +479,9 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
     tensors = read_tensors(folder / WEIGHTS, reader.state_dict())
     for key, tensor in reader.state_dict(keep_vars=True).items():
         tensor.data = tensors[key].to(tensor.device)  # not `copy_`, which would convert to the dtype of the new reader
+    for option in ("max_length", "stride"):
+        if not isinstance(value := saved.info.get(option, 0), int | None):
+            raise damaged(path, f"has {value!r} as '{option}' of 'info'; it must be a number of tokens")
     reader.info.update(saved.info)
 
 

@@ -293,6 +293,8 @@ def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None =
         StoreError: If the file is missing, cannot be read, is too large, or cannot be parsed.
     """
     with convert_errors(lambda reason: StoreError(f"load: {path} cannot be read ({reason}).")):
+        if path.exists() and not is_file(path):  # reading a pipe or a device would never end
+            raise damaged(path, "is no file")
         try:
             content = path.read_bytes() if most is None else read_bytes(path, most)
         except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
+
+# What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
+_WRAPPERS = (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^module\.")
 
 
 def load(
@@ -107,8 +111,10 @@ def _load(
     try:
         empty = models.empty_model(config, kind)
         models.check_size(models.source_of(name, revision), empty)
+        models.check_files(models.source_of(name, revision))
         plain: Any = type(empty) if edits and kind.__name__.startswith("AutoModel") else kind
-        model, report = (with_inserts(plain, edits) if edits else plain).from_pretrained(
+        load_weights = partial(
+            (with_inserts(plain, edits) if edits else plain).from_pretrained,
             models.source_of(name, revision),
             config=config,
             revision=revision or "main",
@@ -117,6 +123,9 @@ def _load(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `_check_report` refuses them, with the name of the weight
         )
+        model, report = load_weights()
+        if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
+            model, report = load_weights(key_mapping=dict.fromkeys(_WRAPPERS, ""))
     except Exception as error:  # transformers raises many unrelated classes
         raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
@@ -149,6 +158,11 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
         if not new_head or key.startswith(f"{model.base_model_prefix}."):
             what = f"do not fit its config.json: '{key}' is {tuple(saved)} instead of {tuple(wanted)}"
             raise damaged(f"the weights of {name}", what)
+    saved = report["unexpected_keys"]
+    names = {name for name, _ in model.named_parameters()}
+    if saved and names and names <= {*report["missing_keys"]}:
+        some = f"it holds '{min(saved)}', the model needs '{min(names)}'"
+        raise damaged(f"the weights of {name}", f"fit no part of a {type(model).__name__}: {some}")
     if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
         level = logging.INFO if new_head else logging.WARNING
         logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))

@@ -23,7 +23,7 @@ from lamina.errors import (
 )
 from lamina.registry import KINDS
 from lamina.store.files import damaged, read_json, settle
-from lamina.utils import is_dir
+from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,6 +95,9 @@ def _check_config(path: Path, name: str) -> None:
         ModelNotFoundError: If the file is missing or not valid JSON.
         StoreError: If the config asks for absurdly many layers, heads or labels.
     """
+    if not path.is_file() and (path.parent / "adapter_config.json").exists():
+        reason = "the folder has an adapter of PEFT and no model; load its base with PEFT, and save merge_and_unload()"
+        raise ModelNotFoundError(op="load", got=name, reason=reason)
     if not path.is_file():
         raise ModelNotFoundError(op="load", got=name, reason="the folder has no config.json")
     try:
@@ -191,6 +194,25 @@ def writing_class(name: str | Path, *, revision: str | None = None) -> str | Non
 
 
 # Weights
+
+
+def check_files(name: str) -> None:
+    """Check the files of a model's folder before they are read; a hub id is not checked.
+
+    Raises:
+        StoreError: If one is neither a file nor a folder (reading a pipe would never end), or an index of weights names
+            a file outside of the folder.
+    """
+    if not is_dir(name):
+        return
+    for path in Path(name).iterdir():
+        if path.exists() and not (is_file(path) or is_dir(path)):
+            raise damaged(path, "is neither a file nor a folder")
+        if path.name.endswith(".index.json") and is_file(path):
+            parts = read_json(path).get("weight_map")
+            for part in map(str, cast("dict[str, object]", parts).values() if isinstance(parts, dict) else ()):
+                if Path(part).is_absolute() or ".." in Path(part).parts:
+                    raise damaged(path, f"names the file '{part}', which is outside of the folder")
 
 
 def check_size(name: str, model: PreTrainedModel) -> None:

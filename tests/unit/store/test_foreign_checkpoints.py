@@ -1,0 +1,109 @@
+"""Folders of models that something else wrote: names with prefixes of wrappers, adapters, indexes, and pipes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenizer
+
+from lamina.bank import ReaderBank
+from lamina.errors import ConfigError, LaminaError, ModelNotFoundError, StoreError
+from lamina.store import load, load_bank, save_bank
+
+
+def checkpoint(folder: Path, rename: Callable[[str], str] = str) -> Path:
+    model = tiny_model()
+    folder.mkdir()
+    model.config.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    torch.save({rename(name): value for name, value in model.state_dict().items()}, folder / "pytorch_model.bin")
+    return folder
+
+
+RENAMES: dict[str, Callable[[str], str]] = {
+    "DataParallel": lambda name: f"module.{name}",
+    "compiled": lambda name: f"_orig_mod.{name}",
+    "both": lambda name: f"module._orig_mod.{name}",
+    "both, the other way": lambda name: f"_orig_mod.module.{name}",
+    "a compiled block": lambda name: name.replace("layer.1.", "layer.1._orig_mod."),
+    "of a model with a head": lambda name: f"module.bert.{name}",
+    "checkpointed blocks": lambda name: name.replace("layer.0.", "layer.0._checkpoint_wrapped_module."),
+}
+
+
+@pytest.mark.parametrize("rename", RENAMES.values(), ids=RENAMES)
+def test_prefixes_of_wrappers_are_stripped(rename: Callable[[str], str], tmp_path: Path):
+    model, _ = load(checkpoint(tmp_path / "model", rename))
+    for name, value in tiny_model().state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+
+
+def test_weights_of_which_none_fits_are_refused(tmp_path: Path):
+    with pytest.raises(StoreError, match=r"fit no part of a BertModel: it holds 'net\.emb.*needs 'embeddings"):
+        load(checkpoint(tmp_path / "model", lambda name: f"net.{name}"))
+
+
+def test_a_folder_with_an_adapter_alone_names_peft(tmp_path: Path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelNotFoundError, match=r"adapter of PEFT and no model.*merge_and_unload"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["../outside.safetensors", "/outside.safetensors", "in/../../outside.safetensors"])
+def test_an_index_that_leads_out_of_the_folder_is_refused(place: str, tmp_path: Path):
+    folder = save_base(tmp_path / "model")
+    index = {"metadata": {}, "weight_map": {"embeddings.word_embeddings.weight": place}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(StoreError, match="outside of the folder"):
+        load(folder)
+
+
+@pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_pipe_in_a_model_folder_is_refused(file: str, tmp_path: Path):
+    folder = save_base(tmp_path / "model")
+    (folder / file).unlink()
+    os.mkfifo(folder / file)
+    with pytest.raises(LaminaError):
+        load(folder)
+
+
+@pytest.mark.parametrize("file", ["lamina.json", "readers/mood/reader.json", "readers/mood/model.safetensors"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_device_in_a_bank_is_refused(file: str, kind: str, tmp_path: Path):
+    save_bank(tiny_bank(), tmp_path / "bank")
+    (path := tmp_path / "bank" / file).unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(StoreError, match=f"{path.name} is no file"):
+        load_bank(tmp_path / "bank", tiny_model())
+
+
+def test_many_readers_in_a_manifest_take_no_time(tmp_path: Path):
+    save_bank(tiny_bank(), tmp_path / "bank")
+    path = tmp_path / "bank" / "lamina.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"readers": [f"r{n}" for n in range(100_000)]}))
+    with pytest.raises(StoreError, match=r"r0.reader\.json is not there"):
+        load_bank(tmp_path / "bank", tiny_model())
+
+
+@pytest.mark.parametrize("value", ["x", [8], 8.5])
+def test_a_length_that_is_no_number_is_damage(value: Any, tmp_path: Path):
+    bank = tiny_bank()
+    bank["mood"].info["max_length"] = value
+    save_bank(bank, tmp_path / "bank")
+    with pytest.raises(StoreError, match=r"reader\.json has .* as 'max_length' of 'info'; it must be a number"):
+        load_bank(tmp_path / "bank", tiny_model())
+
+
+def test_a_bank_is_no_model():
+    bank: Any = tiny_bank()
+    with pytest.raises(ConfigError, match=r"a bank came in place of a model; use bank\.model"):
+        ReaderBank(bank)
