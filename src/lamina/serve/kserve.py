@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, cast
 
 from fastapi import HTTPException, Request, Response
@@ -145,7 +145,7 @@ def _strings(data: bytes, size: int) -> list[str]:
     return texts
 
 
-def infer_response(found: dict[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
+def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
     """Return a response as JSON; the data of the outputs named in `binary` follow it as bytes.
 
     Args:
