@@ -82,3 +82,15 @@ def test_too_few_rows_are_refused():
         MinibatchCKA().add([torch.randn(3, 2)])
     with pytest.raises(ConfigError, match="no minibatch was added"):
         MinibatchCKA().cka()
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-8])
+def test_cka_of_equal_rows_is_refused_and_a_layer_of_equal_rows_has_none(noise: float):
+    equal = 5.0 + noise * torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    cka = MinibatchCKA()
+    cka.add([equal, equal.flip(1)])
+    with pytest.raises(ConfigError, match="all rows have the same states in every layer"):
+        cka.cka()
+    cka = MinibatchCKA()
+    cka.add([equal, 5.0 + 1e-3 * torch.randn(8, 3)])
+    assert cka.cka().isnan().tolist() == [[True, True], [True, False]]

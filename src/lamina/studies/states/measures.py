@@ -144,6 +144,7 @@ MEASURES: dict[str, type[LayerMeasure]] = {
 
 
 FEWEST = 4  # rows that the unbiased estimator needs
+_ROUNDING = 1e-24  # states whose differences are a millionth of their length are equal: HSIC has the fourth power
 
 
 @final
@@ -166,6 +167,7 @@ class MinibatchCKA:
     def __init__(self) -> None:
         self.rows = self.minibatches = 0
         self._total: Tensor | None = None
+        self._lengths: Tensor | float = 0.0  # [layers], fourth power of a vector's length, summed over minibatches
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
         """Add one minibatch.
@@ -184,6 +186,8 @@ class MinibatchCKA:
         kernels = torch.stack([u_centred_kernel(vectors) for vectors in features]).flatten(1)
         total = (kernels @ kernels.T).cpu() / (rows * (rows - 3))
         self._total = total if self._total is None else self._total + total
+        squared = torch.stack([vectors.float().square().sum(1).mean() for vectors in features])
+        self._lengths = self._lengths + squared.cpu().double().square()
         self.rows, self.minibatches = self.rows + rows, self.minibatches + 1
 
     def cka(self) -> Float[Tensor, "layers layers"]:
@@ -193,12 +197,16 @@ class MinibatchCKA:
         all rows are NaN.
 
         Raises:
-            ConfigError: If no minibatch was added.
+            ConfigError: If no minibatch was added, or every layer has the same state in all rows.
         """
         if self._total is None:
             raise ConfigError("similarity: no minibatch was added; at least one is needed.")
         own = self._total.diagonal()
-        scale = torch.where(own > 0, own, torch.nan).sqrt()
+        varies = own > _ROUNDING * self._lengths
+        if not bool(varies.any()):
+            problem = "all rows have the same states in every layer, so that CKA is not defined"
+            raise ConfigError(f"similarity: {problem}. Give texts that differ.")
+        scale = torch.where(varies, own, torch.nan).sqrt()
         return self._total / torch.outer(scale, scale)
 
 

@@ -149,7 +149,7 @@ def similarity(  # noqa: PLR0913 the options of a public entry point
         groups = ([list(group_batches(read, rows, batch_size)) for read in inputs] * len(sides) for rows in numbers)
     cka, sample = _read(list(sides.values()), groups, minibatch, seed)
     places = [(name, layer) for name, reader in readers.items() for layer in reader.layers]
-    rows = list(_rows(sides, places, cka, sample))
+    rows = list(_rows(sides, places, cka if "cka" in chosen else None, sample))
     settings: dict[str, JSON] = {
         "models": {name: model_facts(reader.model) for name, reader in readers.items()},
         "layers": {name: reader.layers for name, reader in readers.items()},
@@ -196,14 +196,17 @@ def _read(
 
 
 def _rows(
-    sides: Mapping[str, RowVectors], places: Sequence[tuple[str, int]], cka: MinibatchCKA, sample: NeighbourSample
+    sides: Mapping[str, RowVectors],
+    places: Sequence[tuple[str, int]],
+    cka: MinibatchCKA | None,
+    sample: NeighbourSample,
 ) -> Iterator[_LayerRow]:
     """Yield the table rows of all measures.
 
     `sides` is model name -> its reader with the accumulated measures; `places` names the model and layer of each row
     and column of `cka`, and of each entry of `sample`.
     """
-    for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True):
+    for (name, layer), scores in zip(places, cka.cka().tolist(), strict=True) if cka is not None else ():
         for (other, other_layer), score in zip(places, scores, strict=True):
             yield {
                 "measure": "cka",
