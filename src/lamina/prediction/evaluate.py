@@ -21,7 +21,7 @@ from lamina.train.model_runner import ModelRunner
 from lamina.train.options import PassOptions
 from lamina.train.scoring import score
 from lamina.train.training_run import open_runner
-from lamina.utils import check_range
+from lamina.utils import check_range, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,7 +134,8 @@ def evaluate(  # noqa: PLR0913
         num_workers=num_workers,
     )
     target = unwrapped(bank_or_model)
-    if isinstance(tasks, str | Path):
+    # a file has an ending, or is a folder of images; another text, such as the name of a preset, is no task
+    if isinstance(tasks, Path) or (isinstance(tasks, str) and (Path(tasks).suffix or is_dir(tasks))):
         train = None if isinstance(tfidf, bool) else tfidf
         columns = FileColumns(text, text_pair, labels)
         tasks = tasks_of_file(target, tasks, split, columns, positive=positive, train=train)

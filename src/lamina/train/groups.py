@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     """Encoded examples by what they depend on (examples and options), for runs that read the same examples again."""
 
 
-def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task) -> dict[str, Task]:
+def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, Task]:
     """Return learner name -> task, from such a mapping or from a single task, whose own name is then the learner's.
 
     Raises ConfigError, with `op` as the operation, if `tasks` is neither, or a value of the mapping is not a `Task`.
