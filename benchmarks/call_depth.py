@@ -3,8 +3,8 @@
     python benchmarks/call_depth.py [--list] [--json]
 
 Each row is one call that predicts for one short text with MiniLM, after a first call: the number of source files and
-of functions of the named library that the call enters, counted with `sys.setprofile`, and the median time of a call.
-The call of sentence-transformers is left out if the library is not installed. `--list` prints the functions of
+of functions of the named library that the call enters, counted with `sys.setprofile`, and the median processor time of
+a call. The call of sentence-transformers is left out if the library is not installed. `--list` prints the functions of
 Lamina by file.
 """
 
@@ -60,12 +60,12 @@ def entered(call: Callable[[], object], package: str) -> dict[str, set[tuple[str
 
 
 def milliseconds(call: Callable[[], object], repeats: int) -> float:
-    """Return the median time of a call in milliseconds."""
+    """Return the median processor time of a call in milliseconds; it depends little on other work of the machine."""
     times: list[float] = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         call()
-        times.append(1000 * (time.perf_counter() - start))
+        times.append(1000 * (time.process_time() - start))
     return statistics.median(times)
 
 
@@ -108,7 +108,7 @@ def main() -> None:
                 print(f"{file} ({len(names)})", *sorted(name for name, _ in names), sep="\n    ")
         count = sum(map(len, functions.values()))
         rows.append(
-            {"call": what, "files": len(functions), "functions": count, "ms": milliseconds(call, asked.repeats)}
+            {"call": what, "files": len(functions), "functions": count, "CPU ms": milliseconds(call, asked.repeats)}
         )
     report(rows, as_json=asked.json)
 

@@ -82,7 +82,8 @@ def __getattr__(name: str) -> object:
     import_module("lamina.utils").check_versions()
     if _MODULES[name] == __name__:  # a room of its own, such as `lamina.studies`
         return import_module(f"{__name__}.{name}")
-    return getattr(import_module(_MODULES[name]), name)
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)  # found without this function from now on
+    return value
 
 
 def __dir__() -> list[str]:

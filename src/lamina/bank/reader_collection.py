@@ -297,8 +297,11 @@ class ReaderCollection(nn.Module):
         if names is None:
             return readers
         names = list(names)
-        check_known(op, names, readers, "reader")
-        return {name: readers[name] for name in names}
+        try:
+            return {name: readers[name] for name in names}
+        except KeyError:
+            check_known(op, names, readers, "reader")
+            raise
 
     # Passes
 
@@ -439,10 +442,13 @@ class ReaderCollection(nn.Module):
             grad: Whether the readers' computations keep gradients.
         """
         passes: list[StackPass] = []
-        by_name = self.stacks
-        self.check_base("bank", {reader.stack for reader in readers.values()})
+        by_stack: dict[str, dict[str, ReaderModule]] = {}
+        for name, reader in readers.items():
+            by_stack.setdefault(reader.stack, {})[name] = reader
+        by_name, _ = self._found()
+        self.check_base("bank", by_stack)
         for stack in by_name.values():
-            if members := {name: reader for name, reader in readers.items() if reader.stack == stack.name}:
+            if members := by_stack.get(stack.name):
                 passes.append(StackPass(self.model, stack, members, grad=grad, processor=self.processor))
         return passes
 

@@ -207,10 +207,12 @@ class Ragged:
     """
 
     def __init__(self, column: pa.ChunkedArray) -> None:
-        chunks = [chunk for chunk in column.chunks if len(chunk)]
-        self._values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
-        self._edges = [chunk.offsets.to_numpy(zero_copy_only=True) for chunk in chunks]
-        self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+        self._values, self._edges, self._starts = list[np.ndarray](), list[np.ndarray](), [0]
+        for chunk in column.chunks:
+            if len(chunk):
+                self._values.append(chunk.values.to_numpy(zero_copy_only=True))
+                self._edges.append(chunk.offsets.to_numpy(zero_copy_only=True))
+                self._starts.append(self._starts[-1] + len(chunk))
         self.lengths = np.concatenate([np.zeros(0, np.int64), *map(np.diff, self._edges)])
 
     def __len__(self) -> int:
@@ -220,6 +222,10 @@ class Ragged:
         chunk = int(np.searchsorted(self._starts, row, side="right")) - 1 if len(self._values) > 1 else 0
         edges, at = self._edges[chunk], row - self._starts[chunk]
         return self._values[chunk][edges[at] : edges[at + 1]]
+
+    def read_rows(self, rows: Sequence[int]) -> list[np.ndarray]:
+        """Return the rows with these indices, in this order."""
+        return list(map(self.__getitem__, rows))
 
     def digest(self) -> bytes:
         """Return a hash of all rows, which does not depend on how the column is divided into chunks."""

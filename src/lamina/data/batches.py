@@ -1,4 +1,4 @@
-"""Group rows of similar length into batches, and pad the rows of a batch to one length."""
+"""Group rows of similar length into batches, pad the rows of a batch to one length, and prepare batches in turn."""
 
 from __future__ import annotations
 
@@ -6,20 +6,31 @@ import math
 import random
 from collections import Counter
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
-from lamina.utils import check_range
+from lamina.errors import ConfigError, LaminaError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from jaxtyping import Int
     from torch import Tensor
 
     from lamina.layers.types import Processor
+
+    class Batches(Protocol):
+        """The encoded rows of a split, as far as making batches needs them; an `Inputs` of the room `tasks`."""
+
+        def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+            """Return the arguments of a model for the rows with these numbers."""
+            ...
+
+    Job = tuple[Batches, Sequence[int], int]
+    """A batch that will be prepared: the inputs that prepare it, the indices of its rows, and the epoch (from 0)."""
 
 # A tokenizer of transformers. Its type is not used, because its stubs are narrower than what it accepts and returns.
 Tokenizer: TypeAlias = Any
@@ -45,6 +56,18 @@ def tokenizer_of(processor: Processor) -> Tokenizer:
     return getattr(processor, "tokenizer", processor)
 
 
+def check_tokenizer(processor: object) -> Processor:
+    """Return the processor if it is, or has, a tokenizer; otherwise raise ConfigError."""
+    from transformers import PreTrainedTokenizerBase
+
+    tokenizer = getattr(processor, "tokenizer", processor)
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        got = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
+        hint = "Give the one that AutoTokenizer.from_pretrained finds for the model."
+        raise ConfigError(f"task: {got}; texts need a tokenizer. {hint}")
+    return cast("Processor", processor)
+
+
 def pad(rows: Sequence[Sequence[int] | np.ndarray], value: int) -> Int[Tensor, "batch tokens"]:
     """Return lists or arrays of unequal length as one tensor (int64), padded with `value` on the right."""
     padded = np.full((len(rows), max(map(len, rows), default=0)), value, dtype=np.int64)
@@ -61,11 +84,8 @@ def padding_of(processor: Processor) -> dict[str, int]:
     position, and therefore the hidden states, that it has in a batch by itself.
     """
     tokenizer = tokenizer_of(processor)
-    tokens = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
-    return {
-        "input_ids": next(token for token in tokens if token is not None),
-        "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
-    }
+    token = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    return {"input_ids": 0 if token is None else token, "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0)}
 
 
 def length_batches(
@@ -91,8 +111,9 @@ def length_batches(
     Raises:
         ConfigError: If `batch_size` is below 1.
     """
-    check_range("length_batches", "batch_size", batch_size, 1)
-    lengths = [int(length) for length in lengths]
+    if batch_size < 1:
+        raise ConfigError(f"length_batches: batch_size is {batch_size}; it must be at least 1.")
+    lengths = np.asarray(lengths, dtype=np.int64).tolist()
     if budget is not None:
         return _budgeted(lengths, batch_size, budget, equal=equal)
     rows, chunk = list(range(len(lengths))), len(lengths) or 1
@@ -103,7 +124,7 @@ def length_batches(
         chunk = chunk if equal else batch_size * _SORTED_BATCHES
     batches: list[list[int]] = []
     for start in range(0, len(rows), chunk):
-        ordered = sorted(rows[start : start + chunk], key=lambda row: -lengths[row])
+        ordered = sorted(rows[start : start + chunk], key=lengths.__getitem__, reverse=True)
         parts = [list(group) for _, group in groupby(ordered, key=lengths.__getitem__)] if equal else [ordered]
         batches += [part[i : i + batch_size] for part in parts for i in range(0, len(part), batch_size)]
     if rng is not None:
@@ -152,3 +173,38 @@ def batch_count(lengths: Sequence[int], batch_size: int, *, equal: bool = False)
     """Return how many batches `length_batches` makes without a budget; the parameters are the same."""
     counts = Counter(map(int, lengths)).values() if equal else [len(lengths)]
     return sum(math.ceil(count / batch_size) for count in counts)
+
+
+def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
+    """Yield the batches of `jobs`: argument of the model -> tensor, and "labels" if the inputs contain labels.
+
+    Args:
+        jobs: The batches to prepare.
+        num_workers: Number of processes that prepare batches. 0: this process.
+
+    Raises:
+        LaminaError: If an example cannot be read, for example a damaged image.
+    """
+    if num_workers == 0 or len(jobs) < 2:
+        for inputs, rows, epoch in jobs:
+            yield inputs.batch(rows, epoch=epoch)
+        return
+    rng = torch.Generator().manual_seed(0)  # without one, the loader would draw from torch's global random state
+    data, make = cast("Any", jobs), cast("Any", _batch_or_error)
+    workers = min(num_workers, len(jobs))
+    for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
+        if isinstance(batch, LaminaError):
+            raise batch
+        yield batch
+
+
+def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
+    """Return the batch of a job, or the LaminaError that preparing it raised.
+
+    Returned by a worker process, the error keeps its fields; raised there, it would lose them on the way.
+    """
+    inputs, rows, epoch = job
+    try:
+        return inputs.batch(rows, epoch=epoch)
+    except LaminaError as error:
+        return error

@@ -1,29 +1,32 @@
-"""Tokenise texts into windows of tokens, or running text into blocks of equal length."""
+"""Tokenise texts into windows of tokens, or running text into blocks of equal length, and make batches of them."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, final
 
+import pyarrow as pa
 from torch import nn
 
-from lamina.data.arrow import CHUNK, chunks, encodable, join_tables
-from lamina.data.batches import tokenizer_of
-from lamina.data.windows import TOKEN_KEYS, Encoded, TokenRange, window_table
+from lamina.data.arrow import CHUNK, Column, Ragged, chunks, dataset_of, encodable, join_tables
+from lamina.data.batches import pad, padding_of, tokenizer_of
 from lamina.errors import ConfigError
 from lamina.layers.towers import towers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import pyarrow as pa
+    import datasets
+    from torch import Tensor
     from transformers import PreTrainedModel
 
     from lamina.data.batches import Tokenizer
-    from lamina.data.windows import WindowRow
     from lamina.layers.types import Processor
 
     Text = str | tuple[str, str]
@@ -32,6 +35,160 @@ TokenizerOutput: TypeAlias = Any  # a `BatchEncoding` of transformers, whose stu
 _UNLIMITED = 10**9  # larger than any real limit; a tokenizer without a limit says 1e30
 _FALLBACK_TOKENS = 512  # length of a window if neither model nor tokenizer has a limit
 _POSITIONS = re.compile(r"(^|\.)(position_embeddings?|embed_positions?|pos_embeddings?|wpe)$")
+_CACHED = {"input_ids", "attention_mask", "token_type_ids"}
+_BYTES, _INTS = pa.list_(pa.int8()), pa.list_(pa.int32())
+TOKEN_KEYS = {"input_ids": _INTS, "attention_mask": _BYTES, "token_type_ids": _BYTES}
+_PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
+# A window as a row of `window_table`: column -> number, or list of numbers.
+WindowRow: TypeAlias = "Mapping[str, int | Sequence[int]]"
+
+
+class TokenRange(NamedTuple):
+    """The tokens of a text in one window, without special tokens.
+
+    Attributes:
+        start: Position of the first token in the window.
+        stop: Position after the last token in the window.
+        number: Index of the first token among all tokens of the text, from 0.
+    """
+
+    start: int
+    stop: int
+    number: int
+
+
+def window_table(rows: Sequence[WindowRow]) -> pa.Table:
+    """Return windows as an Arrow table with one row per window.
+
+    Columns are the tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text" (index of the
+    text), "window" (index of the window within its text) and the fields of `TokenRange`.
+    """
+    present = rows[0] if rows else ("input_ids",)
+    tokens = {key: kind for key, kind in TOKEN_KEYS.items() if key in present}
+    return pa.Table.from_pylist(rows, schema=pa.schema({**tokens, "offsets": _INTS, **_PLACES}))
+
+
+def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
+    """Return pairs (start, end) from a flat list: start, end, start, end ..."""
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+@final
+class Encoded:
+    """Tokenised texts as windows of tokens, in the order of the texts; `encode` and `blocks` return it.
+
+    Args:
+        rows: One row per window, with the columns of `window_table`; in memory, or as a dataset on disk.
+        truncated: Number of texts that lost tokens.
+
+    Attributes:
+        truncated: Number of texts that lost tokens.
+        keys: The arguments of the model that a batch has, such as "input_ids".
+        lengths: Number of tokens of each window, as an array.
+        text: Index of each window's text, as an array.
+        window: Index of each window within its text, as an array.
+    """
+
+    def __init__(self, rows: pa.Table | datasets.Dataset, truncated: int = 0) -> None:
+        self._rows, self.truncated = rows, truncated
+        self._table: pa.Table = rows if isinstance(rows, pa.Table) else rows.data.table
+        self._tokens = {key: Ragged(self._table.column(key)) for key in TOKEN_KEYS if key in rows.column_names}
+        self.keys = tuple(self._tokens)
+        self.lengths = self._tokens["input_ids"].lengths
+        self.text, self.window = self._table.column("text").to_numpy(), self._table.column("window").to_numpy()
+
+    def __reduce__(self) -> tuple[type[Encoded], tuple[pa.Table | datasets.Dataset, int]]:
+        return Encoded, (self._rows, self.truncated)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def texts(self) -> int:
+        """Number of texts."""
+        return int(self.text[-1]) + 1 if len(self) else 0
+
+    @cached_property
+    def offsets(self) -> Column:
+        """For each window, the character range (start, end) of each token in the text; (0, 0) for special tokens.
+
+        The list of a window is empty if the texts were tokenised without offsets.
+        """
+        rows = dataset_of([self._rows.select(["offsets"])]) if isinstance(self._rows, pa.Table) else self._rows
+        return Column(rows, ["offsets"], pairs_of)
+
+    @cached_property
+    def token_ranges(self) -> list[TokenRange]:
+        """For each window, which of its tokens belong to the text."""
+        return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of all tokens and their division into windows."""
+        return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
+
+    def token(self, window: int, position: int) -> int:
+        """Return the id of a token of a window."""
+        return int(self._tokens["input_ids"][window][position])
+
+    def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
+        """Return windows as the arguments of a model: tensors (int64) `[batch, tokens]`, padded on the right.
+
+        Args:
+            rows: Indices of the windows, at least one.
+            fill: Padding value of each argument; an argument that is missing here is padded with 0.
+        """
+        return {key: pad(tokens.read_rows(rows), fill.get(key, 0)) for key, tokens in self._tokens.items()}
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Tokens as rows that a model reads; the base class of all inputs of text kinds.
+
+    Attributes:
+        encoded: Windows of texts, or blocks of joined texts.
+        processor: The tokenizer, or a processor that contains one; it determines the padding values.
+    """
+
+    encoded: Encoded
+    processor: Processor
+
+    @property
+    def lengths(self) -> Any:  # an array, which pyright does not take for the sequence of int that `Inputs` has
+        """Tokens of each row, as an array of int64."""
+        return self.encoded.lengths
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Why a model's states for these rows cannot be cached, in words; None if they can be."""
+        return None
+
+    @property
+    def digest(self) -> str:
+        """A hash that is equal for equal tokens in equal rows."""
+        return self.encoded.digest
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """Argument of the model -> value with which it is padded."""
+        return padding_of(self.processor)
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
+        """Return the tokens of the rows with these indices, padded on the right, `[batch, tokens]`."""
+        return self.encoded.batch(rows, self.padding)
+
+
+@dataclass(frozen=True)
+class CacheableWindows(Windows):
+    """Tokens that are the same in every epoch, so that a model's states for them can be cached."""
+
+    @property
+    def uncacheable(self) -> str | None:
+        """Why states cannot be cached, in words (no attention mask, or another argument); None if they can be."""
+        keys = set(self.encoded.keys)
+        if "attention_mask" in keys and keys <= _CACHED:
+            return None
+        return f"the inputs are {', '.join(self.encoded.keys)}; only texts with an attention mask are cached"
 
 
 def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None = None) -> int:
@@ -140,7 +297,9 @@ def encode(
             spaced = list(map(_spaced, part)) if space else part
             spaced, count = _cut_first_texts(tokenizer, spaced, room // 2) if is_second else (spaced, 0)
             output = _call(tokenizer, spaced, options)
-            truncated.append(count if windows else _count_truncated(tokenizer, spaced, output["input_ids"], max_length))
+            if not windows and max(map(len, output["input_ids"]), default=0) >= max_length:
+                count = _count_truncated(tokenizer, spaced, output["input_ids"], max_length)
+            truncated.append(count)
             if offsets and space:
                 _shift_offsets(output, part, spaced, side=int(is_second))
             shared = options.get("stride", 0)
@@ -285,7 +444,7 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
     if not texts:
         return {"input_ids": []}
     sides = [texts] if isinstance(texts[0], str) else zip(*texts, strict=True)
-    columns = [[encodable(str(text)) for text in side] for side in sides]
+    columns = [list(map(encodable, map(str, side))) for side in sides]
     return tokenizer(*columns, return_attention_mask=True, verbose=False, **options)
 
 
@@ -313,8 +472,6 @@ def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, share
     share. With `is_second`, offsets and token ranges are those of the second texts of pairs.
     """
     keys = [key for key in TOKEN_KEYS if key in output]
-    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
-    start_token = next(token for token in candidates if token is not None)
     rows: list[WindowRow] = []
     before: _Window | None = None
     for i, text in enumerate(output.get("overflow_to_sample_mapping") or range(len(output["input_ids"]))):
@@ -325,12 +482,13 @@ def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, share
             first = before.tokens.number + before.tokens.stop - before.tokens.start - shared
             window = _Window(window.text, before.number + 1, window.tokens._replace(number=first))
         if len(row["input_ids"]) == 0:
+            candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, 0)
+            start_token = next(token for token in candidates if token is not None)
             row = {key: [0] for key in keys} | {"input_ids": [start_token], "attention_mask": [1]}
             spans = [(0, 0)] * ("offset_mapping" in output)
-        tokens = window.tokens
-        edges = [
-            edge for at, span in enumerate(spans) for edge in (span if tokens.start <= at < tokens.stop else (0, 0))
-        ]
+        tokens, edges = window.tokens, list[int]()
+        for at, span in enumerate(spans):
+            edges += span if tokens.start <= at < tokens.stop else (0, 0)
         rows.append({**row, **tokens._asdict(), "text": window.text, "window": window.number, "offsets": edges})
         before = window
     return window_table(rows)

@@ -1,129 +1,19 @@
-"""Tokenised texts as windows of tokens, and the tokens that belong to each word."""
+"""Which windows answer for which tokens, and the tokens that belong to each word."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
-from functools import cached_property
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, final
+from typing import TYPE_CHECKING, NamedTuple
 
-import pyarrow as pa
-
-from lamina.data.arrow import Column, Ragged, dataset_of
-from lamina.data.batches import pad
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    import datasets
-    from torch import Tensor
+    from lamina.data.encode import Encoded
 
 IGNORED = -100  # label of a token that is left out of the loss
-TOKEN_KEYS = {"input_ids": pa.int32(), "attention_mask": pa.int8(), "token_type_ids": pa.int8()}
-_PLACES = {"text": pa.int64(), "window": pa.int32(), "start": pa.int32(), "stop": pa.int32(), "number": pa.int32()}
-# A window as a row of `window_table`: column -> number, or list of numbers.
-WindowRow: TypeAlias = "Mapping[str, int | Sequence[int]]"
-
-
-class TokenRange(NamedTuple):
-    """The tokens of a text in one window, without special tokens.
-
-    Attributes:
-        start: Position of the first token in the window.
-        stop: Position after the last token in the window.
-        number: Index of the first token among all tokens of the text, from 0.
-    """
-
-    start: int
-    stop: int
-    number: int
-
-
-def window_table(rows: Sequence[WindowRow]) -> pa.Table:
-    """Return windows as an Arrow table with one row per window.
-
-    Columns are the tokens (`TOKEN_KEYS`), "offsets" (a flat list: start, end, start, end ...), "text" (index of the
-    text), "window" (index of the window within its text) and the fields of `TokenRange`.
-    """
-    keys = [key for key in TOKEN_KEYS if rows and key in rows[0]] or ["input_ids"]
-    lists = {**{key: TOKEN_KEYS[key] for key in keys}, "offsets": pa.int32()}
-    schema = pa.schema({**{name: pa.list_(kind) for name, kind in lists.items()}, **_PLACES})
-    return pa.Table.from_pylist(rows, schema=schema)
-
-
-def pairs_of(flat: Sequence[int]) -> list[tuple[int, int]]:
-    """Return pairs (start, end) from a flat list: start, end, start, end ..."""
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
-@final
-class Encoded:
-    """Tokenised texts as windows of tokens, in the order of the texts; `encode` and `blocks` return it.
-
-    Args:
-        rows: One row per window, with the columns of `window_table`; in memory, or as a dataset on disk.
-        truncated: Number of texts that lost tokens.
-
-    Attributes:
-        truncated: Number of texts that lost tokens.
-        keys: The arguments of the model that a batch has, such as "input_ids".
-        lengths: Number of tokens of each window, as an array.
-        text: Index of each window's text, as an array.
-        window: Index of each window within its text, as an array.
-    """
-
-    def __init__(self, rows: pa.Table | datasets.Dataset, truncated: int = 0) -> None:
-        self._rows, self.truncated = rows, truncated
-        self._table: pa.Table = rows if isinstance(rows, pa.Table) else rows.data.table
-        self.keys = tuple(key for key in TOKEN_KEYS if key in rows.column_names)
-        self._tokens = {key: Ragged(self._table.column(key)) for key in self.keys}
-        self.lengths = self._tokens["input_ids"].lengths
-        self.text, self.window = (self._table.column(name).to_numpy() for name in ("text", "window"))
-
-    def __reduce__(self) -> tuple[type[Encoded], tuple[pa.Table | datasets.Dataset, int]]:
-        return Encoded, (self._rows, self.truncated)
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def texts(self) -> int:
-        """Number of texts."""
-        return int(self.text[-1]) + 1 if len(self) else 0
-
-    @cached_property
-    def offsets(self) -> Column:
-        """For each window, the characters (start, end) of each token in the text; (0, 0) for special tokens.
-
-        The list of a window is empty if the texts were tokenised without offsets.
-        """
-        rows = dataset_of([self._rows.select(["offsets"])]) if isinstance(self._rows, pa.Table) else self._rows
-        return Column(rows, ["offsets"], pairs_of)
-
-    @cached_property
-    def token_ranges(self) -> list[TokenRange]:
-        """For each window, which of its tokens belong to the text."""
-        return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
-
-    @cached_property
-    def digest(self) -> str:
-        """A hash of all tokens and their division into windows."""
-        return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
-
-    def token(self, window: int, position: int) -> int:
-        """Return the id of a token of a window."""
-        return int(self._tokens["input_ids"][window][position])
-
-    def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
-        """Return windows as the arguments of a model: tensors (int64) `[batch, tokens]`, padded on the right.
-
-        Args:
-            rows: Indices of the windows, at least one.
-            fill: Padding value of each argument; an argument that is missing here is padded with 0.
-        """
-        return {key: pad([tokens[row] for row in rows], fill.get(key, 0)) for key, tokens in self._tokens.items()}
 
 
 def read_flags(encoded: Encoded) -> list[list[bool]]:

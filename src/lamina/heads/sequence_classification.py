@@ -189,8 +189,9 @@ class PooledClassificationHead(LabelHead):
         """Return the logits of each sequence, for several heads of the same shape in one operation."""
         outputs, generators = [head.output for head in heads], [head.generator for head in heads]
         p = self.config.dropout if self.training and self.config.linear else 0.0
-        for layers in zip(*(head.encoder for head in heads), strict=True):
-            features = encode(layers, features, mask, generators)
+        if self.config.encoder_layers:
+            for layers in zip(*(head.encoder for head in heads), strict=True):
+                features = encode(layers, features, mask, generators)
         if self.config.pooling == "first":
             first = mask.int().argmax(1)
             features = features[:, torch.arange(features.shape[1], device=first.device), first]

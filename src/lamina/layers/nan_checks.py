@@ -24,12 +24,3 @@ def first_non_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:
     finite = [torch.stack(torch.aminmax(part)).isfinite().all() for _, part in present]
     bad = (~torch.stack([flag.to(finite[0].device) for flag in finite])).nonzero()  # the only wait for a device
     return present[int(bad[0])][0] if len(bad) else None
-
-
-def first_invalid_row(logits: Tensor) -> int | None:
-    """Return the index of the first row of `logits` `[rows, classes]` whose softmax is NaN; None if there is none.
-
-    A -inf beside finite numbers is valid: its probability is 0.
-    """
-    bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
-    return int(bad[0]) if len(bad) else None

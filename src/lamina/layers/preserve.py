@@ -131,6 +131,13 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
                 part.training = False
 
 
+@contextmanager
+def eval_mode(*modules: nn.Module) -> Generator[None]:
+    """Put modules in eval mode and compute no gradients within the `with` block; then restore both."""
+    with evaluating(*modules), torch.no_grad():
+        yield
+
+
 def evaluating_if(attributes: Sequence[Mapping[str, object]], model: nn.Module) -> AbstractContextManager[None]:
     """Return `evaluating(model)`, or a context that does nothing if all of the model is in eval mode and stays there.
 

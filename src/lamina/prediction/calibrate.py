@@ -16,17 +16,16 @@ from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
-from lamina.train.options import PassOptions
-from lamina.train.scoring import autocast
+from lamina.train.base import PassOptions
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
-    from lamina.data.windows import TokenRange
+    from lamina.data.encode import TokenRange
     from lamina.tasks.task import Task
-    from lamina.train.groups import Group
+    from lamina.train.base import Group
 
 
 def calibrate(  # noqa: PLR0913
@@ -145,7 +144,7 @@ def _highest(
         mask &= ~torch.isin(batch["input_ids"], special)
         if second:
             mask &= _of_runs([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
-        with autocast(runner, options):
+        with runner.autocast(options):
             scores = runner.bank.monitor_scores(monitor, runner.arguments(batch), mask)
         if bool(scores[mask].isnan().any()):
             row = int(inputs.encoded.text[rows[int((scores.isnan() & mask).any(1).nonzero()[0])]])

@@ -16,10 +16,9 @@ from lamina.layers.wrappers import unwrapped
 from lamina.prediction.file_tasks import FileColumns, tasks_of_file
 from lamina.prediction.text_baseline import tfidf_scores
 from lamina.tasks.metrics import require_metrics
+from lamina.train.base import PassOptions
 from lamina.train.groups import groups_of, tasks_by_name
 from lamina.train.model_runner import ModelRunner
-from lamina.train.options import PassOptions
-from lamina.train.scoring import score
 from lamina.train.training_run import open_runner
 from lamina.utils import check_range, is_dir
 
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
     from lamina.tasks.base import Results
     from lamina.tasks.task import Task
-    from lamina.train.base import Runner
-    from lamina.train.groups import Group
+    from lamina.train.base import Group, Runner
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +147,7 @@ def evaluate(  # noqa: PLR0913
     scores: dict[str, dict[str, Any]] = {}
     for run in runs:
         runner, groups = _prepared(target, run, split, processor, options, errors)
-        scores |= score(runner, groups, options, more=more, progress=progress)
+        scores |= runner.score(groups, options, more=more, progress=progress)
     for name, task in tasks.items() if tfidf else ():
         scores[name]["tfidf"] = tfidf_scores(task, split)
     return {name: scores[name] for name in tasks}

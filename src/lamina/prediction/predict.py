@@ -14,16 +14,15 @@ from torch import nn
 
 from lamina.bank import ReaderBank
 from lamina.data.state_cache import hash_processor
-from lamina.errors import ConfigError, error_context
+from lamina.errors import ConfigError, LaminaError
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, TaskOutline, as_examples
 from lamina.train.bank_runner import BankRunner
-from lamina.train.groups import Group, encoder_of, max_length
+from lamina.train.base import Group, PassOptions
+from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
-from lamina.train.options import PassOptions
-from lamina.train.scoring import passes
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -129,7 +128,10 @@ class Prepared:
     @property
     def cut(self) -> int:
         """How many examples are too long to be read whole."""
-        return max((group.truncated(name) for group in self.groups for name in group.tasks), default=0)
+        cut = 0
+        for group in self.groups:
+            cut = max(cut, *map(group.truncated, group.tasks))
+        return cut
 
     def warn(self, op: str) -> None:
         """Log a warning, in the name of the operation `op`, if the end of an example was cut off."""
@@ -148,7 +150,7 @@ class Prepared:
 class Reading:
     """How readers (or a whole model) that share inputs encode examples; computed once for a bank, not in every call."""
 
-    names: tuple[str, ...]
+    tasks: dict[str, Any]  # reader name -> its head's config, a `TaskLike`
     kind: Kind  # encodes the examples
     options: EncodeOptions
     apart: tuple[Reading, ...] = ()  # one per length that readers read of a long example; empty: one length
@@ -178,7 +180,8 @@ class Predictor:
         kind: str | None = None,
         processor: Processor | None = None,
     ) -> None:
-        target = unwrapped(target)
+        if not isinstance(target, ReaderBank):
+            target = unwrapped(target)
         self._options = options
         self._warned: set[str] = set()  # readers that `warn_about_pairs` has checked
         self._tasks: dict[str, Any]  # reader name -> its head's config, a `TaskLike`
@@ -188,8 +191,8 @@ class Predictor:
             raise ConfigError(f"predict: readers are {list(readers)} for a whole model, which has none.")
         self._runner: Runner
         if isinstance(target, ReaderBank):
-            names = (readers,) if isinstance(readers, str) else target if readers is None else readers
-            self._tasks = {name: TaskOutline.of_head(target[name].config.head) for name in names}
+            chosen = target.select([readers] if isinstance(readers, str) else readers, "bank")
+            self._tasks = {name: TaskOutline.of_head(reader.config.head) for name, reader in chosen.items()}
             self._runner = BankRunner(target, "predict", processor)
         else:
             task = task_of(target, kind)
@@ -225,7 +228,7 @@ class Predictor:
         prepared = self.prepare(examples)
         prepared.warn("predict")
         if prepared.count and not self._warned.issuperset(self.names):
-            self._runner.warn_about_pairs({name: prepared.splits[t.kind].pairs for name, t in self._tasks.items()})
+            self._runner.warn_about_pairs({name: prepared.splits[t.kind.name].pairs for name, t in self._tasks.items()})
             self._warned.update(self.names)
         return self.answer(prepared)
 
@@ -238,9 +241,12 @@ class Predictor:
         listed = as_examples(examples)
         splits: dict[str, Split] = {}
         for name, task in self._tasks.items():
-            if task.kind not in splits:
-                with error_context(f"asked of '{name}'"):
-                    splits[task.kind] = task.kind.examples(listed, self._runner.processor)
+            if task.kind.name not in splits:
+                try:
+                    splits[task.kind.name] = task.kind.examples(listed, self._runner.processor)
+                except LaminaError as error:
+                    error.add_note(f"asked of '{name}'")
+                    raise
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
@@ -259,7 +265,7 @@ class Predictor:
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
         """Return the group of the readers in `reading`, with the examples of `splits` as its inputs."""
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
-        return Group("predict", {name: self._tasks[name] for name in reading.names}, inputs, {})
+        return Group("predict", reading.tasks, inputs, {})
 
     def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
         """Run the model and return for each example reader name -> prediction.
@@ -278,9 +284,13 @@ class Predictor:
         self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
     ) -> Generator[None, None, list[dict[str, Any]]]:
         """Do what `answer` does, but yield between two passes, so that the caller can do other work meanwhile."""
+        if not prepared.count:
+            return []
         results = yield from self._results_by_pass(prepared, budget)
-        answers = {name: result.raw_predictions() if raw else result.predictions() for name, result in results.items()}
-        return [{name: answers[name][row] for name in self._tasks} for row in range(prepared.count)]
+        answers: list[list[Any]] = []
+        for name in self.names:
+            answers.append(results[name].raw_predictions() if raw else results[name].predictions())
+        return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]
 
     def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
         """Run the model and return reader name -> the outputs for all examples; see `answer` for `budget`."""
@@ -293,14 +303,13 @@ class Predictor:
             if number:
                 yield
             results = {
-                name: task.kind.answers(task, prepared.splits[task.kind], group.inputs, self._runner.processor)
+                name: task.kind.answers(task, prepared.splits[task.kind.name], group.inputs, self._runner.processor)
                 for name, task in group.tasks.items()
             }
             for name, result in results.items():
                 result.set_learnt(self._runner.info(name))
-            yield from passes(
-                self._runner, group, results, self._options, progress=self._options.progress, budget=budget
-            )
+            progress = self._options.progress
+            yield from self._runner.passes(group, results, self._options, progress=progress, budget=budget)
             collected |= results
         return collected
 
@@ -357,7 +366,7 @@ class Predictor:
             add_prefix_space=add_prefix_space,
             prefix=self._options.prefix if encoder.takes_prefix else "",
         )
-        return Reading(tuple(names), encoder, options)
+        return Reading({name: self._tasks[name] for name in names}, encoder, options)
 
 
 def _finish(steps: Generator[None, None, ResultT]) -> ResultT:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, fi
 import torch
 
 from lamina.data.arrow import encodable
-from lamina.data.batches import length_batches, padding_of, tokenizer_of
+from lamina.data.batches import check_tokenizer, length_batches, padding_of, tokenizer_of
 from lamina.data.encode import encode, length_limit
 from lamina.errors import NotFiniteError
 from lamina.layers.discovery import pick_stack
@@ -19,8 +19,7 @@ from lamina.prediction.predict import Predictor, Prepared
 from lamina.serve.lengths import Side, TooLongError, check_request, first_tokens, near_end
 from lamina.serve.uploads import Example, Upload, plain
 from lamina.tasks import kind_of
-from lamina.tasks.inputs import check_tokenizer
-from lamina.train.options import PassOptions
+from lamina.train.base import PassOptions
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.data.batches import Budget
-    from lamina.data.windows import Encoded
+    from lamina.data.encode import Encoded
 
 _ROWS = 4096  # maximum rows of a pass; in practice the budget of tokens limits a pass first
 

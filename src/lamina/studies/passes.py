@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lamina.bank.stack_pass import real_tokens
-from lamina.data.batches import length_batches
+from lamina.data.batches import check_tokenizer, length_batches
 from lamina.data.encode import encode, length_limit
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.layers import default_stack, select, watch
@@ -20,7 +20,7 @@ from lamina.layers.roles import family_of
 from lamina.layers.types import Batch, Processor
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.sources import own_processor
-from lamina.tasks.inputs import TextInputs, check_tokenizer
+from lamina.tasks.kind import TextInputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -293,6 +293,15 @@ class Results(Protocol[OutputsT, AnswerT]):
         return []
 
 
+def first_invalid_row(logits: Tensor) -> int | None:
+    """Return the index of the first row of `logits` `[rows, classes]` whose softmax is NaN; None if there is none.
+
+    A -inf beside finite numbers is valid: its probability is 0.
+    """
+    bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
+    return int(bad[0]) if len(bad) else None
+
+
 def as_examples(examples: object) -> list[Any]:
     """Return the examples that a user passed to `predict` as a list.
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 import torch
 from torch import Tensor
 
-from lamina.data.batches import padding_of, tokenizer_of
-from lamina.data.encode import encode, length_limit
+from lamina.data.batches import check_tokenizer, padding_of, tokenizer_of
+from lamina.data.encode import CacheableWindows, Encoded, Windows, encode, length_limit
 from lamina.data.read import Table
-from lamina.data.windows import IGNORED, Encoded
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, UnsupportedModelError
 from lamina.heads.base import TaskLike
 from lamina.layers import stacks
@@ -22,8 +22,7 @@ from lamina.layers.causality import is_causal
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Outputs, Results
 from lamina.tasks.chat_templates import Chat, Span, chat_problem, chat_split, chats_of, is_chat, render
-from lamina.tasks.inputs import CacheableWindows, TextInputs, Windows, WordTargets, check_tokenizer
-from lamina.tasks.kind import HasLogits, checked_texts
+from lamina.tasks.kind import HasLogits, TextInputs, checked_texts
 from lamina.tasks.language_modeling import (
     Candidate,
     LanguageModelingKind,
@@ -33,6 +32,7 @@ from lamina.tasks.language_modeling import (
     has_nan,
 )
 from lamina.tasks.split import Split
+from lamina.tasks.targets import WordTargets
 from lamina.tasks.text_to_text import TextAnswer, generate, texts_of
 
 if TYPE_CHECKING:

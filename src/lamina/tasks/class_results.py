@@ -6,18 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
 from typing import Any, TypedDict, final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from lamina.data.arrow import Column
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
-from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import metrics as score
-from lamina.tasks.base import ClassRow, Label, Results, WrongAnswer
+from lamina.tasks.base import ClassRow, Label, Results, WrongAnswer, first_invalid_row
 from lamina.tasks.comparison import Comparison, compare
-from lamina.tasks.inputs import Array, label_array
 from lamina.tasks.split import Split
+from lamina.tasks.targets import Array, label_array
 from lamina.utils import JSON
 
 
@@ -72,7 +71,7 @@ class ClassResults(Results[Tensor, Answer]):
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
         """Store the logits `[batch, classes]` of the rows with these indices."""
-        examples = torch.from_numpy(self._example[[int(row) for row in rows]])
+        examples = torch.from_numpy(self._example[np.asarray(rows)])
         has_example = examples >= 0
         self._logits[examples[has_example]] = outputs.float().cpu()[has_example]
 
@@ -130,7 +129,20 @@ class ClassResults(Results[Tensor, Answer]):
 
     def predictions(self) -> list[Answer]:
         """Return the prediction for each example, in the form of the task's problem type."""
-        return [_to_prediction(logits, self._task) for logits in self._logits]
+        problem, labels = self._task.problem_type, self._task.labels
+        if problem == "regression":
+            return [{"value": value} for value in self._logits[:, 0].tolist()]
+        values = self._logits.sigmoid() if problem == "multi_label" else self._logits.softmax(-1)
+        answers: list[Answer] = []
+        for row in values.tolist():
+            probabilities: dict[str, float] = dict(zip(labels, row, strict=True))
+            if problem == "multi_label":
+                likely = [name for name, p in probabilities.items() if p > 0.5]
+                answers.append({"labels": likely, "probabilities": probabilities})
+            else:
+                label = max(probabilities, key=probabilities.__getitem__)
+                answers.append({"label": label, "score": probabilities[label], "probabilities": probabilities})
+        return answers
 
     def raw_predictions(self) -> list[LogitsAnswer] | list[Answer]:
         """Return the logit of each label for each example; for a regression the same as `predictions`."""
@@ -189,20 +201,7 @@ def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
     return None
 
 
-def _to_prediction(logits: Tensor, task: TaskLike) -> Answer:
-    """Return the prediction for one example, from its logits `[classes]`."""
-    if task.problem_type == "regression":
-        return {"value": float(logits[0])}
-    is_multi_label = task.problem_type == "multi_label"
-    values = logits.sigmoid() if is_multi_label else logits.softmax(-1)
-    probabilities: dict[str, float] = dict(zip(task.labels, values.tolist(), strict=True))
-    if is_multi_label:
-        return {"labels": [name for name, p in probabilities.items() if p > 0.5], "probabilities": probabilities}
-    label = max(probabilities, key=probabilities.__getitem__)
-    return {"label": label, "score": probabilities[label], "probabilities": probabilities}
-
-
-def error_rows(wrong: Iterable[WrongAnswer], texts: Column, count: int) -> list[WrongAnswer]:
+def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[Any], count: int) -> list[WrongAnswer]:
     """Return the `count` most confident wrong answers with their texts; for regressions those with the largest error.
 
     Equally confident answers stay in the order of their examples.

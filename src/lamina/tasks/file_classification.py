@@ -27,9 +27,9 @@ from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask
 from lamina.tasks.class_results import ClassResults
-from lamina.tasks.inputs import RowTargets, label_array
 from lamina.tasks.kind import ClassKind, InputsT, Source
 from lamina.tasks.split import Split
+from lamina.tasks.targets import RowTargets, label_array
 
 if TYPE_CHECKING:
     import datasets

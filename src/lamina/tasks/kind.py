@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast, final, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from lamina.data.arrow import Column
+from lamina.data.batches import check_tokenizer
 from lamina.data.class_names import decoder, names_of
-from lamina.data.encode import length_limit
+from lamina.data.encode import CacheableWindows, encode, length_limit
 from lamina.data.read import Table, read_table
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
@@ -33,7 +34,6 @@ from lamina.tasks.base import (
     Targets,
 )
 from lamina.tasks.class_results import ClassResults
-from lamina.tasks.inputs import RowTargets, TextInputs, WordTargets, check_tokenizer, first_window_targets, label_array
 from lamina.tasks.labels import (
     bad_cell,
     class_ids,
@@ -47,6 +47,7 @@ from lamina.tasks.labels import (
     without_classes,
 )
 from lamina.tasks.split import Split, is_missing
+from lamina.tasks.targets import RowTargets, WordTargets, first_window_targets, label_array
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ class Kind(ABC, Generic[InputsT]):
             ConfigError: If an example is not a text or pair of texts that this kind reads. The message names the
                 example.
         """
-        return Split.of(checked_texts(raw, pairs=self.reads_pairs))
+        return Split.of_texts(checked_texts(raw, pairs=self.reads_pairs))
 
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
         """Return the metrics for this problem type and these class names, the default metric first."""
@@ -435,12 +436,44 @@ class ClassKind(Kind[InputsT]):
         return logits
 
 
+@final
+@dataclass(frozen=True)
+class TextInputs(CacheableWindows):
+    """Texts as windows of tokens; an `Inputs`."""
+
+    @classmethod
+    def of(cls, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
+        """Tokenise the texts of a split; windows of long texts have character offsets.
+
+        Raises:
+            ConfigError: If the processor has no tokenizer, or an option does not fit; see `lamina.data.encode.encode`.
+        """
+        processor = check_tokenizer(processor)
+        encoded = encode(
+            split.texts,
+            processor,
+            max_length=options.max_length,
+            windows=options.windows,
+            stride=options.stride,
+            offsets=options.windows,
+            add_prefix_space=options.add_prefix_space,
+        )
+        return cls(encoded, processor)
+
+
 class TextClassKind(ClassKind[TextInputs]):
     """A kind that classifies texts or pairs of texts; a subclass has only to implement `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
         """Return the texts as windows of tokens; raise ConfigError if the processor has no tokenizer."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
+
+    def truncated(self, inputs: TextInputs) -> int:
+        """Return how many texts were cut, or have more than one window, of which only the first is scored.
+
+        None are for kinds that answer token by token, which read all windows.
+        """
+        return 0 if self.per_token else inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
 
     def targets(self, task: LabelledTask, split: Split, inputs: TextInputs) -> Targets:
         """Return the label of each text at its first window; further windows have no label."""
@@ -463,17 +496,13 @@ def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tup
         ConfigError: If an example has another type, or pairs are not allowed.
     """
     if len(raw) == 0 or isinstance(raw[0], str):
-        return [_checked_text(row, text) for row, text in enumerate(raw)]
+        for row, text in enumerate(raw):
+            if not isinstance(text, str):
+                raise _not_alike(row, text)
+        return cast("list[str]", list(raw))
     if not pairs:
         raise ConfigError("predict: got pairs of texts; this kind of task reads single texts.")
     return [_checked_pair(row, pair) for row, pair in enumerate(raw)]
-
-
-def _checked_text(row: int, entry: object) -> str:
-    """Return an example if it is a text; otherwise raise ConfigError with its index `row`."""
-    if isinstance(entry, str):
-        return entry
-    raise _not_alike(row, entry)
 
 
 def _checked_pair(row: int, entry: object) -> tuple[str, str]:

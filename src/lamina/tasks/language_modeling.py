@@ -11,15 +11,13 @@ import torch
 from torch import Tensor
 
 from lamina.data.batches import tokenizer_of
-from lamina.data.encode import blocks, encode
+from lamina.data.encode import Encoded, Windows, blocks, encode
 from lamina.data.read import Table
-from lamina.data.windows import IGNORED, Encoded
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.heads.base import TaskLike
-from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, Results
-from lamina.tasks.inputs import Windows
+from lamina.tasks.base import ColumnSpec, EncodeOptions, Results, first_invalid_row
 from lamina.tasks.kind import Kind
 from lamina.tasks.metrics import named_scores
 from lamina.tasks.split import Split

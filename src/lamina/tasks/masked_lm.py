@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypedDict, final
 import regex
 from torch import Tensor
 
-from lamina.data.batches import pad, tokenizer_of
+from lamina.data.batches import check_tokenizer, pad, tokenizer_of
+from lamina.data.encode import Windows
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
 from lamina.tasks.base import EncodeOptions, Results
-from lamina.tasks.inputs import TextInputs, Windows, check_tokenizer
-from lamina.tasks.kind import checked_texts
+from lamina.tasks.kind import TextInputs, checked_texts
 from lamina.tasks.language_modeling import (
     Candidate,
     LanguageModelingKind,

@@ -14,7 +14,6 @@ from lamina.data.windows import IGNORED
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
-from lamina.tasks.inputs import TextInputs
 from lamina.tasks.kind import TextClassKind
 from lamina.tasks.metrics import RANKING
 from lamina.tasks.split import Split
@@ -73,10 +72,6 @@ class SequenceClassificationKind(TextClassKind):
             rows = [tuple(number for number, is_set in enumerate(row) if is_set > 0) for row in split.labels]
             return tuple(task.labels), rows
         return super().row_classes(task, split)
-
-    def truncated(self, inputs: TextInputs) -> int:
-        """Return how many texts were cut, or have further windows beside the first, which alone is scored."""
-        return inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
         """Write class names and problem type into a model's config; see `ClassKind.configure` for errors."""

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, final
 import pyarrow as pa
 
 from lamina.data.arrow import Column, chunks, dataset_of, derived, encodable
-from lamina.data.windows import IGNORED, pairs_of
+from lamina.data.encode import pairs_of
+from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.tasks.stratify import Strata, choose, spare_last
 from lamina.utils import check_range
@@ -44,7 +45,7 @@ class Split:
         labels: datasets.Dataset | None = None,
         strata: datasets.Dataset | None = None,
     ) -> None:
-        self.rows, self._open_text, self._labels = rows, open_text, rows if labels is None else labels
+        self.rows, self._open_text, self._other_labels = rows, open_text, labels
         self._strata = strata
 
     @classmethod
@@ -66,8 +67,30 @@ class Split:
         columns = {"text": texts, "label": labels, "words": words}
         return cls(dataset_of(_tables({name: cells for name, cells in columns.items() if cells is not None})))
 
+    @classmethod
+    def of_texts(cls, texts: Sequence[Any]) -> Split:
+        """Return a split of texts, or of pairs of texts, without labels and for one use, as `predict` makes it.
+
+        The texts stay in memory; they are written to Arrow only if something asks for `rows`.
+        """
+        split = cls.__new__(cls)
+        split._open_text = split._other_labels = split._strata = None
+        pairs = bool(texts) and not isinstance(texts[0], str)
+        split.texts = tuple(tuple(map(encodable, pair)) for pair in texts) if pairs else tuple(map(encodable, texts))
+        return split
+
     @cached_property
-    def texts(self) -> Column:
+    def rows(self) -> datasets.Dataset:
+        """The examples as a dataset; see the argument `rows`."""
+        return dataset_of(_tables({"text": self.texts}))
+
+    @property
+    def _labels(self) -> datasets.Dataset:
+        """The dataset that may have the column "label"."""
+        return self.rows if self._other_labels is None else self._other_labels
+
+    @cached_property
+    def texts(self) -> Sequence[Any]:
         """The examples: texts, pairs of texts, or files that are opened on access."""
         second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
         return Column(self.rows, ["text", *second], self._open_text)
@@ -103,6 +126,8 @@ class Split:
     @property
     def pairs(self) -> bool:
         """Whether every example is a pair of texts."""
+        if "rows" not in vars(self):
+            return len(self.texts) > 0 and not isinstance(self.texts[0], str)
         return "text_pair" in self.rows.column_names
 
     @property
@@ -123,7 +148,7 @@ class Split:
         return digest.hexdigest()
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.texts if "texts" in vars(self) else self.rows)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Split):
@@ -134,7 +159,8 @@ class Split:
 
     def select_rows(self, rows: Sequence[int]) -> Split:
         """Return a split of the rows with these indices, in the given order."""
-        labels = None if self._labels is self.rows else derived(self._labels.select(rows), self._labels)
+        other = self._other_labels
+        labels = None if other is None else derived(other.select(rows), other)
         strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
         return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
 

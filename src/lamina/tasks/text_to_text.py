@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any, TypedDict, cast, final
 
 from torch import Tensor
 
-from lamina.data.batches import tokenizer_of
-from lamina.data.encode import encode
+from lamina.data.batches import check_tokenizer, tokenizer_of
+from lamina.data.encode import Encoded, Windows, encode
 from lamina.data.read import Table, read_pair
-from lamina.data.windows import IGNORED, Encoded
+from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Results
-from lamina.tasks.inputs import Windows, check_tokenizer
 from lamina.tasks.kind import Kind, Source
 from lamina.tasks.metrics import score_texts
 from lamina.tasks.split import Split

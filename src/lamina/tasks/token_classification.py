@@ -20,17 +20,16 @@ from lamina.data.read import Table
 from lamina.data.windows import IGNORED, word_labels
 from lamina.errors import DataError
 from lamina.heads.base import TaskLike
-from lamina.layers.nan_checks import first_invalid_row
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ClassRow, ColumnSpec, Label, LabelledTask, Results, WrongAnswer
+from lamina.tasks.base import ClassRow, ColumnSpec, Label, LabelledTask, Results, WrongAnswer, first_invalid_row
 from lamina.tasks.class_results import error_rows
 from lamina.tasks.comparison import Comparison, compare_tags, most_frequent_tag
-from lamina.tasks.inputs import TextInputs, WordTargets
-from lamina.tasks.kind import TextClassKind, checked_texts
+from lamina.tasks.kind import TextClassKind, TextInputs, checked_texts
 from lamina.tasks.metrics import class_table, marks_spans, score_tags, span_table
 from lamina.tasks.split import Split
 from lamina.tasks.tag_schemes import continued
 from lamina.tasks.tagged_examples import span_splits, tag_splits
+from lamina.tasks.targets import WordTargets
 from lamina.tasks.token_pieces import PIECES, Pieces, decided_words
 from lamina.tasks.words import Span, divided, word_spans
 from lamina.utils import JSON

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, cast, final
 
-from lamina.data.windows import IGNORED, Encoded, deciding_tokens
+from lamina.data.encode import Encoded
+from lamina.data.windows import IGNORED, deciding_tokens
 from lamina.tasks.tag_schemes import continued
 from lamina.tasks.words import Span
 from lamina.utils import JSON

@@ -19,7 +19,6 @@ from lamina.train.base import Runner, to_device
 from lamina.train.identity import reader_settings, starting_weights
 from lamina.train.learner import BASE, Learner
 from lamina.train.parameter_groups import parameter_groups, reader_groups
-from lamina.train.scoring import autocast, scoring_rows
 from lamina.utils import world_size
 
 if TYPE_CHECKING:
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
     from lamina.tasks.task import Task
-    from lamina.train.groups import Group
+    from lamina.train.base import Group, PassOptions
     from lamina.train.memory import BatchBytes, Readers
-    from lamina.train.options import FitOptions, PassOptions
+    from lamina.train.options import FitOptions
     from lamina.train.plan import Plan
     from lamina.utils import JSON
 
@@ -144,7 +143,7 @@ class BankRunner(Runner):
         This is the larger of two amounts: what autograd saves for the gradients, and the states that fusions buffer.
         """
         tokens = self._tokens(group)
-        with autocast(self, options):
+        with self.autocast(options):
             saved = memory.reader_memory(self.bank.model, self._readers(group), tokens, partial(self._labels, group))
         return saved._replace(row=max(saved.row, tokens * self._buffered_bytes(group.names)))
 
@@ -153,7 +152,7 @@ class BankRunner(Runner):
         # If the inputs make labels (masked tokens), heads compute the logits of labelled positions only.
         has_labels = "labels" in group.inputs.batch([0])
         labels = partial(self._labels, group) if has_labels else None
-        with autocast(self, options):
+        with self.autocast(options):
             return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
@@ -194,7 +193,7 @@ class BankRunner(Runner):
 
     def _check_scoring(self, group: Group, options: FitOptions) -> None:
         """Raise ConfigError if scoring a batch of the group needs more memory than is free, and say what would fit."""
-        rows = min(scoring_rows(self, group, group.names, options), len(group.inputs.lengths))
+        rows = min(self.rows_per_pass(group, group.names, options), len(group.inputs.lengths))
         memory_of, free, tokens = self.scoring_memory(group, options), free_bytes(self.device), self._tokens(group)
         needed = memory_of.total(rows)
         if needed <= free:
@@ -279,7 +278,7 @@ class BankRunner(Runner):
         """Return reader name -> logits of a batch. With `labels`, some heads compute those of labelled tokens only."""
         labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)
         out = self._run(batch, labels_by_reader, names, states)
-        return {name: out[name].logits for name in names}
+        return {name: output.logits for name, output in out.readers.items()}
 
     def outputs_per_position(self, name: str) -> int:
         """Return how many numbers the head of the reader `name` outputs for each text or token: one per class."""
@@ -291,9 +290,12 @@ class BankRunner(Runner):
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
         """Return the largest value of `option` that the readers were trained with; None if one has no record of it."""
-        values = [self.bank[name].info.get(option) for name in names]
-        known = [int(value) for value in values if value is not None]
-        return max(known) if len(known) == len(values) else None
+        largest: int | None = None
+        for name in names:
+            if (value := self.bank[name].info.get(option)) is None:
+                return None
+            largest = int(value) if largest is None else max(largest, int(value))
+        return largest
 
 
 def free_bytes(device: torch.device) -> int:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 
+from lamina.data.batches import batches
 from lamina.errors import ConfigError, MissingExtraError, NotFiniteError
 from lamina.layers.nan_checks import first_non_finite
-from lamina.layers.preserve import evaluating, preserve_randomness
+from lamina.layers.preserve import eval_mode, evaluating, preserve_randomness
 from lamina.tasks.metrics import LOWER
 from lamina.train.learner import BASE
-from lamina.train.plan import batches, parts_of
-from lamina.train.scoring import autocast, eval_mode, score
+from lamina.train.plan import parts_of
 from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
 
 if TYPE_CHECKING:
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from tqdm import tqdm
 
-    from lamina.train.base import Runner
+    from lamina.train.base import Group, Runner
     from lamina.train.checkpoint import Checkpoints, RunProgress
-    from lamina.train.groups import Group
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Plan, Step
@@ -181,7 +180,7 @@ class Engine:
         weights = self._weights(names, labels, [counts for _, counts, _ in parts], len(step.rows))
         for number, (rows, _, batch) in enumerate(parts):
             states = None if group.states is None else group.states.batch(rows)
-            with autocast(self.runner, self.options):
+            with self.runner.autocast(self.options):
                 losses = torch.stack(self.runner.losses(batch, labels[number], names, states))
                 loss = losses.sum() if weights is None else (losses * weights[number].to(losses)).sum()
             parts_losses.append(losses.detach())
@@ -257,7 +256,7 @@ class Engine:
         """Score the learners `names`, then update each one's best epoch, schedule and early stop."""
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
         with eval_mode(*self.runner.modules):
-            scores, epoch = score(self.runner, self.validation, self.options, names=names), self._epoch + 1
+            scores, epoch = self.runner.score(self.validation, self.options, names=names), self._epoch + 1
         scores |= {name: {} for name in self.learners if name in names and name not in scores}
         for name, metrics in scores.items():
             self.history.append({"reader": name, "epoch": epoch, **metrics})

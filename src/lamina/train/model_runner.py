@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lamina.bank import is_read_by_bank
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError, first_line
+from lamina.layers.preserve import eval_mode
 from lamina.store.models import load_processor
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
@@ -17,7 +18,6 @@ from lamina.train.base import Runner
 from lamina.train.identity import starting_weights
 from lamina.train.learner import Learner
 from lamina.train.parameter_groups import parameter_groups
-from lamina.train.scoring import eval_mode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from lamina.tasks.base import KindedTask
     from lamina.tasks.kind import Kind
     from lamina.tasks.task import Task
-    from lamina.train.groups import Group
-    from lamina.train.options import FitOptions, PassOptions
+    from lamina.train.base import Group, PassOptions
+    from lamina.train.options import FitOptions
     from lamina.train.plan import Plan
     from lamina.utils import JSON
 

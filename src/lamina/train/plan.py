@@ -6,26 +6,16 @@ import heapq
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
-
-import torch
-from torch.utils.data import DataLoader
+from typing import TYPE_CHECKING, NamedTuple
 
 from lamina.data.batches import batch_count, length_batches
-from lamina.errors import LaminaError
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from torch import Tensor
-
-    from lamina.tasks.base import Inputs
     from lamina.tasks.task import Task
-    from lamina.train.groups import Group
-
-    Job = tuple[Inputs, Sequence[int], int]
-    """A batch that will be prepared: the inputs that prepare it, the indices of its rows, and the epoch (from 0)."""
+    from lamina.train.base import Group
 
 
 class Step(NamedTuple):
@@ -116,41 +106,6 @@ class Plan:
             for number in range(len(self.groups))
             if self.active(number, epoch)
         )
-
-
-def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Tensor]]:
-    """Yield the batches of `jobs`: argument of the model -> tensor, and "labels" if the inputs contain labels.
-
-    Args:
-        jobs: The batches to prepare.
-        num_workers: Number of processes that prepare batches. 0: this process.
-
-    Raises:
-        LaminaError: If an example cannot be read, for example a damaged image.
-    """
-    if num_workers == 0 or len(jobs) < 2:
-        for inputs, rows, epoch in jobs:
-            yield inputs.batch(rows, epoch=epoch)
-        return
-    rng = torch.Generator().manual_seed(0)  # without one, the loader would draw from torch's global random state
-    data, make = cast("Any", jobs), cast("Any", _batch_or_error)
-    workers = min(num_workers, len(jobs))
-    for batch in DataLoader(data, batch_size=None, num_workers=workers, collate_fn=make, generator=rng):
-        if isinstance(batch, LaminaError):
-            raise batch
-        yield batch
-
-
-def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
-    """Return the batch of a job, or the LaminaError that preparing it raised.
-
-    Returned by a worker process, the error keeps its fields; raised there, it would lose them on the way.
-    """
-    inputs, rows, epoch = job
-    try:
-        return inputs.batch(rows, epoch=epoch)
-    except LaminaError as error:
-        return error
 
 
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:

@@ -30,7 +30,6 @@ from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, per_reader
 from lamina.train.plan import Plan
 from lamina.train.results import IMPORTANCES, FitResult, TableRow, sorted_rows, write_parquet
-from lamina.train.scoring import score
 from lamina.utils import barrier, rank, write_text
 
 if TYPE_CHECKING:
@@ -40,11 +39,10 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.store.files import Files
-    from lamina.train.base import Runner
+    from lamina.train.base import Group, PassOptions, Runner
     from lamina.train.engine import Engine
-    from lamina.train.groups import Encodings, Group
+    from lamina.train.groups import Encodings
     from lamina.train.learner import Learner
-    from lamina.train.options import PassOptions
 
 
 logger = logging.getLogger(__name__)
@@ -147,7 +145,7 @@ def train(  # noqa: PLR0913
         for tracker in accelerator.trackers:  # not `end_training`, which would end the process group as well
             tracker.finish()
         _record_training(engine)
-        scores = score(runner, groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
+        scores = runner.score(groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)
         if folder is not None and rank() == 0:
             files = {name: file for name, file in _files(result).items() if name in _file_names(target)}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from lamina.data.arrow import dataset_of
-from lamina.data.encode import encode
-from lamina.data.windows import IGNORED, Encoded, TokenRange, read_flags, window_table, word_labels, word_tokens
+from lamina.data.encode import Encoded, TokenRange, encode, window_table
+from lamina.data.windows import IGNORED, read_flags, word_labels, word_tokens
 from lamina.errors import ConfigError
 
 TEXT = "EU rejects German call to boycott British lamb . 12,345.67 😀👨‍👩‍👧 äöü naïveté שלום - New York"

@@ -35,10 +35,10 @@ from tests.support.training import (
 
 from lamina import evaluate, fit, predict
 from lamina.errors import ConfigError
+from lamina.layers.preserve import eval_mode
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.train.groups import group_tasks
-from lamina.train.scoring import eval_mode
 
 TOKEN = "AutoModelForTokenClassification"
 

@@ -25,7 +25,6 @@ from lamina.store import load
 from lamina.studies.probing.controls import LabelBits, code_length, code_portions, control_task, only_rows
 from lamina.train.groups import groups_of
 from lamina.train.options import FitOptions
-from lamina.train.scoring import collect
 from lamina.train.training_run import open_runner, train
 from lamina.utils import JSON, Row, check_range
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.tasks.base import Results, Targets
     from lamina.tasks.task import Task
-    from lamina.train.groups import Group
+    from lamina.train.base import Group
 
 ProbeName: TypeAlias = Literal["linear", "mlp"]
 MLP: ProbeName = "mlp"
@@ -297,7 +296,7 @@ class TrainedProbes:
             runner = open_runner(self._bank, tasks, "probe", None, self._options)
             for group in groups_of(runner, tasks, part, self._options, self._encodings):
                 group_results = {name: new_results(name, group) for name in group.names}
-                collect(runner, group, group_results, self._options)
+                runner.collect(group, group_results, self._options)
                 results |= group_results
         return results
 
