@@ -119,7 +119,8 @@ def evaluate(  # noqa: PLR0913
         own = labels.get(name) if isinstance(labels, dict) else labels
         tasks[name] = _task(head, source, data=data, split=split, columns={**columns, **_columns(label=own)})
     if file is not None:
-        named = {key: _column(name) for key, name in labels.items()} if isinstance(labels, dict) else _column(labels)
+        named = labels if labels is None or isinstance(labels, dict) else _column(labels)
+        named = {key: _column(name) for key, name in labels.items()} if isinstance(labels, dict) else named
         chosen = FileColumns(columns.get("text"), columns.get("text_pair"), named)
         tasks, flags = tasks_of_file(target, file, split, chosen, positive=flags, train=tfidf), None
     scores = run(
@@ -154,9 +155,9 @@ def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | 
     return named
 
 
-def _column(name: str | None) -> str | int | None:
+def _column(name: str) -> str | int:
     """Return the name of a column; one that is a number becomes an int."""
-    return int(name) if name is not None and name.removeprefix("-").isdecimal() else name
+    return int(name) if name.removeprefix("-").isdecimal() else name
 
 
 def _columns(**names: str | None) -> Columns:

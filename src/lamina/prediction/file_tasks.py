@@ -16,7 +16,7 @@ from lamina.train.model_runner import task_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamina.heads.base import TaskLike
+    from lamina.heads.base import HeadConfig, TaskLike
 
 WHOLE = "model"  # name of the task of a whole model
 
@@ -66,11 +66,13 @@ def tasks_of_file(
         UnknownNameError: If a reader does not exist.
         DataError: If a file cannot be read, or has no such column; the message names the reader.
     """
-    heads: dict[str, TaskLike] = {WHOLE: task_of(bank_or_model)} if not isinstance(bank_or_model, ReaderBank) else {}
-    infos: dict[str, Mapping[str, Any]] = {WHOLE: {"columns": {}}}
+    heads: dict[str, TaskLike | HeadConfig]
+    infos: dict[str, Mapping[str, Any]]
     if isinstance(bank_or_model, ReaderBank):
-        heads |= {name: bank_or_model[name].config.head for name in bank_or_model}
+        heads = {name: bank_or_model[name].config.head for name in bank_or_model}
         infos = {name: bank_or_model[name].info for name in bank_or_model}
+    else:
+        heads, infos = {WHOLE: task_of(bank_or_model)}, {WHOLE: {"columns": {}}}
     if not heads:
         raise ConfigError("evaluate: the bank has no readers; there is nothing to score.")
     for given in (columns.labels, positive):
@@ -87,7 +89,11 @@ def tasks_of_file(
 
 
 def _task(
-    name: str, head: TaskLike, info: Mapping[str, Any], files: Mapping[str, str | Path], chosen: Mapping[str, str | int]
+    name: str,
+    head: TaskLike | HeadConfig,
+    info: Mapping[str, Any],
+    files: Mapping[str, str | Path],
+    chosen: Mapping[str, str | int],
 ) -> Task:
     """Return the task of one reader over files; see `tasks_of_file`.
 

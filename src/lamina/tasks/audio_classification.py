@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast, final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedConfig, PreTrainedModel
 
+    from lamina.data.arrow import Column
     from lamina.layers.types import Processor
 
 Samples: TypeAlias = npt.NDArray[np.float32]
@@ -340,7 +341,7 @@ class AudioInputs:
         Raises:
             DataError: If a clip cannot be decoded, or the feature extractor fails.
         """
-        clips: Sequence[LazyAudio] = self._split.texts.read_rows(rows)
+        clips: Sequence[LazyAudio] = cast("Column", self._split.texts).read_rows(rows)
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
         padding: dict[str, object] = {}
         if not self._reads_samples:

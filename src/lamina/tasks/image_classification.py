@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, cast, final
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import ImageProcessingMixin, PreTrainedConfig, PreTrainedModel
     from transformers.image_utils import SizeDict
 
+    from lamina.data.arrow import Column
     from lamina.layers.types import Processor
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM")  # Pillow's others start programs (EPS) or are rare
@@ -197,7 +198,7 @@ class ImageInputs:
         Raises:
             DataError: If an image cannot be read.
         """
-        lazy = self._split.texts.read_rows(rows)
+        lazy = cast("Column", self._split.texts).read_rows(rows)
         images = [self._pixels(image, row, epoch) for image, row in zip(lazy, rows, strict=True)]
         values = self._processor(images, return_tensors="pt", **self._settings)["pixel_values"]
         return {"pixel_values": values.to(torch.float32)}

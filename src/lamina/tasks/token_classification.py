@@ -251,13 +251,14 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 
 def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
     """Return the words of each text and their labels; where tags mark spans, words as plain texts are divided."""
-    words, labels = list(split.words or ()), list(split.labels)
+    words: list[Sequence[Span]] = list(split.words or ())
+    labels: list[Sequence[int]] = list(split.labels)
     if not marks_spans(task.labels):
         return words, labels
     parts = [divided(_tagged(text), spans) for text, spans in zip(split.texts, words, strict=True)]
     further = continued(task.labels)
-    labels = [_labels_of_parts(row, of, further) for row, of in zip(labels, parts, strict=True)]
-    return [[part for word in row for part in word] for row in parts], labels
+    of_parts = [_labels_of_parts(row, of, further) for row, of in zip(labels, parts, strict=True)]
+    return [[part for word in row for part in word] for row in parts], list(of_parts)
 
 
 def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], further: Sequence[int]) -> list[int]:

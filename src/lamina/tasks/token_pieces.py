@@ -28,14 +28,14 @@ class WordGroup(NamedTuple):
 
     Attributes:
         first: Index of the first word among the words of all texts.
-        count: Number of words.
+        size: Number of words.
         token: The token's id; -1 for a dropped word.
         place: The token's window and position in it; None for a dropped word.
         text: Index of the text.
     """
 
     first: int
-    count: int
+    size: int
     token: int
     place: tuple[int, int] | None
     text: int
@@ -47,7 +47,7 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
         if groups and place is not None and groups[-1].place == place:
-            groups[-1] = groups[-1]._replace(count=groups[-1].count + 1)
+            groups[-1] = groups[-1]._replace(size=groups[-1].size + 1)
         else:
             groups.append(WordGroup(number, 1, -1 if place is None else encoded.token(*place), place, text))
     return groups
@@ -81,9 +81,9 @@ class Pieces:
         flat, further = list(chain.from_iterable(labels)), continued(names)
         counts: dict[Key, Counter[tuple[int, ...]]] = defaultdict(Counter)
         for group in decided_words(encoded, words):
-            tags = tuple(flat[group.first : group.first + group.count])
-            if group.count > 1 and IGNORED not in tags:
-                counts[group.token, group.count, tags[0]][tags] += 1
+            tags = tuple(flat[group.first : group.first + group.size])
+            if group.size > 1 and IGNORED not in tags:
+                counts[group.token, group.size, tags[0]][tags] += 1
         tags_of: dict[Key, tuple[int, ...]] = {}
         for key, count in counts.items():
             usual = _going_on(key, further)
@@ -119,11 +119,11 @@ class Pieces:
         """
         further = continued(self.labels)
         for at, group in enumerate(groups):
-            words = range(group.first, group.first + group.count)
-            if group.count > 1:
-                key = group.token, group.count, tags[group.first]
+            words = range(group.first, group.first + group.size)
+            if group.size > 1:
+                key = group.token, group.size, tags[group.first]
                 tags[words.start : words.stop] = self.tags.get(key) or _going_on(key, further)
-                scores[words.start : words.stop] = [scores[group.first]] * group.count
+                scores[words.start : words.stop] = [scores[group.first]] * group.size
             elif group.place is None and at and groups[at - 1].text == group.text:
                 after = next((later for later in groups[at + 1 :] if later.place is not None), None)
                 inside = further[tags[group.first - 1]]
