@@ -71,11 +71,11 @@ class Registry:
         target = f"{defined_in}:{class_name}"
         raise ConfigError(f"{self.what}: {target} is not registered. Call add(name, '{target}') first.")
 
-    def to_dict(self, config: Any) -> dict[str, Any]:
+    def to_dict(self, config: Any) -> dict[str, Any]:  # noqa: ANN401
         """Return the fields of a config as a JSON-ready dict, with its registered name under "name"."""
         return {"name": self.name_of(config), **asdict(config)}
 
-    def from_dict(self, fields_by_name: dict[str, Any]) -> Any:
+    def from_dict(self, fields_by_name: dict[str, Any]) -> Any:  # noqa: ANN401
         """Build a config from a dict that `to_dict` returned; lists become tuples, which JSON does not have.
 
         Raises:
@@ -96,7 +96,7 @@ class Registry:
         return config_class(**rest)
 
 
-def lists_to_tuples(value: Any) -> Any:
+def lists_to_tuples(value: Any) -> Any:  # noqa: ANN401
     """Return a copy of a JSON value with every list in it, at any depth, replaced by a tuple."""
     if isinstance(value, dict):
         return {key: lists_to_tuples(item) for key, item in value.items()}

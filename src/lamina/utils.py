@@ -56,7 +56,7 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     return data
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str) -> Any:  # noqa: ANN401
     """Return the value of a JSON text; raise ValueError if it is not JSON, or is nested more than 100 levels deep."""
     with suppress(RecursionError):
         value = json.loads(text)
@@ -171,14 +171,14 @@ def barrier() -> None:
         _group().barrier()
 
 
-def _group() -> Any:
+def _group() -> Any:  # noqa: ANN401
     """Return `torch.distributed` if it is initialised, else None."""
     from torch import distributed
 
     return distributed if distributed.is_available() and distributed.is_initialized() else None
 
 
-def progress_bar(batches: Iterable[T], *, show: bool, **options: Any) -> Iterable[T]:
+def progress_bar(batches: Iterable[T], *, show: bool, **options: Any) -> Iterable[T]:  # noqa: ANN401
     """Return an iterable over `batches`; if `show`, it draws tqdm's progress bar on standard error.
 
     `options` are tqdm's, such as `desc`.

@@ -205,7 +205,7 @@ class ReaderBank(ReaderCollection):
         over: Watched = "output",
         stop: bool | Sequence[str] = False,
         every: int = 1,
-        **options: Any,
+        **options: Any,  # noqa: ANN401
     ) -> Iterator[Step]:
         """Generate a text, and yield each new token with the monitors' scores as soon as it is available.
 

@@ -53,7 +53,7 @@ class _RecordedCriteria(StoppingCriteriaList):
         super().__init__(criteria)
         self.results: list[Tensor] = []  # one per call, [rows]: True where the criteria end the sequence
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Return and record whether each sequence ends with its newest token."""
         ended = super().__call__(input_ids, scores, **kwargs)
         self.results.append(ended)
@@ -259,7 +259,7 @@ def _followed(method: str, function: Method) -> Method:
     """
 
     @functools.wraps(function)
-    def decode(model: PreTrainedModel, input_ids: Tensor, **kwargs: Any) -> object:
+    def decode(model: PreTrainedModel, input_ids: Tensor, **kwargs: Any) -> object:  # noqa: ANN401
         hooks = _interceptions(model)
         if not hooks:
             return function(model, input_ids, **kwargs)

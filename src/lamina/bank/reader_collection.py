@@ -311,7 +311,7 @@ class ReaderCollection(nn.Module):
         labels: Mapping[str, Tensor] | None = None,
         readers: Sequence[str] | None = None,
         main: bool = False,
-        **batch: Any,
+        **batch: Any,  # noqa: ANN401
     ) -> BankOutput:
         """Run the model once on a batch, and return the output of every reader.
 
@@ -453,7 +453,11 @@ class ReaderCollection(nn.Module):
         return passes
 
     def _finish(
-        self, passes: list[StackPass], labels: Mapping[str, Tensor], readers: Iterable[str] | None, main: Any = None
+        self,
+        passes: list[StackPass],
+        labels: Mapping[str, Tensor],
+        readers: Iterable[str] | None,
+        main: Any = None,  # noqa: ANN401
     ) -> BankOutput:
         """Run the heads and compute the losses, once the passes have all their states; return the readers' outputs."""
         outputs: dict[str, ReaderOutput] = {}
@@ -477,7 +481,7 @@ class ReaderCollection(nn.Module):
             self.model.train(mode)
         return super().train(mode)
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
+    def to(self, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
         """Move the readers as `nn.Module.to` does, and the model to the same device; the model keeps its dtype."""
         device = torch.empty(0, device=self.device).to(*args, **kwargs).device
         if device != self.device:

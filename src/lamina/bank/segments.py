@@ -47,7 +47,7 @@ def separators_of(processor: object) -> Separators:
     return separators
 
 
-def _encode_a_pair(tokenizer: Any) -> Separators:
+def _encode_a_pair(tokenizer: Any) -> Separators:  # noqa: ANN401
     """Tokenize the pair ("a", "b") and return the ids between the two texts and all ids that belong to neither."""
     name = type(tokenizer).__name__
     encoding = tokenizer("a", "b")

@@ -269,7 +269,7 @@ class _StopFlagged(StoppingCriteria):
     def __init__(self, watch: Watch, names: tuple[str, ...]) -> None:
         self._watch, self._names = watch, names
 
-    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ARG002
+    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
         flags = self._watch.is_flagged(self._names)
         return input_ids.new_zeros(len(input_ids), dtype=torch.bool) if flags is None else flags.to(input_ids.device)
 
@@ -280,7 +280,7 @@ class StopOnEvent(StoppingCriteria):
     def __init__(self, event: Event) -> None:
         self._event = event
 
-    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ARG002
+    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
         """Return True for every sequence if the event is set, else False."""
         return torch.full((len(input_ids),), self._event.is_set(), device=input_ids.device)
 

@@ -61,7 +61,7 @@ class Group(TyperGroup):
     An error ends the process with one sentence on standard error and exit code 2 (bad input) or 1 (a bug).
     """
 
-    def main(self, *args: Any, **options: Any) -> object:
+    def main(self, *args: Any, **options: Any) -> object:  # noqa: ANN401
         """Run the subcommand that the arguments name, and end the process; `args` and `options` are those of click."""
         log = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  sys.stderr is None if it is closed
         with redirect_stderr(cast("TextIO", Stream(log, needed=False))):

@@ -35,7 +35,7 @@ class Stream:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:

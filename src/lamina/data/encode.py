@@ -154,7 +154,7 @@ class Windows:
     processor: Processor
 
     @property
-    def lengths(self) -> Any:  # an array, which pyright does not take for the sequence of int that `Inputs` has
+    def lengths(self) -> Any:  # an array, which pyright does not take for the sequence of int that `Inputs` has  # noqa: ANN401
         """Tokens of each row, as an array of int64."""
         return self.encoded.lengths
 

@@ -544,7 +544,7 @@ def _select_columns(
         raise DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
 
 
-def _cell(path: Path, record: Record, name: str, file_format: str) -> Any:
+def _cell(path: Path, record: Record, name: str, file_format: str) -> Any:  # noqa: ANN401
     """Return the cell of a record in a column, whose name may be "outer.inner"; None if the cell is missing.
 
     Raises:

@@ -205,7 +205,7 @@ class Fusion(nn.Module, ABC):
         if config is not None:
             config.module, config.streams = cls, cls.fuse is Fusion.fuse
 
-    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
+    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:  # noqa: ANN401
         super().__init__()
         check_range("fusion", "layers", layers, 1)
         self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
@@ -387,7 +387,7 @@ class InputWeighted(Fusion):
     amounts: Tensor
     _counting: ClassVar = Lock()  # held during the addition, so that threads do not lose each other's counts
 
-    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:
+    def __init__(self, config: Any, *, layers: int, width: int, dim: int | None = None) -> None:  # noqa: ANN401
         super().__init__(config, layers=layers, width=width, dim=dim)
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 

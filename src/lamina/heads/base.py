@@ -35,7 +35,7 @@ class TaskLike(Protocol):
         ...
 
     @property
-    def problem_type(self) -> Any:
+    def problem_type(self) -> Any:  # noqa: ANN401
         """One of the kind's problem types, such as "classification" or "regression"."""
         ...
 
@@ -233,7 +233,7 @@ class LabelHead(Head):
     settings: ClassVar[tuple[str, ...]]
     class_weights: Tensor | None
 
-    def __init__(self, config: Any, dim: int, **parts: nn.Module) -> None:
+    def __init__(self, config: Any, dim: int, **parts: nn.Module) -> None:  # noqa: ANN401
         super().__init__()
         self.config = config
         for name, part in parts.items():

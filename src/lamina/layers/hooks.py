@@ -146,7 +146,7 @@ class StopForward(BaseException):
     """
 
 
-def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:
+def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Call `model(**batch)` and return its output, or None if a hook raised the object `stop`.
 
     Another StopForward object was raised for another call and propagates.
@@ -169,7 +169,7 @@ def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, obj
     return {name: value for name, value in batch.items() if name in accepted}
 
 
-def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:
+def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Run as much of a model as the given stacks need: the model itself, or only their towers, one after the other.
 
     If the batch has no input for a decoder, it reads the encoder's tokens shifted right behind the start token, as BART

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # noqa: ANN401
     """Import `calibrate` on first use. It runs a bank over a task, so that its code is in `lamina.prediction`."""
     if name == "calibrate":
         return import_module("lamina.prediction.calibrate").calibrate

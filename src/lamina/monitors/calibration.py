@@ -69,7 +69,7 @@ class Calibration:
         false_positive_rate: float = 0.01,
         threshold: float | None = None,
         confidence: float = 0.95,
-        **facts: Any,
+        **facts: Any,  # noqa: ANN401
     ) -> Self:
         """Choose the lowest threshold with a false positive rate of at most `false_positive_rate`; measure the rates.
 

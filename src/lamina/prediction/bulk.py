@@ -67,7 +67,7 @@ def predict_file(  # noqa: PLR0913
     text_pair: str | None = None,
     readers: Sequence[str] | None = None,
     kind: str | None = None,
-    processor: Any = None,
+    processor: Any = None,  # noqa: ANN401
     batch_size: int = 32,
     chunk_rows: int = 1000,
     add_prefix_space: bool = False,
@@ -331,7 +331,7 @@ class Partial:
                 }
 
 
-def _cells(name: str, answer: Any) -> Iterator[tuple[str, Any]]:
+def _cells(name: str, answer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
     """Yield (column, value) for every part of a reader's answer, for CSV and Parquet."""
     if isinstance(answer, dict):
         for key, value in answer.items():

@@ -39,7 +39,7 @@ def calibrate(  # noqa: PLR0913
     threshold: float | None = None,
     confidence: float = 0.95,
     store: bool = True,
-    processor: Any = None,
+    processor: Any = None,  # noqa: ANN401
     batch_size: int = 32,
     max_length: int | None = None,
     stride: int | None = None,
@@ -165,7 +165,7 @@ def _positives(task: Task, split: str, positive: Sequence[str]) -> list[bool | N
     """Return whether each text, or a word of it, has a label in `positive`; None if a missing label leaves it open."""
     wanted = {task.labels.index(label) for label in positive}
 
-    def is_positive(label: Any) -> bool | None:
+    def is_positive(label: Any) -> bool | None:  # noqa: ANN401
         if task.problem_type == "multi_label":
             own = [label[number] for number in wanted]
             return True if any(mark > 0 for mark in own) else None if IGNORED in own else False

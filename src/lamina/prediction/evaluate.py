@@ -45,7 +45,7 @@ def evaluate(  # noqa: PLR0913
     positive: Mapping[str, str] | str | None = None,
     compare: bool = False,
     tfidf: bool | str | Path = False,
-    processor: Any = None,
+    processor: Any = None,  # noqa: ANN401
     batch_size: int = 64,
     per_class: bool = False,
     errors: int = 0,
@@ -174,7 +174,7 @@ def _prepared(
     target: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task],
     split: str,
-    processor: Any,
+    processor: Any,  # noqa: ANN401
     options: PassOptions,
     errors: int,
 ) -> tuple[Runner, list[Group]]:

@@ -129,7 +129,7 @@ class ReaderRecipe(Strict):
                     check_selector(spec.reader.fusion.selector())
 
 
-def _build(registry: Registry, settings: Fields) -> Any:
+def _build(registry: Registry, settings: Fields) -> Any:  # noqa: ANN401
     """Return the config of a fusion or head from its settings in a recipe, which include its "name".
 
     Raises:

@@ -26,7 +26,7 @@ _Ignored = Annotated[object, Field(description="Accepted and ignored.")]
 _TRUNCATE = "Cut a text that is too long, instead of refusing it."
 
 
-def _only(*values: JsonValue) -> Any:
+def _only(*values: JsonValue) -> Any:  # noqa: ANN401
     """Return a field for an option that is not supported: it must be one of `values`, which change nothing, or null."""
     return Field(None, json_schema_extra={_ENUM: [None, *values]})
 

@@ -220,7 +220,7 @@ def _confidence(answer: WrongAnswer) -> float:
     return answer.get("confidence", abs(answer.get("error", 0.0)))
 
 
-def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:
+def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:  # noqa: ANN401
     """Return a wrong answer with its example as "text": a text, a pair as a list, or the name of a file."""
     text: JSON = list(example) if isinstance(example, tuple) else getattr(example, "name", example)
     return {**answer, "text": text}

@@ -78,7 +78,7 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
     return {key: [_plain(row.get(key), whole=key == label) for row in rows] for key in names}
 
 
-def _plain(cell: Any, *, whole: bool) -> object:
+def _plain(cell: Any, *, whole: bool) -> object:  # noqa: ANN401
     """Return a number of NumPy or torch as a number of Python, and any other cell as it is.
 
     `whole` says that arrays become lists too; in other columns they are images or audio.

@@ -200,7 +200,7 @@ def is_missing(label: object) -> bool:
     return label == IGNORED or (isinstance(label, float) and math.isnan(label))
 
 
-def _as_tuple(label: Any) -> Any:
+def _as_tuple(label: Any) -> Any:  # noqa: ANN401
     """Return a label that is a list as a tuple, and any other label as it is."""
     return tuple(label) if isinstance(label, list) else label
 

@@ -99,7 +99,7 @@ def check_count(op: str, grid: Mapping[str, Sequence[object]]) -> None:
         raise ConfigError(f"{op}: it has {count:,} settings; a grid has at most {MOST_RUNS:,}.")
 
 
-def keys_of(fusion: Any, head: Any) -> list[str]:
+def keys_of(fusion: Any, head: Any) -> list[str]:  # noqa: ANN401
     """Return every full key that a grid may have for readers with this fusion and head (configs, or their classes)."""
     parts = [f"fusion.{field.name}" for field in fields(fusion) if field.init]
     parts += [f"head.{field.name}" for field in fields(head) if field.init and field.name not in _TASK_FIELDS]

@@ -196,7 +196,7 @@ class ModelRunner(Runner):
         groups = parameter_groups(self.model, options, rates[name], self.op)
         return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 
-    def _forward(self, batch: Batch, labels: Tensor) -> Any:
+    def _forward(self, batch: Batch, labels: Tensor) -> Any:  # noqa: ANN401
         """Run the model on a batch with labels and return its outputs (a transformers ModelOutput), with the loss."""
         labels = self.kind.model_labels(labels, self.task).to(self.device)
         return self.model(**self.arguments(batch), labels=labels)  # pyright: ignore[reportCallIssue]

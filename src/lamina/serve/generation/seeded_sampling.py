@@ -66,7 +66,7 @@ class _AfterSampling(StopOnEvent):
         super().__init__(Event())  # an event that is never set
         self._sampling = sampling
 
-    def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:
+    def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:  # noqa: ANN401
         """Turn the interception of torch's functions off; return False for each row of `input_ids`."""
         self._sampling.end()
         return super().__call__(input_ids, scores, **options)
@@ -86,7 +86,7 @@ class _SeededMultinomial(TorchFunctionMode):
         types: object,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, object] | None = None,
-    ) -> Any:
+    ) -> Any:  # noqa: ANN401
         """Call `func`, a function of torch; if it is `torch.multinomial`, pass it the generator as well."""
         kwargs = kwargs or {}
         if func is torch.multinomial:

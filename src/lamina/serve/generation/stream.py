@@ -119,7 +119,7 @@ class TokenStreamer(StopOnEvent):
         self.count, self.reason = 0, ""
         self.first = self.last = 0.0
 
-    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ARG002
+    def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
         """Emit the event of the second newest token in `input_ids`; return `[True]` if the text ends here."""
         if not self.reason:  # on some devices `generate` runs one more step after the end
             self._emit(is_read=True)
