@@ -58,7 +58,7 @@ def unknown_commands(page: str) -> list[str]:
     """Commands of a page whose subcommand, make target, recipe or benchmark is not there."""
     known = {
         "lamina": set(build().commands),
-        "make": set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)),
+        "make": set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)),
     }
     wrong = []
     for command in COMMAND.findall("\n".join(part.typed for part in sections(page))):

@@ -293,7 +293,7 @@ class AudioInputs:
         parameters = inspect.signature(type(self._extractor).__call__).parameters
         self._pads = "padding" in parameters and parameters["padding"].default is False
         self._options = {f"return_{_MASK}": True} if f"return_{_MASK}" in parameters else {}
-        self._masked = False  # `_shape` reads it before it is known
+        self._masked = self._reads_samples = False  # `_shape` reads both before they are known
         one_size = self._shape(1) == self._shape(2)
         self._masked = bool(self._options) and (one_size or bool(self._extractor.return_attention_mask))
         self.equal_lengths = not one_size and not self._masked
