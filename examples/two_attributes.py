@@ -62,7 +62,7 @@ def living(classes: lamina.Task) -> lamina.Task:
     splits = {
         part: split.with_labels([kinds[label] for label in split.labels]) for part, split in classes.splits.items()
     }
-    return replace(classes, labels=("animal", "vehicle"), splits=splits, name="living")
+    return replace(classes, labels=("animal", "vehicle"), positive="animal", splits=splits, name="living")
 
 
 def seeing(args: argparse.Namespace, classes: lamina.Task) -> tuple[Any, Any]:

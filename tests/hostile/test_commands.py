@@ -37,6 +37,7 @@ EXPORT = ("export", "bank", "alone", "--format", "torch", "--reader", "mood")
 GRAPH = ("export", "bank", "graph")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
+SCORE = ("evaluate", "bank", "train.tsv", "--text", "sentence", "--label", "label")
 STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
 CELLS = ("study", "removal", "study.yaml", "--data", ".", "--no-progress", "-o", "cells")
 REPORT = ("report", "out")
@@ -62,6 +63,7 @@ def make(folder: Path) -> None:
     lamina.insert_(model, "ffn")
     save(model, folder / "inserted", tokenizer)
     (folder / "train.tsv").write_text(ROWS)
+    (folder / "learnt.tsv").write_text(ROWS)
     figure = "figure: {x: epoch}\n"
     (folder / "films.yaml").write_text(
         f"{figure}{RECIPE}    readers: {{a: {{fusion: last_layer, head: {{pooling: mean}}}}}}\n"
@@ -216,10 +218,13 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
     },
     "evaluate": {
         "bank_or_model": of(EVALUATE, *BANK_FILES),
+        "file": of(SCORE, "train.tsv"),
         "task": of(EVALUATE, "train.tsv"),
+        "tfidf": of((*SCORE, "--tfidf", "learnt.tsv"), "learnt.tsv"),
         "data": of(("evaluate", "bank", "--task", "mood=glue/sst2", "--data", "data"), "data"),
         "model": of((*EVALUATE, "--model", "moods"), "moods/config.json"),
-        **dict.fromkeys(("split", "text", "pair", "label", "per_class", "errors", "device", "batch_size")),
+        **dict.fromkeys(("split", "text", "pair", "label", "positive", "per_class", "errors", "device")),
+        "batch_size": None,
     },
     "predict": {
         "bank_or_model": [
@@ -247,7 +252,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of((*SERVE, "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("host", "port", "device", "api_key", "cors_allow_origin", "payload_limit", "request_timeout")),
         **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size", "page")),
-        **dict.fromkeys(("max_concurrent_passes", "title", "example")),
+        **dict.fromkeys(("max_concurrent_passes", "max_request_tokens", "header_timeout", "title", "example")),
         **dict.fromkeys(("max_concurrent_generations", "max_total_tokens", "admin_key", "readers_root", "ray")),
         **dict.fromkeys(("replicas", "max_replicas", "replica_cpus", "replica_gpus")),
     },

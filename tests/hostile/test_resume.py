@@ -72,7 +72,7 @@ def turned(labels: list[int]) -> list[int]:
 
 
 def named_otherwise(job: Job) -> None:
-    other = replace(TASK, labels=("nay", "yea"))
+    other = replace(TASK, labels=("nay", "yea"), positive="yea")
     job.replace_reader("one", reader=reader(other))
     job.tasks["one"] = other
 

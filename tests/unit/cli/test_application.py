@@ -73,7 +73,7 @@ def test_version(lamina):
         (("inspect",), "Missing argument 'MODEL'"),
         (("inspect", "x", "--jso"), "No such option: --jso"),
         (("predict", "x", "--batch-size", "0"), "Invalid value for '--batch-size'"),
-        (("evaluate", "x"), "Missing option '--task'"),
+        (("evaluate", "x"), "give either FILE, which every reader is scored on, or --task READER=TASK"),
     ],
 )
 def test_usage_errors_end_with_2(lamina, arguments: tuple[str, ...], message: str):

@@ -66,7 +66,7 @@ def gpt2() -> Any:
         (lambda: t5("AutoModel"), copies, {"processor": t5_tokenizer()}, "AutoModelForSeq2SeqLM"),
         (bert, lambda: names(), {}, TOKEN),
         (lambda: bert(TOKEN), yes_no, {}, "AutoModelForSequenceClassification"),
-        (lambda: bert(TOKEN, 5), lambda: replace(yes_no(), labels=("a", "b", "c", "d", "e")), {}, "Sequence"),
+        (lambda: bert(TOKEN, 5), lambda: replace(yes_no(), labels=tuple("abcde"), positive=None), {}, "Sequence"),
         (lambda: bert("AutoModelForMaskedLM"), yes_no, {}, "AutoModelForSequenceClassification"),
         (lambda: bert("AutoModelForMaskedLM"), copies, {}, "AutoModelForSeq2SeqLM"),
         (bert, running_text, {"processor": masking_tokenizer()}, "AutoModelForMaskedLM"),
@@ -265,7 +265,8 @@ def test_the_test_part_is_scored_where_that_is_asked_for():
 
 
 def test_what_evaluate_does_not_know():
-    with pytest.raises(UnknownNameError, match="evaluate: unknown option 'epochs'; known: split, processor, "):
+    known = "split, text, text_pair, labels, positive, compare, tfidf, processor, "
+    with pytest.raises(UnknownNameError, match=f"evaluate: unknown option 'epochs'; known: {known}"):
         scored(bert(), yes_no(), "train", tiny_tokenizer(), epochs=3)
 
 

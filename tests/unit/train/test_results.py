@@ -130,4 +130,5 @@ def test_a_confidence_that_cannot_be(confidence: float):
 def test_the_print_of_a_result_has_no_row_per_epoch():
     rows = [{"reader": "mood", "epoch": epoch, "accuracy": 0.5} for epoch in range(100)]
     result = FitResult(best={"mood": {"epoch": 1}}, history=rows, importances=rows, table=rows, steps=7)
-    assert repr(result).startswith("FitResult(best={'mood': {'epoch': 1}}, truncated={}, test={}, steps=7")
+    counts = "truncated={}, baselines={}, unlabelled={}, test={}, steps=7"
+    assert repr(result).startswith(f"FitResult(best={{'mood': {{'epoch': 1}}}}, {counts}")
