@@ -434,19 +434,22 @@ class ReaderCollection(nn.Module):
                 reader.seed_dropout(self.device)
         return self.passes(chosen, grad=self._grad)
 
-    def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool) -> list[StackPass]:
+    def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool, traced: bool = False) -> list[StackPass]:
         """Return a new `StackPass` for each stack that these readers of the bank read.
 
         Args:
             readers: Reader name -> module, from `select`.
             grad: Whether the readers' computations keep gradients.
+            traced: Whether a trace runs, which puts other tensors in the place of the model's weights: these are then
+                not checked.
         """
         passes: list[StackPass] = []
         by_stack: dict[str, dict[str, ReaderModule]] = {}
         for name, reader in readers.items():
             by_stack.setdefault(reader.stack, {})[name] = reader
         by_name, _ = self._found()
-        self.check_base("bank", by_stack)
+        if not traced:
+            self.check_base("bank", by_stack)
         for stack in by_name.values():
             if members := by_stack.get(stack.name):
                 passes.append(StackPass(self.model, stack, members, grad=grad, processor=self.processor))

@@ -201,6 +201,8 @@ class _Plan:
         stacks = {module.stack for module in modules}
         if towers := [name for name in stacks if bank.stacks[name].tower is not None]:
             raise _refusal(self.model_type, f"its tower for '{towers[0]}' runs apart from the others")
+        if stacks:
+            bank.check_base(_OP, stacks)  # not in the trace, which has other tensors
         self._runs = self.model if main or stacks != {"encoder"} else self.model.get_encoder()
         self.pairs = any(module.config.fusion.reads_pairs for module in modules)
         self.main = self._main_name() if main else None
@@ -276,7 +278,7 @@ class _Plan:
 
     def _passes(self) -> list[StackPass]:
         """Return a new pass object for each stack that the readers read."""
-        return self.bank.passes(self.bank.select(self.names, _OP), grad=False)
+        return self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
 
     def _options(self) -> dict[str, bool]:
         """Return the keyword arguments that turn the model's key-value cache off."""
