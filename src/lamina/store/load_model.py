@@ -129,14 +129,14 @@ def _load(
     except Exception as error:  # transformers raises many unrelated classes
         raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
-    if weight := first_non_finite(model.named_parameters()):
-        raise damaged(f"the weights of {name}", f"hold NaN or infinity in '{weight}'")
     if not new_weights:
         check_head(model, name, new)
     if edits:
         model.__class__ = plain  # the subclass of `with_inserts` was needed for loading only
     if architecture:  # the folder has all weights of the saved model, since `lamina.save` wrote it
         check_weights(model, name, report, exact=type(model).__name__ == architecture)
+    if weight := first_non_finite(model.named_parameters()):  # missing weights of inserted layers can hold anything
+        raise damaged(f"the weights of {name}", f"hold NaN or infinity in '{weight}'")
     if edits:
         restore_edits(model, name, edits)
     elif lost := [key for key in sorted(report["unexpected_keys"]) if is_inserted(key)]:
