@@ -176,7 +176,7 @@ def test_a_base_with_adapters_is_not_trained_along(on: bool):
 
 
 def test_a_base_that_got_adapters_is_refused_before_training(tmp_path: Path):
-    bank = ReaderBank(tiny_model(), words(), train_base=True)
+    bank = ReaderBank(bert(), words(), train_base=True)
     add_adapter(bank.model)
     task = yes_no(train=8, validation=4)
     bank.add("mood", lamina.Reader(lamina.fusion.Mean(), lamina.SequenceClassification(task.labels)))
