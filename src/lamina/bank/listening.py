@@ -18,6 +18,7 @@ from lamina.bank.generation_states import GenerationObserver, GenerationStates, 
 from lamina.bank.reader import BankOutput
 from lamina.bank.stack_pass import StackPass, is_internal, past_tokens
 from lamina.errors import ConfigError, check_known
+from lamina.layers.adapters import without_wrapper
 from lamina.layers.hooks import ContextHooks, arguments
 from lamina.layers.preserve import uncompiled
 
@@ -288,8 +289,9 @@ def check_over(model: PreTrainedModel, passes: Sequence[StackPass], over: str) -
     if not can_generate(model):
         problem = f"over is '{over}', but {type(model).__name__} has no head that generates text"
         raise ConfigError(f"bank.listen: {problem}. Load it with one, or use over='prompt'.")
-    if any(getattr(type(model), name, None) is not getattr(GenerationMixin, name) for name in DECODING_METHODS):
-        problem = f"over is '{over}', and {type(model).__name__} decodes by a loop of its own, which is not known"
+    kind = type(without_wrapper(model))  # a PEFT wrapper leaves the decoding to the model inside
+    if any(getattr(kind, name, None) is not getattr(GenerationMixin, name) for name in DECODING_METHODS):
+        problem = f"over is '{over}', and {kind.__name__} decodes by a loop of its own, which is not known"
         raise ConfigError(f"bank.listen: {problem}. Use over='prompt'.")
     for stack_pass in passes:
         for name, reader in stack_pass.readers.items():

@@ -42,9 +42,21 @@ def adapted_layers(model: nn.Module) -> list[PeftLayer]:
     return [module for module in model.modules() if has_adapters(module)]
 
 
+def without_wrapper(model: nn.Module) -> nn.Module:
+    """Return the model inside a PEFT wrapper, which has its adapters too; any other model as it is."""
+    return cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def without_adapters(module: nn.Module) -> nn.Module:
+    """Return the layer to which a PEFT layer adds adapters; any other module as it is."""
+    while has_adapters(module) and isinstance(inside := getattr(module, "base_layer", None), nn.Module):
+        module = inside
+    return module
+
+
 def backbone(model: nn.Module) -> nn.Module:
     """Return a transformers model without its head and without a PEFT wrapper."""
-    inside = cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
+    inside = without_wrapper(model)
     return cast("nn.Module", getattr(inside, "base_model", inside))
 
 

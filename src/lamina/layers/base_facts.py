@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from lamina.layers.adapters import without_adapters
 from lamina.layers.stack import LayerStack, children_of
 
 # Settings of a config on which no hidden state depends in eval mode. All others count. The names of special tokens are
@@ -63,8 +64,8 @@ class StackSettings:
 def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
     """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
 
-    The config is that of the innermost part of the model around the stack that has one. It is the same for an encoder
-    alone and inside a model with a head.
+    The config is that of the innermost part of the model that has one and all that the stack depends on. It is the same
+    for an encoder alone, inside a model with a head, and inside a PEFT wrapper.
     """
     config: Any = cast("Any", _around(model, stack)).config
     return _related(json.loads(json.dumps(config.to_dict(), default=str)))
@@ -82,6 +83,8 @@ def _related(settings: Mapping[str, Any]) -> dict[str, Any]:
 def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
     """Return a short digest of the classes and scalar attributes of a stack's modules.
 
+    In place of a layer with adapters stands the layer without them: the fingerprint tells which adapters are active.
+
     Returns:
         Path of the modules, with `*` in place of the number of a block, such as "encoder.layer.*.output.dense" -> the
         name of their class and a digest of the attributes of all of them, in order.
@@ -98,18 +101,20 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module around a stack, its scope included, that has a config."""
+    """Return the innermost module that has a config and all modules that a stack depends on."""
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
-    return next((part for part in reversed(parts) if hasattr(getattr(part, "config", None), "to_dict")), model)
+    has_config = (part for part in reversed(parts) if hasattr(getattr(part, "config", None), "to_dict"))
+    return next((part for part in has_config if set(stack.run) <= set(part.modules())), model)
 
 
 def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield the modules that a stack consists of, with their paths: those with its weights, and those without any.
 
     Modules without weights (activations) count if they stand beside modules of the stack. `run` has the modules with
-    weights. Parts of the model with other weights, such as a pooler, are left out.
+    weights. Parts of the model with other weights, such as a pooler, are left out, and adapters too.
     """
+    module = without_adapters(module)
     yield path, module
     for name, child in children_of(module).items():
         inside = list(child.modules())
@@ -118,12 +123,17 @@ def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator
 
 
 def _attributes(module: nn.Module) -> str:
-    """Return the scalar attributes of a module as text: numbers, texts, functions, and tuples and lists of these."""
+    """Return the scalar attributes of a module as text: numbers, texts, functions, and tuples and lists of these.
+
+    A function in place of a method of all modules does not count, except `forward`: accelerate replaces `to`.
+    """
     kept: list[str] = []
     for name, value in sorted(vars(module).items()):
         if name in _MODES or _UNRELATED.search(name):
             continue
         if isinstance(value, FunctionType):
+            if name != "forward" and hasattr(nn.Module, name):
+                continue
             kept.append(f"{name}={value.__qualname__}")
         elif isinstance(value, _SCALARS) or (
             isinstance(value, (tuple, list))
