@@ -64,8 +64,8 @@ class StackSettings:
 def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
     """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
 
-    The config is that of the innermost part of the model that has one and all that the stack depends on. It is the same
-    for an encoder alone, inside a model with a head, and inside a PEFT wrapper.
+    The config is that of the innermost model around the stack. It is the same for an encoder alone, inside a model with
+    a head, and inside a PEFT wrapper.
     """
     config: Any = cast("Any", _around(model, stack)).config
     return _related(json.loads(json.dumps(config.to_dict(), default=str)))
@@ -101,11 +101,15 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module that has a config and all modules that a stack depends on."""
+    """Return the innermost module around a stack with a config that is a model, or has all that the stack depends on.
+
+    The stack's scope alone does not decide: it may be a part of a model, such as BertEncoder, in one wrapper only.
+    """
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
     has_config = (part for part in reversed(parts) if hasattr(getattr(part, "config", None), "to_dict"))
-    return next((part for part in has_config if set(stack.run) <= set(part.modules())), model)
+    whole = (p for p in has_config if hasattr(p, "base_model_prefix") or set(stack.run) <= set(p.modules()))
+    return next(whole, model)
 
 
 def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
