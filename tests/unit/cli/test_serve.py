@@ -107,7 +107,7 @@ def assert_clients_may_hang_up(address: str) -> None:
     assert set(ask(address, "/predict", {"inputs": "secret"}, **KEY)) == {"mood", "who"}
     with pytest.raises(urllib.error.HTTPError, match="413"):
         ask(address, "/predict", {"inputs": "secret " * 99}, **KEY)
-    assert ask(address, "/health") == {"status": "ready"}
+    assert ask(address, "/health") == {"status": "ready", "ready": True}
 
 
 def assert_readers_are_changed(address: str, process: subprocess.Popen[str], bank_folder: Path) -> None:

@@ -188,7 +188,7 @@ VALUES = [
     (WIDE, "seed: [1]", "seed: [0, -1]", 18, "seed is -1; it must be at least 0"),
     (GOOD, "{epochs: 3}", "{epochs: 0}", 3, "fit.epochs: fit: epochs is 0; it must be at least 1"),
     (GOOD, "{epochs: 3}", "{epochs: {a: 1}}", 3, "fit.epochs: .*give one number here"),
-    (GOOD, "{epochs: 3}", "{weight_decay: 1e-2}", 3, "fit.weight_decay: .*it must be a number, such as 0.001"),
+    (GOOD, "{epochs: 3}", "{weight_decay: '1e-2'}", 3, "fit.weight_decay: .*it must be a number, such as 0.001"),
     (GOOD, "    preset: cola\n", "", 5, "tasks.cola: give either 'preset' or 'files'"),
     (GOOD, "    preset: cola\n", "    preset: cola\n    files: {train: a}\n", 5, "give either 'preset' or 'files'"),
     (GOOD, "    preset: cola\n", "    preset: cnn_dailymail\n", 5, "of kind summarization have no readers; give"),
@@ -197,7 +197,7 @@ VALUES = [
     (GOOD, "learning_rate: 1.0e-3", "learning_rate: fast", 9, "Ada.learning_rate: input should be a valid number"),
     (GOOD, "learning_rate: 1.0e-3", "learning_rate: 0", 9, "Ada.learning_rate: input should be greater than 0"),
     (GOOD, "dim: 32", "dim: 0", 9, "tasks.cola.readers.Ada.fusion.dim: .*dim is 0"),
-    (GOOD, "dim: 32", "entropy: 1e-3", 9, "readers.Ada.fusion.entropy: ada_layers: entropy is '1e-3'; it must be a"),
+    (GOOD, "dim: 32", "entropy: '1e-3'", 9, "readers.Ada.fusion.entropy: ada_layers: entropy is '1e-3'; it must be a"),
     (GOOD, "layers: [1, 2]", "layers: one", 9, "readers.Ada.*layers is 'one', which is no layer selector"),
     (GOOD, "pooling: mean", "dropout: 1.5", 9, "readers.Ada.head.dropout: .*dropout is 1.5"),
     (GOOD, "{fusion: mean}", "{head: {}}", 10, "readers.plain.fusion: field required"),
@@ -205,7 +205,7 @@ VALUES = [
     (WIDE, "model_type: roberta", "model_type: [roberta]", 2, "architecture.model_type: .*must be the name of"),
     (WIDE, "hidden_size: 8", "hidden_size: big", 2, "architecture.hidden_size: .*expected int"),
     (GOOD, "pooling: mean", "class_weights: 3", 9, "readers.Ada.head: "),
-    (GOOD, "pooling: mean", "dropout: 1e-1", 9, "readers.Ada.head.dropout: .*dropout is '1e-1'; it must be a number"),
+    (GOOD, "pooling: mean", "dropout: '1e-1'", 9, "readers.Ada.head.dropout: .*dropout is '1e-1'; it must be a number"),
     (WIDE, "model_type: roberta", "model_type: robert", 2, "architecture.model_type: .*no family 'robert'"),
     (WIDE, "    metric: accuracy", "    labels: [a]", 10, "tasks.cola: 'labels' is for files; the preset 'cola' has"),
     (WIDE, "    metric: accuracy", "    text: sentence", 10, "tasks.cola: 'text' is for files"),
@@ -233,7 +233,7 @@ VALUES = [
     (METHODS, '[null, "1-2"]', "[]", 12, "methods.unit.grid.insert.layers: 'insert.layers' has no values"),
     (METHODS, '[null, "1-2"]', "1", 12, "methods.unit.grid.insert.layers: input should be a valid list"),
     (METHODS, '[null, "1-2"]', '["1_2"]', 12, "grid.insert.layers.0: .*is '1_2', which is no layer selector"),
-    (METHODS, "[0.1, 0.2]", "[0.1, 2e-5]", 13, "grid.learning_rate.1: fit: learning_rate is '2e-5'"),
+    (METHODS, "[0.1, 0.2]", "[0.1, '2e-5']", 13, "grid.learning_rate.1: fit: learning_rate is '2e-5'"),
 ]
 
 
