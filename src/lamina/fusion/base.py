@@ -74,13 +74,13 @@ class LayerView:
     """The hidden state of one layer, with derived values that several fusions share and that are computed once.
 
     Attributes:
-        state: The hidden state.
+        state: The hidden state; or several layers' states, stacked.
         mask: True at tokens, False at padding.
         segment_ids: 1 at tokens of the first of two texts, 2 at tokens of the second, 0 at others. None: every real
             token belongs to the first text.
     """
 
-    state: Float[Tensor, "batch tokens width"]
+    state: Float[Tensor, "*layers batch tokens width"]
     mask: Bool[Tensor, "batch tokens"]
     segment_ids: Int[Tensor, "batch tokens"] | None = None
 
@@ -95,43 +95,44 @@ class LayerView:
         return self.mask.int() if self.segment_ids is None else self.segment_ids
 
     @cached_property
-    def gelu(self) -> Float[Tensor, "batch tokens width"]:
+    def gelu(self) -> Float[Tensor, "*layers batch tokens width"]:
         """Return the exact GELU (not the tanh approximation) of the state."""
         return F.gelu(self.state)
 
     @cached_property
-    def normed(self) -> Float[Tensor, "batch tokens width"]:
+    def normed(self) -> Float[Tensor, "*layers batch tokens width"]:
         """Return the LayerNorm of the state, without weight and bias."""
         return F.layer_norm(self.state, self.state.shape[-1:])
 
     @cached_property
-    def matches(self) -> Float[Tensor, "batch 8"]:
+    def matches(self) -> Float[Tensor, "*layers batch 8"]:
         """Return 8 numbers around 0 per pair of texts: how well the texts match. `PairedLayers` lists them."""
         first, second = (self.segments == 1) & self.mask, (self.segments == 2) & self.mask
         directions = F.normalize(self.normed.float(), dim=-1)
         cosines = directions @ directions.mT
-        means = [(directions * side.unsqueeze(-1)).sum(1) for side in (first, second)]
+        means = [(directions * side.unsqueeze(-1)).sum(-2) for side in (first, second)]
         sizes = [side.sum(1) for side in (first, second)]
         forth, back = (_best_matches(cosines, side, other) for side, other in ((first, second), (second, first)))
         length_gap = (sizes[0] - sizes[1]) / (sizes[0] + sizes[1]).clamp(min=1)
-        return 4 * (torch.stack([*forth, *back, F.cosine_similarity(*means, dim=-1), length_gap], dim=1) - 0.5)
+        numbers = torch.broadcast_tensors(*forth, *back, F.cosine_similarity(*means, dim=-1), length_gap)
+        return 4 * (torch.stack(numbers, dim=-1) - 0.5)
 
 
 def _best_matches(
-    cosines: Float[Tensor, "batch tokens tokens"],
+    cosines: Float[Tensor, "*layers batch tokens tokens"],
     side: Bool[Tensor, "batch tokens"],
     other: Bool[Tensor, "batch tokens"],
-) -> list[Float[Tensor, " batch"]]:
+) -> list[Float[Tensor, "*layers batch"]]:
     """Return how well the tokens of one text are matched in another: mean, minimum and standard deviation.
 
     The match of a token in `side` is its highest cosine similarity with a token in `other`. `cosines` has the cosine of
     every pair of tokens; `side` and `other` are masks of the tokens of the two texts.
     """
-    best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(2)
+    best = cosines.masked_fill(~other.unsqueeze(1), -1).amax(-1)
     count = side.sum(1).clamp(min=1)
-    mean = (best * side).sum(1) / count
-    least = best.masked_fill(~side, 1).amin(1)
-    variance = ((best - mean.unsqueeze(1)).square() * side).sum(1) / count
+    mean = (best * side).sum(-1) / count
+    least = best.masked_fill(~side, 1).amin(-1)
+    variance = ((best - mean.unsqueeze(-1)).square() * side).sum(-1) / count
     return [mean, least, (variance + 1e-6).sqrt()]
 
 

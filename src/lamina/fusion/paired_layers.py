@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lamina.fusion.base import LayerView
-from lamina.fusion.pooled_layers import PooledTokens, PoolingConfig, PoolingFusion, PoolingStream, pool_tokens
+from lamina.fusion.pooled_layers import PooledTokens, PoolingConfig, PoolingFusion, PoolingStream
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -61,7 +61,7 @@ class _PairedStream(PoolingStream):
 
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)
-        self._matching = torch.stack([member.matching for member in members], dim=1).unbind(0)
+        self._matching = torch.stack([member.matching for member in members], dim=1)  # [layers, members, dim, 8]
         self._matched: Tensor = torch.stack([member.bias for member in members])
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
@@ -69,21 +69,16 @@ class _PairedStream(PoolingStream):
         masks = (view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask)
         return list(map(PooledTokens.from_mask, masks))
 
-    def pooled(
-        self,
-        state: Float[Tensor, "batch tokens width"],
-        queries: Float[Tensor, "queries heads width"],
-        parts: Sequence[PooledTokens],
-    ) -> Float[Tensor, "queries batch three_widths"]:
-        """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts."""
-        both, first, second = pool_tokens(state, queries, parts)
-        return torch.cat([both, (first - second).abs(), first * second], dim=-1)
+    def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch three_widths"]:
+        """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts.
 
-    def step(self, index: int, view: LayerView) -> None:
-        """Pool the tokens of one layer, and add the features of its matching numbers."""
-        super().step(index, view)
-        matching = self._matching[index]
-        self._matched = self._matched + torch.einsum("bj,mdj->bmd", view.matches.to(matching.dtype), matching)
+        The features of the layers' matching numbers are added to their sum.
+        """
+        both, first, second = self.vectors(view, layers)
+        matching = self._matching[layers]
+        matches = view.matches.to(matching.dtype).expand(len(matching), -1, -1)
+        self._matched = self._matched + torch.einsum("lbj,lmdj->bmd", matches, matching)
+        return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
     def total(self) -> Float[Tensor, "batch members dim"]:
         """Return the sum over all layers, with the features of the matching numbers."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Over = Literal["all", "second"]
 _TOGETHER = 8  # number of layers that are projected in one operation
+_KEPT = 1 << 18  # number of elements of states that are kept to pool several layers at once
 
 
 @dataclass(frozen=True)
@@ -60,33 +61,33 @@ class PooledTokens(NamedTuple):
 
 
 def token_shares(
-    states: Float[Tensor, "batch tokens width"],
-    queries: Float[Tensor, "queries heads width"],
+    states: Float[Tensor, "*layers batch tokens width"],
+    queries: Float[Tensor, "*layers_and_batch queries heads width"],
     parts: Sequence[PooledTokens],
-) -> Iterator[Float[Tensor, "batch queries heads tokens"]]:
+) -> Iterator[Float[Tensor, "*layers batch queries heads tokens"]]:
     """Yield, for each set of tokens in `parts`, the attention weights of the queries over its tokens.
 
     The weights sum to 1 over the tokens of the set; they are 0 if the set is empty.
     """
     # not divided by the square root of the size: queries would hardly change at usual learning rates
-    scores = queries.flatten(0, 1) @ states.mT
+    scores = queries.flatten(-3, -2) @ states.mT
     for excluded, has_any in parts:
         shares = scores.masked_fill(excluded, torch.finfo(scores.dtype).min).softmax(-1)
-        yield (shares * has_any).unflatten(1, queries.shape[:2])
+        yield (shares * has_any).unflatten(-2, queries.shape[-3:-1])
 
 
 def pool_tokens(
-    states: Float[Tensor, "batch tokens width"],
-    queries: Float[Tensor, "queries heads width"],
+    states: Float[Tensor, "*layers batch tokens width"],
+    queries: Float[Tensor, "*layers_and_batch queries heads width"],
     parts: Sequence[PooledTokens],
-) -> list[Float[Tensor, "queries batch width"]]:
+) -> list[Float[Tensor, "*layers queries batch width"]]:
     """Return, for each set of tokens in `parts`, the mean of the states, weighted by `token_shares`.
 
     A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
     """
-    slices = states.unflatten(-1, (queries.shape[1], -1)).transpose(1, 2)
+    slices = states.unflatten(-1, (queries.shape[-2], -1)).transpose(-3, -2)
     return [
-        (shares.transpose(1, 2) @ slices).permute(2, 0, 1, 3).flatten(2)
+        (shares.transpose(-3, -2) @ slices).movedim(-2, -4).flatten(-2)
         for shares in token_shares(states, queries, parts)
     ]
 
@@ -94,8 +95,9 @@ def pool_tokens(
 class PoolingStream(Stream):
     """Base class of the streams of PooledLayers and PairedLayers.
 
-    Each layer is pooled with the queries of all members in one product. Once `_TOGETHER` pooled layers are collected,
-    they are projected in one operation and added to a sum `[batch, members, dim]`.
+    Each layer is pooled with the queries of all members in one product; small states are kept until there are enough to
+    pool several layers at once. Up to `_TOGETHER` pooled layers are then projected in one operation, and added to a sum
+    `[batch, members, dim]`.
     """
 
     def __init__(self, members: Sequence[PoolingFusion]) -> None:
@@ -103,54 +105,71 @@ class PoolingStream(Stream):
         self._p = self._config.dropout if members[0].training else 0.0
         self._weights = torch.stack([member.scores for member in members], dim=-1).softmax(0)
         queries = torch.stack([member.queries for member in members], dim=1)
-        self._queries = queries.unflatten(2, (-1, self._config.heads)).flatten(1, 2).unbind(0)
+        self._queries = queries.unflatten(2, (-1, self._config.heads)).flatten(1, 2)  # [layers, queries, heads, width]
         self._parts: Sequence[PooledTokens] = ()
-        self._waiting: list[Tensor] = []
-        self._done = 0  # number of layers that were projected
+        self._views: list[LayerView] = []  # layers that are not pooled yet
+        self._pooled: list[Tensor] = []  # pooled layers that are not projected yet, [layers, members, batch, width]
+        self._counts = [0, 0]  # numbers of layers that were pooled and that were projected
         self._total: Tensor | None = None
 
     @abstractmethod
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
         """Return the sets of tokens that are pooled; the result is used for all layers."""
 
-    def pooled(
-        self,
-        state: Float[Tensor, "batch tokens width"],
-        queries: Float[Tensor, "queries heads width"],
-        parts: Sequence[PooledTokens],
-    ) -> Float[Tensor, "queries batch parts"]:
-        """Return the pooled vectors of one layer, from its normalised state and the queries of all members."""
-        return pool_tokens(state, queries, parts)[0]
+    def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch width"]:
+        """Return the pooled vectors of one layer, or of several whose states are stacked in `view`."""
+        return self.vectors(view, layers)[0]
+
+    def vectors(self, view: LayerView, layers: slice) -> list[Float[Tensor, "*layers queries batch width"]]:
+        """Return the mean states of each set of tokens by the queries of all members."""
+        queries = self._queries[layers.start] if view.state.ndim == 3 else self._queries[layers].unsqueeze(1)
+        return pool_tokens(view.normed.to(queries.dtype), queries, self._parts)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Pool the tokens of one layer. If enough layers are collected, project them."""
+        """Keep the state of one layer. If enough states are kept, pool them; if enough are pooled, project them."""
         self._parts = self._parts or self.parts(view)
-        queries = self._queries[index]
-        pooled = self.pooled(view.normed.to(queries.dtype), queries, self._parts)
-        self._waiting.append(pooled.unflatten(0, (len(self._members), -1)).transpose(1, 2).flatten(2))
-        if len(self._waiting) == _TOGETHER:
+        self._views.append(view)
+        full = index + 1 - self._counts[1] == _TOGETHER
+        if full or (len(self._views) + 1) * view.state.numel() > _KEPT:
+            self._pool()
+        if full:
             self._project()
 
+    def _pool(self) -> None:
+        """Pool the tokens of the kept layers, all at once, and drop their states."""
+        views, self._views = self._views, []
+        layers = slice(self._counts[0], self._counts[0] + len(views))
+        view = views[0]
+        if len(views) > 1:
+            view = LayerView(torch.stack([kept.state for kept in views]), view.mask, view.segment_ids)
+        pooled = self.pooled(view, layers).unflatten(-3, (len(self._members), -1)).transpose(-3, -2).flatten(-2)
+        self._pooled.append(pooled if len(views) > 1 else pooled.unsqueeze(0))
+        self._counts[0] = layers.stop
+
     def _project(self) -> None:
-        """Project the collected layers and add their features to the sum."""
-        pooled, layers = torch.stack(self._waiting), slice(self._done, self._done + len(self._waiting))
+        """Project the pooled layers and add their features to the sum."""
+        pooled = self._pooled[0] if len(self._pooled) == 1 else torch.cat(self._pooled)
+        layers = slice(self._counts[1], self._counts[0])
         # one product per member: joining the members' projections first takes longer
         projected = [
-            torch.bmm(pooled[:, number], member.projection[layers].mT) for number, member in enumerate(self._members)
+            torch.bmm(part, member.projection[layers].mT)
+            for part, member in zip(pooled.unbind(1), self._members, strict=True)
         ]
         features = torch.stack(projected, dim=2)
         features = F.gelu(F.layer_norm(features, features.shape[-1:]))
         if self._p > 0:
             generators, shape = [member.generator for member in self._members], features.shape[1:]
-            bits = [draw(shape, generators, features.device, axis=1) for _ in self._waiting]
+            bits = [draw(shape, generators, features.device, axis=1) for _ in features]
             features = drop(features, self._p, torch.stack(bits))
         part = (features * self._weights[layers, None, :, None]).sum(0)
         self._total = part if self._total is None else self._total + part
-        self._done, self._waiting = layers.stop, []
+        self._counts[1], self._pooled = layers.stop, []
 
     def total(self) -> Float[Tensor, "batch members dim"]:
         """Return the sum over all layers."""
-        if self._waiting:
+        if self._views:
+            self._pool()
+        if self._pooled:
             self._project()
         return require_fed(self._total)
 

@@ -193,6 +193,8 @@ class PooledClassificationHead(LabelHead):
             for layers in zip(*(head.encoder for head in heads), strict=True):
                 features = encode(layers, features, mask, generators)
         if self.config.pooling == "first":
+            if features.shape[2] == 1:  # one vector for the whole text
+                return linear(outputs, dropout(features[:, :, 0], p, generators))
             first = mask.int().argmax(1)
             features = features[:, torch.arange(features.shape[1], device=first.device), first]
             return linear(outputs, dropout(features, p, generators))

@@ -7,7 +7,9 @@ from tests.support.stored import tiny_model
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError
-from lamina.fusion.pooled_layers import PooledLayers
+from lamina.fusion import pooled_layers
+from lamina.fusion.paired_layers import PairedLayers
+from lamina.fusion.pooled_layers import PooledLayers, PoolingConfig
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 
@@ -48,20 +50,43 @@ def test_at_the_start_every_token_weighs_the_same():
     torch.testing.assert_close(fusion(state, mask)[0, 0], expected)
 
 
-@torch.no_grad()
-def test_what_a_stream_keeps_grows_neither_with_the_text_nor_with_the_layers():
-    def kept(layers: int, tokens: int) -> int:
-        fusion = PooledLayers(dim=4, heads=2).build(layers, 8).eval()
-        stream = fusion.stream([fusion])
-        for index in range(layers):
-            stream.step(index, view_of(torch.randn(2, tokens, 8)))
-        own = [part for value in vars(stream).values() for part in (value if isinstance(value, list) else [value])]
-        return sum(part.numel() for part in own if isinstance(part, torch.Tensor) and part.shape[-1] in (4, 8))
+def kept_by_stream(layers: int, tokens: int) -> int:
+    """Return the number of elements of states and features that a stream holds after `layers` layers."""
+    fusion = PooledLayers(dim=4, heads=2).build(layers, 8).eval()
+    stream = fusion.stream([fusion])
+    for index in range(layers):
+        stream.step(index, view_of(torch.randn(2, tokens, 8)))
+    return sum(
+        part.numel()
+        for value in vars(stream).values()
+        for item in (value if isinstance(value, list) else [value])
+        if isinstance(part := getattr(item, "state", item), torch.Tensor) and part.shape[-1] in (4, 8) and part.ndim < 4
+    ) + sum(part.numel() for part in vars(stream)["_pooled"])
 
+
+@torch.no_grad()
+def test_what_a_stream_keeps_grows_neither_with_the_text_nor_with_the_layers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pooled_layers, "_KEPT", 100)
     pooled, total = 2 * 8, 2 * 4
-    assert kept(3, 50) == kept(3, 500) == 3 * pooled
-    assert kept(8, 50) == total
-    assert kept(19, 50) == total + 3 * pooled
+    assert kept_by_stream(3, 50) == kept_by_stream(3, 500) == 3 * pooled
+    assert kept_by_stream(8, 50) == total
+    assert kept_by_stream(19, 50) == total + 3 * pooled
+    assert kept_by_stream(2, 2) == 2 * (2 * 2 * 8)  # two small states; a third would leave no place for one more
+    assert kept_by_stream(3, 2) == 3 * pooled
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("config", [PooledLayers(dim=4, heads=2, queries=3), PairedLayers(dim=4, heads=2, queries=3)])
+def test_layers_pooled_together_equal_layers_pooled_one_by_one(config: PoolingConfig, monkeypatch: pytest.MonkeyPatch):
+    fusion = config.build(11, 8).eval()
+    stir_(fusion, 0)
+    generator = torch.Generator().manual_seed(2)
+    states, segments = torch.randn(11, 3, 6, 8, generator=generator), torch.randint(0, 3, (3, 6), generator=generator)
+    mask = torch.ones(3, 6, dtype=torch.bool)
+    mask[1, 4:], mask[2, 0] = False, False
+    together = fusion(states, mask, segments)
+    monkeypatch.setattr(pooled_layers, "_KEPT", 0)
+    torch.testing.assert_close(together, fusion(states, mask, segments), rtol=2e-6, atol=2e-6)
 
 
 def test_all_tokens_carry_the_same_features_at_the_memory_of_one():
