@@ -147,7 +147,7 @@ class BaseMismatchError(StoreError):
     Attributes:
         op: The operation that was called.
         differs: What differs: name of the property -> (its saved value, its value here).
-        what: What is another one than in training: "base", "tokenizer" or "processor".
+        what: The part that is not the one of training: "base", "tokenizer" or "processor".
     """
 
     def __init__(self, *, op: str, differs: dict[str, tuple[object, object]], what: str = "base") -> None:

@@ -144,7 +144,7 @@ def test_a_plain_model_is_loaded_by_plain_transformers(tmp_path: Path):
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)("anna")["input_ids"] == [2, 21, 3]
 
 
-# What is around a run stays as it was
+# A run changes nothing around it
 
 
 def test_a_run_leaves_no_trace_but_the_weights():

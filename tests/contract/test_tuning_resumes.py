@@ -152,7 +152,7 @@ def test_without_resume_a_run_starts_afresh(whole: Any, tmp_path: Path):
     assert result.history == whole[1].history
 
 
-# What is written
+# Files
 
 
 def test_what_is_written(tmp_path: Path):

@@ -355,7 +355,7 @@ def test_every_bad_file_is_one_sentence(case: Case, world: Callable[[], None]):
     check(case, list(DAMAGE), world)
 
 
-# What is printed
+# Output
 
 GOOD = {  # all but serve, which ends when it is told to
     "inspect": ("inspect", "base", "--weights"),

@@ -101,7 +101,7 @@ def predicted(folder: Path, ending: str) -> None:
     predict_file(tiny_bank(), folder.parent / "texts.txt", folder / f"answers{ending}", progress=False)
 
 
-# What is written, and how it is opened again to see that it is whole
+# How each thing is written, and how it is opened again to see that it is whole
 ACTIONS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "bank": (lambda folder: save_bank(changed_bank(), folder), lambda folder: load_bank(folder, tiny_model())),
     "edited model": (edit, load),

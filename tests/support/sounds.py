@@ -50,12 +50,12 @@ def sound_folder(root: Path, *, rows: int = 2, classes: Sequence[str] = TONES, k
 
 
 def waves(**options: Any) -> Wav2Vec2FeatureExtractor:
-    """Of wav2vec2 with layer norm, which takes a mask, unless told otherwise."""
+    """Return the feature extractor of wav2vec2 with layer norm, which takes a mask, changed by `options`."""
     return Wav2Vec2FeatureExtractor(**{"sampling_rate": RATE, "return_attention_mask": True, **options})
 
 
 def whisper_features() -> WhisperFeatureExtractor:
-    """Of `whisper`: 40 columns of 8 mel bins are all that it reads, one second."""
+    """Return the features of `whisper`, which reads one second: 40 columns of 8 mel bins."""
     features = WhisperFeatureExtractor(feature_size=8, hop_length=10, n_fft=40, chunk_length=1, sampling_rate=RATE)
     features.mel_filters = mel_filter_bank(21, 8, 0.0, RATE / 2, RATE)  # its own go up to 8 kHz
     return features
@@ -75,7 +75,7 @@ def whisper(auto: str = "AutoModelForSpeechSeq2Seq") -> PreTrainedModel:
 
 
 def ast_features() -> ASTFeatureExtractor:
-    """Of `tiny_ast`: 32 columns of 16 mel bins, 10 ms each."""
+    """Return the features of `tiny_ast`: 32 columns of 16 mel bins, 10 ms each."""
     return ASTFeatureExtractor(num_mel_bins=16, max_length=32, sampling_rate=16_000)
 
 

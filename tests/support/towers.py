@@ -30,7 +30,7 @@ def two_towers(kind: str = "clip") -> PreTrainedModel:
 
 
 def joint_processor() -> CLIPProcessor:
-    """Of words and of images."""
+    """Return a processor of words and images."""
     return CLIPProcessor(ViTImageProcessor(size={"height": 16, "width": 16}), tiny_tokenizer())
 
 

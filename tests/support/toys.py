@@ -109,7 +109,7 @@ class TokensFirst(Toy):
 
 
 class Doubled(Toy):
-    """What is returned appears nowhere."""
+    """Return a last state that appears nowhere in the model."""
 
     def states(self, hidden, mask, shown):
         states = super().states(hidden, mask, shown)

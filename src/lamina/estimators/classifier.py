@@ -40,8 +40,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         batch_size: Texts per step.
         learning_rate: Peak learning rate. None: 1e-3.
         class_weight: None, "balanced", or class -> weight of its loss, as elsewhere in scikit-learn.
-        positive: Of two classes the positive one, which "f1" in `result_` is about. None: "1", "yes" or "true" beside
-            "0", "no" or "false"; otherwise neither, and "f1" is not reported.
+        positive: The class that "f1" in `result_` is about, if there are two. None: "1", "yes" or "true" beside "0",
+            "no" or "false"; otherwise neither, and "f1" is not reported.
         max_length: Maximum tokens per text. None: what the model allows.
         validation_fraction: Share of the texts that is not trained on and chooses the best epoch. None: train on all
             texts, and use the last epoch.

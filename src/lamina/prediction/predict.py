@@ -62,7 +62,7 @@ def predict(  # noqa: PLR0913
     """Predict with the readers of a bank, which share every pass, or with a whole model.
 
     Readers that predict one thing per text read only the start of a text that is longer than the model allows; readers
-    that predict per token read it in overlapping windows. Of a pair of texts, readers that predict per token label the
+    that predict per token read it in overlapping windows. In a pair of texts, readers that predict per token label the
     second text. Masked language modelling fills in the mask tokens of a text, such as "[MASK]". Causal language
     modelling continues a text or a chat, and leaves out the start of one that is too long.
 

@@ -104,7 +104,7 @@ class _Run:
 
 @dataclass
 class _Turn:
-    """What one thread does next, and whether its pass counts as running already.
+    """The next action of one thread, and whether its pass counts as running already.
 
     Attributes:
         jobs: The requests of a new batch, or those of `run`.

@@ -41,7 +41,7 @@ _IN_MEMORY = ("processor", "other_processor", "batches")  # parameters that hold
 
 
 class Loads(Enum):
-    """What a string in a recipe stands for, where the study's parameter is a model, a bank or a checkpoint.
+    """The meaning of a string in a recipe, where the study's parameter is a model, a bank or a checkpoint.
 
     MODEL and BANK are loaded before the study's function is called. The study loads a CHECKPOINT itself; here its name
     is only replaced by the folder's path, if there is such a folder.

@@ -1,4 +1,4 @@
-"""What studies have in common: fresh models, their processors, checked tasks, linear readers, and the final `Study`."""
+"""Functions that studies have in common: fresh models, their processors, checked tasks, linear readers, and the final `Study`."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class ColumnSpec:
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
         separator: The sign between the class names in one text, for "multi_label". None: found from the column.
         all_columns: Whether the classes of all label columns of the table count for that, not those of this task alone.
-        positive: Of two classes the positive one. None: the usual one, or neither.
+        positive: The positive class, if there are two. None: the usual one, or neither.
     """
 
     kind: Kind

@@ -36,7 +36,7 @@ class LabelCellError(ValueError):
 
     Attributes:
         got: What came; the column is named after it.
-        rule: What is allowed and what to do; begins with a comma or semicolon.
+        rule: The cells that are allowed, and what to do; begins with a comma or semicolon.
     """
 
     def __init__(self, got: str, rule: str) -> None:

@@ -1,4 +1,4 @@
-"""What masked and causal language modelling share: blocks or rows of text, token scores, most probable tokens."""
+"""The common part of masked and causal language modelling: blocks or rows of text, token scores, most probable tokens."""
 
 from __future__ import annotations
 

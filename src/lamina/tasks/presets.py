@@ -45,7 +45,7 @@ class Preset:
         stand_ins: Names of files that replace the train split if no published file is found.
         languages: Whether `config` is a language, which may follow the name of the preset: "wikiann/de".
         classes: Number of classes, if `labels` is empty.
-        positive: Of two classes the one that "f1" is about.
+        positive: The class that "f1" is about, if there are two.
     """
 
     hub: str

@@ -44,7 +44,7 @@ class Task:
             "causal_lm" have ("token",), and kinds that generate texts ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
-        positive: Of two classes the one that "f1" and the recalls are about. None: neither class, or other problem.
+        positive: The class that "f1" and the recalls are about, if there are two. None: neither, or another problem.
         splits: "train", "validation" and perhaps "test".
         name: Name of the task in tables and files.
         columns: The columns of the source: "text", "label", and perhaps "text_pair" and "separator". A reader remembers
@@ -319,8 +319,8 @@ class Task:
                 those of `train`, sorted. Files have these names, or whole numbers that are the ids. A warning names a
                 class that no training row has.
             metric: The metric that picks the best checkpoint. None: the default of the problem type.
-            positive: Of two classes the positive one, which "f1" and the recalls are about. None: "1", "yes" or "true"
-                if the other one is "0", "no" or "false"; otherwise neither, and these metrics are not reported.
+            positive: The class that "f1" and the recalls are about, if there are two. None: "1", "yes" or "true" if the
+                other one is "0", "no" or "false"; otherwise neither, and these metrics are not reported.
             problem_type: "classification", "regression" (labels with a decimal point) or "multi_label" (lists of
                 labels, texts that spell lists, or lists of 0 and 1 per class). None: inferred from the labels, or fixed
                 by the kind.

@@ -75,7 +75,7 @@ class Engine:
 
     Args:
         runner: Runs batches through the bank or model.
-        learners: What is trained. A base model that is trained with its readers comes last.
+        learners: The learners to train. A base model that is trained with its readers comes last.
         plan: The steps, in order, with the training rows of each.
         validation: Groups that are scored after each epoch; the scores decide the best epochs.
         options: Options of the run.

@@ -34,7 +34,7 @@ MOST_RUNS = 100_000  # maximum number of runs of a grid or a recipe
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What one learner is and how it is trained: a reader, alone or from a grid, or a whole model.
+    """Description of one learner and of its training: a reader, alone or from a grid, or a whole model.
 
     Attributes:
         name: Name in the bank, in histories and in tables.

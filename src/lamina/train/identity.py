@@ -55,7 +55,7 @@ def identity(
 
     Args:
         runner: Runs the bank or model.
-        learners: What is trained.
+        learners: The learners to train.
         plan: The steps of the run, with its tasks.
         validation: The groups that are scored after each epoch.
         rates: Learner name -> highest learning rate.

@@ -70,7 +70,7 @@ def contents(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir() if path.name != ".locks"}
 
 
-# What is read
+# Layers that are read
 
 
 def test_layers_of_all_readers(tmp_path: Path):

@@ -154,7 +154,7 @@ def test_credit_sums_to_what_the_stages_say_of_all_inputs_together():
 
 @torch.no_grad()
 def test_importance_is_each_layer_s_part_of_the_credit():
-    """Of texts (or tokens) that count alike, however much credit each of them has."""
+    """All texts (or tokens) count alike, however much credit each of them has."""
     states, mask = states_and_mask()
     for per_token in (False, True):
         fusion: Any = stirred(Routing(dim=3, vectors=4, per_token=per_token).build(4, 12)).eval()

@@ -64,7 +64,7 @@ def test_equal_scores_are_flagged_together_or_not_at_all():
 @pytest.mark.parametrize("noise", [1e-7, -1e-7, 1e-6])
 @pytest.mark.parametrize("level", [0.03, 0.5, 0.97])
 def test_scores_that_are_equal_up_to_rounding_stay_on_one_side_under_another_kernel(level: float, noise: float):
-    """Of 100 negatives, 16 share a prefix and so a highest score; another kernel rounds each of them differently."""
+    """Share a prefix, and so a highest score, among 16 of 100 negatives; another kernel rounds each differently."""
     tie = [level + noise * (number % 5) for number in range(16)]
     again = [level + noise * ((number * 3 + 2) % 5) for number in range(16)]
     highest = [level / 2] * 82 + [0.985, 0.99]

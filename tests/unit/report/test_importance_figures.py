@@ -43,7 +43,7 @@ def drawn(path: Path) -> tuple[list[str], int, int]:
 
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[dict[str, Any]]]:
-    """What is handed on to be drawn: the bars' rows and the lines'."""
+    """Return the rows of the bars and of the lines that are passed on to be drawn."""
     seen: dict[str, list[dict[str, Any]]] = {}
     bars, lines = figures.importance, figures._lines
     monkeypatch.setattr(figures, "importance", lambda rows, path: seen.update(bars=rows) or bars(rows, path))

@@ -338,7 +338,7 @@ def test_readers_of_an_encoder_answer_at_the_end():
     assert "reads the stack 'encoder', which does not read what is written" in refused.json()["error"]
 
 
-# What is wrong
+# Wrong requests
 
 WRONG = {
     "no text": ({"inputs": ""}, 422, "the prompt is empty"),

@@ -181,7 +181,7 @@ print(tuple(reader({layer: torch.zeros(5, 32) for layer in reader.layers}).shape
     assert (done.stdout, done.returncode) == ("(5, 2)\n", 0), done.stderr
 
 
-# What is refused
+# Refused exports
 
 
 @pytest.mark.parametrize(

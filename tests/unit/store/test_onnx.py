@@ -39,7 +39,7 @@ def asked(folder: Path, batch: dict[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def small_bank() -> ReaderBank:
-    """Of few operations: each takes a part of a second to be traced."""
+    """Return a bank with few operations, since tracing each one takes a part of a second."""
     bank = ReaderBank(tiny_model(num_hidden_layers=1), tiny_tokenizer())
     bank.add("mood", Reader(AdaLayers(dim=8, layers="all"), SequenceClassification(("bad", "good"), pooling="mean")))
     bank.add("who", Reader(Mean(), TokenClassification(("O", "B-PER", "B-LOC"), encoder_layers=0)))
@@ -119,7 +119,7 @@ def test_an_edited_model_and_a_reader_in_one_graph(tmp_path: Path):
     torch.testing.assert_close(said["logits"][real], out.main.logits[real], rtol=0, atol=1e-4)
 
 
-# What is not written
+# Refused exports
 
 
 @pytest.fixture

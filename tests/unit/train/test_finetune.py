@@ -324,7 +324,7 @@ def test_dropout_differs_by_step_seed_and_process(monkeypatch: pytest.MonkeyPatc
 
 
 def random_states() -> list[Any]:
-    """Of the three global generators."""
+    """Return the states of the three global generators."""
     name, keys, *place = np.random.get_state()
     return [random.getstate(), name, keys.tolist(), place, torch.get_rng_state().tolist()]
 

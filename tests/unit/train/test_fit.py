@@ -349,7 +349,7 @@ def test_a_regulariser_with_a_cutoff_keeps_numbers():
     assert all(bool(value.isfinite().all()) for value in weights(bank).values())
 
 
-# What is left
+# State after a run
 
 
 def test_the_bank_ends_at_each_readers_best_epoch():

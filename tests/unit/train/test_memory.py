@@ -75,7 +75,7 @@ def test_few_rows_tell_what_a_step_keeps(name: str, rows: int):
 
 
 def test_ada_layers_keep_the_activated_states_and_share_them():
-    """Of every token: gelu(z) of each layer, once for all readers; 16 random bits per feature, for each."""
+    """Per token: gelu(z) of each layer, once for all readers; 16 random bits per feature, for each reader."""
     bank, tokens, width, layers = ReaderBank(tiny_model()), 64, 16, 3
     head = SequenceClassification(LABELS, pooling="first", dropout=0.0)
     for count, names_of in ((1, ["a"]), (2, ["b"])):

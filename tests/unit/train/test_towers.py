@@ -140,7 +140,7 @@ def test_an_image_that_does_not_decode_is_named_and_others_go_on(shades: Task, t
 
 
 def test_memory_is_measured_in_the_tokens_of_the_model(shades: Task, monkeypatch: pytest.MonkeyPatch):
-    """Of 17 tokens an image, not of one."""
+    """An image has 17 tokens, not one."""
     from lamina.train import bank_runner as readers
 
     bank = ReaderBank(vision("vit"), ViTImageProcessor(size={"height": 16, "width": 16}))

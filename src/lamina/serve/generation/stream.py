@@ -72,7 +72,7 @@ class GenerationEnd:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """What ends a text: a maximum number of tokens, the ids of end tokens, and strings."""
+    """Conditions that end a text: a maximum number of tokens, the ids of end tokens, and strings."""
 
     max_tokens: int
     end_ids: Sequence[int]
