@@ -34,7 +34,7 @@ from common import bank_of, report
 from lamina.demo.corpus import write
 from lamina.prediction.predict import Predictor
 from lamina.store import load, save_bank
-from lamina.train.base import PassOptions
+from lamina.train.options import PassOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

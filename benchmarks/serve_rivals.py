@@ -47,7 +47,7 @@ LITSERVE = """
 import sys
 import litserve
 from lamina.store import load_bank
-from lamina.train.base import PassOptions
+from lamina.train.options import PassOptions
 from lamina.prediction.predict import Predictor
 
 class Api(litserve.LitAPI):

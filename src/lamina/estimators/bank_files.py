@@ -20,9 +20,9 @@ from lamina.store.manifest import MANIFEST, Manifest
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from sklearn.base import BaseEstimator
     from transformers import PreTrainedModel
 
-    from lamina.estimators.base import LaminaEstimator
     from lamina.layers.types import Processor
     from lamina.utils import JSON
 
@@ -53,7 +53,7 @@ def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Proce
         return ReaderBank.from_pretrained(folder, model, processor)
 
 
-def write_estimator(estimator: LaminaEstimator, bank: ReaderBank, folder: Path) -> None:
+def write_estimator(estimator: BaseEstimator, bank: ReaderBank, folder: Path) -> None:
     """Save `bank` in `folder`, and the parameters and fitted attributes of its estimator in `estimator.json` there."""
     params = {name: _to_json(value) for name, value in estimator.get_params(deep=False).items()}
     params |= {name: None for name in _NOT_SAVED if not isinstance(params[name], int)}

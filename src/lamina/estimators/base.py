@@ -27,9 +27,8 @@ from lamina.store.manifest import MANIFEST
 from lamina.tasks import kind_of
 from lamina.tasks.metrics import metrics_of
 from lamina.tasks.task import Task
-from lamina.train.base import PassOptions
 from lamina.train.fit import fit
-from lamina.train.options import FitOptions
+from lamina.train.options import FitOptions, PassOptions
 
 if TYPE_CHECKING:
     from lamina.estimators.examples import Texts

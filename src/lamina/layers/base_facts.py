@@ -1,4 +1,4 @@
-"""Everything that a stack's hidden states depend on beside its weights: the model's config, and the settings of its modules."""
+"""Facts that hidden states depend on beside the weights: the model's config, and the settings of its modules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """Everything that a stack's hidden states depend on beside its weights; see `config_facts` and `module_facts`."""
+    """Facts that a stack's hidden states depend on beside its weights; see `config_facts` and `module_facts`."""
 
     config: dict[str, Any]
     modules: dict[str, str]

@@ -23,7 +23,7 @@ from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, S
 from lamina.prediction.predict import Predictor
 from lamina.prediction.ray_workers import in_order
 from lamina.store.files import locked
-from lamina.train.base import PassOptions
+from lamina.train.options import PassOptions
 from lamina.utils import check_range, fsync, is_file, remove_leftovers, write_text
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
-from lamina.train.base import PassOptions
+from lamina.train.options import PassOptions
 from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.data.encode import TokenRange
     from lamina.tasks.task import Task
-    from lamina.train.base import Group
+    from lamina.train.plan import Group
 
 
 def calibrate(  # noqa: PLR0913

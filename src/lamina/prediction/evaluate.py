@@ -16,9 +16,9 @@ from lamina.layers.wrappers import unwrapped
 from lamina.prediction.file_tasks import FileColumns, tasks_of_file
 from lamina.prediction.text_baseline import tfidf_scores
 from lamina.tasks.metrics import require_metrics
-from lamina.train.base import PassOptions
 from lamina.train.groups import groups_of, tasks_by_name
 from lamina.train.model_runner import ModelRunner
+from lamina.train.options import PassOptions
 from lamina.train.training_run import open_runner
 from lamina.utils import check_range, is_dir
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
     from lamina.tasks.base import Results
     from lamina.tasks.task import Task
-    from lamina.train.base import Group, Runner
+    from lamina.train.base import Runner
+    from lamina.train.plan import Group
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,10 @@ from lamina.layers.wrappers import unwrapped
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, TaskOutline, as_examples
 from lamina.train.bank_runner import BankRunner
-from lamina.train.base import Group, PassOptions
 from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
+from lamina.train.options import PassOptions
+from lamina.train.plan import Group
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence

@@ -19,8 +19,8 @@ from lamina.train.options import FitOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from lamina.recipes.paper_tables import Grid
     from lamina.recipes.schema import ReaderRecipe, Recipe
+    from lamina.recipes.table_layouts import Grid
     from lamina.tasks.base import KindedTask
 
 

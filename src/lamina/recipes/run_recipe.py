@@ -216,7 +216,7 @@ class _Places(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Session:
-    """Everything that the runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
+    """State that the runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
 
     `tasks` is task name -> copies of the task, one per repeat of its subsample. `encodings` is filled during training.
     """

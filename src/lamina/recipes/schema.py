@@ -5,6 +5,7 @@ Every key and value is checked here, as far as that is possible before data or a
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,24 +22,35 @@ from pydantic import (
 )
 
 from lamina.bank import Reader
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
-from lamina.recipes.paper_tables import AS_LIST, FigureRecipe, Grid, TableRecipe, check_layout, with_published
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
+from lamina.recipes.table_layouts import (
+    AS_LIST,
+    PARAMETERS,
+    FigureRecipe,
+    Grid,
+    TableRecipe,
+    axes_label,
+    column_name,
+    to_text,
+    with_published,
+)
 from lamina.tasks import kind_of
 from lamina.tasks.base import TaskOutline, check_image_size, check_label_all_tokens
 from lamina.tasks.presets import find_preset
 from lamina.tasks.sampling import SampleSize
-from lamina.train.grid import MOST_RUNS, check_count, expand, full_key, keys_of
+from lamina.train.grid import METHOD, MOST_RUNS, check_count, expand, full_key, keys_of
 from lamina.train.options import FitOptions, Seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from lamina.fusion.base import FusionConfig
     from lamina.recipes.strict_yaml import YamlFile
+    from lamina.recipes.table_layouts import AxisLayout, Coordinates, Published
     from lamina.registry import Registry
     from lamina.tasks.base import KindedTask
     from lamina.tasks.presets import Preset
@@ -407,3 +419,122 @@ def slug(name: str) -> str:
     Each sequence of characters other than ASCII letters, digits and "_" becomes one "-"; "-" at either end is removed.
     """
     return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")
+
+
+# Tables and figures must fit the runs of the recipe
+
+
+def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
+    """Return the grid of a method on a task, with full keys and without "seed"."""
+    if recipe.methods:
+        body, known = recipe.methods[method], recipe.methods[method].keys()
+    else:
+        body = recipe.tasks[task].readers[method]
+        known = body.keys(recipe.tasks[task].outline())
+    grid = {full_key(key, known, "grid"): values for key, values in body.grid.items()}
+    return {key: values for key, values in grid.items() if key != "seed"}
+
+
+def recipe_coordinates(recipe: Recipe) -> Coordinates:
+    """Return the coordinates that all runs of a recipe share, and that may differ between recipes."""
+    return {"model": recipe.model, "train_base": recipe.train_base}
+
+
+def all_coordinates(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
+    """Yield the coordinates of every task and method of a recipe, with every value that grids have for `keys`.
+
+    Other keys of grids are left out, so that equal coordinates may be yielded several times. The order is that of the
+    runs.
+    """
+    for name, task in recipe.tasks.items():
+        for method in recipe.methods or task.readers:
+            full = method_grid(recipe, name, method)
+            grid = {key: values for key, values in full.items() if key in (*keys, METHOD)}
+            if recipe.methods:
+                settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+            else:
+                settings = [spec.settings for spec in expand(task.readers[method].template(task.outline()), grid)]
+            for chosen in settings:
+                yield {**recipe_coordinates(recipe), "task": name, "method": method, **chosen}
+
+
+def row_and_column_names(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
+    """Return the names of a table's rows, and those of its columns, that the runs of a recipe will fill."""
+    runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}))
+    labels = ([axes_label(axes, run) for run in runs] for axes in (table.rows, table.columns))
+    rows, columns = ([name for name in dict.fromkeys(side) if name is not None] for side in labels)
+    return rows, [column_name(column, metric, table) for column in columns for metric in table.metrics or [""]]
+
+
+def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
+    """Check that everything that a recipe's tables and figures refer to exists in the recipe.
+
+    Args:
+        recipe: The recipe.
+        whole: True: also check the values that axes rename, and the rows and columns of published numbers. False for a
+            recipe in which a sweep has replaced values.
+
+    Raises:
+        ValidationError: If something does not exist, or scores of several tasks would be mixed; it says where.
+    """
+    for number, table in enumerate(recipe.table):
+        with error_at("table", number):
+            _check_axes(recipe, {"rows": table.rows, "columns": table.columns}, whole)
+            _check_scores(recipe, table.metrics, "metrics", table.part)
+            if whole and table.published is not None:
+                _check_published(recipe, table, table.published)
+    for number, figure in enumerate(recipe.figure):
+        with error_at("figure", number):
+            axes = {"x": [figure.x], "series": [figure.series], "facet": [figure.facet] if figure.facet else []}
+            _check_axes(recipe, axes, whole)
+            _check_scores(recipe, [figure.metric] if figure.metric else [], "metric", figure.part)
+            if figure.x.key == "epoch" and figure.metric == PARAMETERS:
+                raise ConfigError("metric is parameters, which are the same in every epoch")
+
+
+def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: bool) -> None:
+    """Check the axes of one table or figure; `axes` maps a key such as "rows" or "x" to the axes under this key.
+
+    With `whole`, the values that an axis renames must exist.
+
+    Raises:
+        ConfigError: If the recipe has several tasks and no axis is "task".
+        ValidationError: If an axis or a value that it renames does not exist, or layers cannot be counted.
+    """
+    keys = {axis.key for side in axes.values() for axis in side}
+    if len(recipe.tasks) > 1 and "task" not in keys:
+        raise ConfigError(f"scores of {len(recipe.tasks)} tasks would be mixed; {' or '.join(axes)} must name 'task'")
+    runs = list(all_coordinates(recipe, keys))
+    pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
+    grid_keys = [key for pair in pairs for key in method_grid(recipe, *pair)]
+    known = dict.fromkeys(["task", "method", *recipe_coordinates(recipe), *grid_keys])
+    for side, axis in ((side, axis) for side, side_axes in axes.items() for axis in side_axes):
+        with error_at(side):
+            check_known("recipe", [axis.key], [*known, *(["epoch"] if side == "x" else [])], "axis")
+            values = dict.fromkeys(to_text(run[axis.key]) for run in runs if axis.key in run)
+            check_known("recipe", axis.names if whole else (), values, axis.key)
+            for run in runs:
+                axis.shown_value(run)
+
+
+def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
+    """Raise ValidationError unless every task has the metrics and the split of a table or figure.
+
+    `key` is the key of the metrics in the recipe, for the error. Test scores exist only if the recipe evaluates on
+    test.
+    """
+    for task in recipe.tasks.values():
+        with error_at(key):
+            check_known("recipe", metrics, [*task.metrics, PARAMETERS], "metric")
+    if part == "test" and recipe.evaluate != "test":
+        with error_at("part"):
+            raise ConfigError("part is test, but test parts are scored only with 'evaluate: test'")
+
+
+def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:
+    """Raise ValidationError if published numbers have a row or column that the recipe's table does not have."""
+    rows, columns = row_and_column_names(recipe, table)
+    with error_at("published"):
+        check_known("recipe, published", published.values, rows, "row")
+        for values in (*published.values.values(), *published.others.values()):
+            check_known("recipe, published", values, columns, "column")

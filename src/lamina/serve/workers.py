@@ -19,7 +19,7 @@ from lamina.prediction.predict import Predictor, Prepared
 from lamina.serve.lengths import Side, TooLongError, check_request, first_tokens, near_end
 from lamina.serve.uploads import Example, Upload, plain
 from lamina.tasks import kind_of
-from lamina.train.base import PassOptions
+from lamina.train.options import PassOptions
 from lamina.utils import JSON
 
 if TYPE_CHECKING:

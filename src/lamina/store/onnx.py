@@ -187,7 +187,7 @@ def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
 
 
 class _Plan:
-    """The subject of an export: a forward pass of a bank's model, or of its encoder, with some of its readers (None: all).
+    """Plan of an export: a forward pass of a bank's model, or of its encoder, with some of its readers (None: all).
 
     The export may change the bank; see `_copied`. With `main`, the model's own output is exported too.
     """

@@ -1,4 +1,4 @@
-"""Functions that studies have in common: fresh models, their processors, checked tasks, linear readers, and the final `Study`."""
+"""Parts of every study: fresh models, their processors, checked tasks, linear readers, and the final `Study`."""
 
 from __future__ import annotations
 

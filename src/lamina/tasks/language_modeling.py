@@ -1,4 +1,4 @@
-"""The common part of masked and causal language modelling: blocks or rows of text, token scores, most probable tokens."""
+"""Common parts of masked and causal language modelling: blocks or rows of text, token scores, most probable tokens."""
 
 from __future__ import annotations
 

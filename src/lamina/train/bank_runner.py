@@ -31,10 +31,9 @@ if TYPE_CHECKING:
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
     from lamina.tasks.task import Task
-    from lamina.train.base import Group, PassOptions
     from lamina.train.memory import BatchBytes, Readers
-    from lamina.train.options import FitOptions
-    from lamina.train.plan import Plan
+    from lamina.train.options import FitOptions, PassOptions
+    from lamina.train.plan import Group, Plan
     from lamina.utils import JSON
 
 GIB = 1 << 30

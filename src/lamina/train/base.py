@@ -1,4 +1,4 @@
-"""Runners: what trains or scores a bank's readers or a whole model, with the groups of tasks and options of a pass."""
+"""Runners, which pass batches through a bank's readers or a whole model, to train or to score them."""
 
 from __future__ import annotations
 
@@ -7,17 +7,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lamina.data.batches import batches, length_batches
-from lamina.errors import ConfigError, LaminaError, NotFiniteError, UnknownNameError, check_known
+from lamina.errors import ConfigError, NotFiniteError
 from lamina.layers.devices import main_device
 from lamina.layers.preserve import evaluating
-from lamina.tasks.base import EncodeOptions
 from lamina.tasks.position_interpolation import size_arguments
 from lamina.train.learner import BASE
 from lamina.utils import progress_bar
@@ -26,20 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from pydantic_core import ErrorDetails
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
     from lamina.bank.stack_pass import States
     from lamina.data.batches import Budget
-    from lamina.data.state_cache import CachedStates
     from lamina.layers.types import Batch, Processor
-    from lamina.tasks.base import Inputs, Results, Targets
-    from lamina.tasks.kind import Kind
+    from lamina.tasks.base import Results
     from lamina.tasks.task import Task
     from lamina.train.learner import Learner
-    from lamina.train.options import FitOptions
-    from lamina.train.plan import Plan
+    from lamina.train.options import FitOptions, PassOptions
+    from lamina.train.plan import Group, Plan
     from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)
@@ -48,168 +42,6 @@ logger = logging.getLogger(__name__)
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     """Return a copy of the mapping `batch` with all of its tensors on `device`."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
-
-
-Count = Annotated[int, Field(ge=1)]
-
-_TYPES = {
-    "int": "a whole number",
-    "float": "a number, such as 0.001",
-    "bool": "true or false",
-    "string": "a text",
-    "dict": "a mapping",
-    "mapping": "a mapping",
-    "finite": "a finite number",
-}
-_BOUNDS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("above", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("below", "lt"),
-}
-
-
-class PassOptions(BaseModel):
-    """Options of every pass of a model over examples, as `predict`, `evaluate` and `calibrate` use them.
-
-    Attributes:
-        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
-        max_length: Tokens per window, or samples per audio clip. None: what the readers were trained with, else the
-            most that the model allows.
-        stride: Tokens that two neighbouring windows share. None: as in training, else a quarter of a window.
-        add_prefix_space: Put a space before each text. False: only for readers that were trained with this option.
-        precision: "float32", or "bfloat16" or "float16" for mixed precision.
-        prefix: Text that is put before every text to summarise or translate. "": none.
-        max_target_length: Maximum number of tokens to generate per example.
-        num_beams: Number of beams for generating. 1: greedy decoding.
-        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
-        num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        progress: Show a progress bar on standard error.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    batch_size: Count = 32
-    max_length: Count | None = None
-    stride: Annotated[int, Field(ge=0)] | None = None
-    add_prefix_space: bool = False
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    prefix: str = ""
-    max_target_length: Count = 128
-    num_beams: Count = 1
-    length_penalty: float = 1.0
-    num_workers: Annotated[int, Field(ge=0)] = 0
-    progress: bool = False
-
-    @classmethod
-    def checked(cls, op: str, /, **options: object) -> Self:
-        """Build the options from keywords, for the operation `op`, which errors name.
-
-        Raises:
-            UnknownNameError: If an option, or the choice for an option, does not exist.
-            ConfigError: If a value has the wrong type or is out of range.
-        """
-        try:
-            return cls.model_validate(options)
-        except ValidationError as error:
-            check_known(op, options, cls.model_fields, "option")
-            raise cls._first_error(error, options, op) from None
-
-    @classmethod
-    def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
-        """Build the options from a mapping, such as a recipe's; errors are those of `checked`."""
-        return cls.checked(op, **given)
-
-    @classmethod
-    def _first_error(cls, error: ValidationError, given: Mapping[str, object], op: str) -> LaminaError:
-        """Return pydantic's first problem as an UnknownNameError (for an unknown choice) or a ConfigError."""
-        name = str(error.errors()[0]["loc"][0])
-        value = given[name]
-        known = [choice for choice in get_args(cls.model_fields[name].annotation) if isinstance(choice, str)]
-        if known:
-            return UnknownNameError(op=op, got=str(value), known=known, what=name)
-        problems = [problem for problem in error.errors() if problem["loc"][0] == name]
-        if isinstance(value, Mapping) and len(problems) > 1:
-            problems = [problem for problem in problems if len(problem["loc"]) > 2] or problems
-        rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
-        return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
-
-    def check_kinds(self, op: str, kinds: Iterable[Kind]) -> None:
-        """Raise ConfigError if `prefix` is set and one of `kinds` accepts no prefix."""
-        for kind in kinds:
-            if self.prefix and not kind.takes_prefix:
-                raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
-
-    def encode_options(self, part: str, max_length: int) -> EncodeOptions:
-        """Return how to turn the examples of one part into inputs of at most `max_length` tokens or samples."""
-        return EncodeOptions(
-            part=part,
-            max_length=max_length,
-            stride=self.stride,
-            prefix=self.prefix,
-            max_target_length=self.max_target_length,
-            add_prefix_space=self.add_prefix_space,
-        )
-
-    @property
-    def scoring_batch_size(self) -> int:
-        """Rows per pass without gradients."""
-        return self.batch_size
-
-
-def _rule(problem: ErrorDetails) -> str:
-    """Return the rule that a value broke, for one problem that pydantic reports, in words such as "at least 1"."""
-    if problem["type"] in _BOUNDS:
-        word, key = _BOUNDS[problem["type"]]
-        bound = problem.get("ctx", {})[key]
-        return f"{word} {bound}" if isinstance(bound, int) else f"{word} {bound:g}"
-    return next((words for start, words in _TYPES.items() if problem["type"].startswith(start)), problem["msg"])
-
-
-@dataclass
-class Group:
-    """Tasks over the same examples, which are encoded once and share each pass. `groups_of` makes the groups of a run.
-
-    Attributes:
-        part: The part of the tasks that is encoded: "train", "validation", "test", or "predict".
-        tasks: Learner name -> its `Task`; for "predict" its `TaskOutline`, which has no examples.
-        inputs: The encoded examples, as rows: windows, text blocks, images or audio clips.
-        targets: Learner name -> labels of the rows. None: the inputs contain the labels (masked tokens, target texts).
-        states: Cached hidden states of the rows. None: the model computes the states of every batch.
-    """
-
-    part: str
-    tasks: Mapping[str, Any]
-    inputs: Inputs
-    targets: dict[str, Targets | None]
-    states: CachedStates | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the group's learners, in the order of `tasks`."""
-        return tuple(self.tasks)
-
-    @property
-    def equal_lengths(self) -> bool:
-        """Whether all rows of a batch must have the same length, because the model has no mask for padding."""
-        return bool(getattr(self.inputs, "equal_lengths", False))
-
-    def labels(self, rows: Sequence[int], from_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return learner name -> labels `[batch, ...]` of a batch, for the learners that have labels.
-
-        Args:
-            rows: Indices of the batch's rows.
-            from_inputs: Labels that the inputs contain, used for learners whose `targets` are None. None: there are
-                none.
-            names: Learners whose labels are returned.
-        """
-        targets = {name: self.targets[name] for name in names}
-        labels = {name: from_inputs if held is None else held.tensor(rows) for name, held in targets.items()}
-        return {name: tensor for name, tensor in labels.items() if tensor is not None}
-
-    def truncated(self, name: str) -> int:
-        """Return how many examples are too long for the learner `name`, which reads them without their end."""
-        return self.tasks[name].kind.truncated(self.inputs)
 
 
 class Runner(ABC):

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from tqdm import tqdm
 
-    from lamina.train.base import Group, Runner
+    from lamina.train.base import Runner
     from lamina.train.checkpoint import Checkpoints, RunProgress
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
-    from lamina.train.plan import Plan, Step
+    from lamina.train.plan import Group, Plan, Step
     from lamina.train.results import TableRow
 
 _SHOWN = 6  # most learners that a progress line names

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from lamina.errors import ConfigError
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.base import Group
+from lamina.train.plan import Group
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, MutableMapping, Sequence
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.tasks.base import Inputs, KindedTask, Targets
     from lamina.tasks.kind import Kind
-    from lamina.train.base import PassOptions, Runner
+    from lamina.train.base import Runner
+    from lamina.train.options import PassOptions
 
     Encodings = MutableMapping[Hashable, Inputs]
     """Encoded examples by what they depend on (examples and options), for runs that read the same examples again."""

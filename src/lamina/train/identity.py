@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from lamina.bank import Reader
     from lamina.tasks.split import Split
-    from lamina.train.base import Group, Runner
+    from lamina.train.base import Runner
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
-    from lamina.train.plan import Plan
+    from lamina.train.plan import Group, Plan
     from lamina.utils import JSON
 
     Facts = dict[str, dict[str, JSON]]

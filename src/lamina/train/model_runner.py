@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from lamina.tasks.base import KindedTask
     from lamina.tasks.kind import Kind
     from lamina.tasks.task import Task
-    from lamina.train.base import Group, PassOptions
-    from lamina.train.options import FitOptions
-    from lamina.train.plan import Plan
+    from lamina.train.options import FitOptions, PassOptions
+    from lamina.train.plan import Group, Plan
     from lamina.utils import JSON
 
 _PROCESSOR = "_lamina_processor"  # attribute of a model object: its processor, if a task changed the image size

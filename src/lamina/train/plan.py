@@ -1,4 +1,4 @@
-"""The steps of a training run: groups of tasks take turns, and each step has rows of one group."""
+"""Groups of tasks that share examples, and the steps of a training run, in which groups take turns."""
 
 from __future__ import annotations
 
@@ -6,16 +6,65 @@ import heapq
 import math
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.data.batches import batch_count, length_batches
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from torch import Tensor
+
+    from lamina.data.state_cache import CachedStates
+    from lamina.tasks.base import Inputs, Targets
     from lamina.tasks.task import Task
-    from lamina.train.base import Group
+
+
+@dataclass
+class Group:
+    """Tasks over the same examples, which are encoded once and share each pass. `groups_of` makes the groups of a run.
+
+    Attributes:
+        part: The part of the tasks that is encoded: "train", "validation", "test", or "predict".
+        tasks: Learner name -> its `Task`; for "predict" its `TaskOutline`, which has no examples.
+        inputs: The encoded examples, as rows: windows, text blocks, images or audio clips.
+        targets: Learner name -> labels of the rows. None: the inputs contain the labels (masked tokens, target texts).
+        states: Cached hidden states of the rows. None: the model computes the states of every batch.
+    """
+
+    part: str
+    tasks: Mapping[str, Any]
+    inputs: Inputs
+    targets: dict[str, Targets | None]
+    states: CachedStates | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the group's learners, in the order of `tasks`."""
+        return tuple(self.tasks)
+
+    @property
+    def equal_lengths(self) -> bool:
+        """Whether all rows of a batch must have the same length, because the model has no mask for padding."""
+        return bool(getattr(self.inputs, "equal_lengths", False))
+
+    def labels(self, rows: Sequence[int], from_inputs: Tensor | None, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return learner name -> labels `[batch, ...]` of a batch, for the learners that have labels.
+
+        Args:
+            rows: Indices of the batch's rows.
+            from_inputs: Labels that the inputs contain, used for learners whose `targets` are None. None: there are
+                none.
+            names: Learners whose labels are returned.
+        """
+        targets = {name: self.targets[name] for name in names}
+        labels = {name: from_inputs if held is None else held.tensor(rows) for name, held in targets.items()}
+        return {name: tensor for name, tensor in labels.items() if tensor is not None}
+
+    def truncated(self, name: str) -> int:
+        """Return how many examples are too long for the learner `name`, which reads them without their end."""
+        return self.tasks[name].kind.truncated(self.inputs)
 
 
 class Step(NamedTuple):

@@ -39,10 +39,12 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.store.files import Files
-    from lamina.train.base import Group, PassOptions, Runner
+    from lamina.train.base import Runner
     from lamina.train.engine import Engine
     from lamina.train.groups import Encodings
     from lamina.train.learner import Learner
+    from lamina.train.options import PassOptions
+    from lamina.train.plan import Group
 
 
 logger = logging.getLogger(__name__)

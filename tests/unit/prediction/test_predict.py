@@ -32,8 +32,8 @@ from lamina.prediction import evaluate, predict
 from lamina.prediction.predict import Predictor
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
-from lamina.train.base import PassOptions
 from lamina.train.groups import group_tasks
+from lamina.train.options import PassOptions
 
 STRANGE = {
     "empty": "",

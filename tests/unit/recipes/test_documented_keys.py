@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from lamina.recipes.paper_tables import FigureRecipe, TableRecipe
 from lamina.recipes.schema import MethodRecipe, ReaderRecipe, Recipe, TaskRecipe, load_recipe
+from lamina.recipes.table_layouts import FigureRecipe, TableRecipe
 from lamina.studies.run_study import StudyRecipe, load_study_recipe
 
 PAGE = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text()

@@ -11,9 +11,9 @@ import pytest
 
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.recipes.expand import with_sweep
-from lamina.recipes.paper_tables import all_coordinates, row_and_column_names, x_value
-from lamina.recipes.schema import Recipe, load_recipe, parse_recipe
+from lamina.recipes.schema import Recipe, all_coordinates, load_recipe, parse_recipe, row_and_column_names
 from lamina.recipes.strict_yaml import read_yaml
+from lamina.recipes.table_layouts import x_value
 
 ROOT = Path(__file__).parents[3] / "recipes"
 PATHS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "published.yaml" and path.parent.name != "studies")

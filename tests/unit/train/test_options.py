@@ -10,8 +10,7 @@ import pytest
 from lamina import evaluate, finetune, fit, predict, predict_file
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.monitors import calibrate
-from lamina.train.base import PassOptions
-from lamina.train.options import FitOptions, per_reader
+from lamina.train.options import FitOptions, PassOptions, per_reader
 
 
 def test_an_unknown_option_is_answered_with_the_nearest():

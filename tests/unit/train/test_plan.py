@@ -17,9 +17,8 @@ from lamina.errors import DataError
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.split import Split
 from lamina.tasks.task import Task
-from lamina.train.base import Group
 from lamina.train.groups import group_tasks
-from lamina.train.plan import Plan, parts_of
+from lamina.train.plan import Group, Plan, parts_of
 
 
 def groups_of(tasks: dict[str, Task], encodings: Any = None, **options: Any) -> list[Group]:

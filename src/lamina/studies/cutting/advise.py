@@ -75,7 +75,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class _Start:
-    """Everything that the cells of the study share: the model, its processor, the stack's name and the training options."""
+    """State that the cells of the study share: the model, its processor, the stack's name and the training options."""
 
     model: Source
     processor: Processor | None

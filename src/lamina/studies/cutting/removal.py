@@ -190,7 +190,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _Start:
-    """Everything that the cells of the study have in common.
+    """State that the cells of the study have in common.
 
     Attributes:
         source: A model, which the cell copies, or the name or folder to load it from.

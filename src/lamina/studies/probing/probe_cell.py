@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.tasks.base import Results, Targets
     from lamina.tasks.task import Task
-    from lamina.train.base import Group
+    from lamina.train.plan import Group
 
 ProbeName: TypeAlias = Literal["linear", "mlp"]
 MLP: ProbeName = "mlp"

@@ -1,0 +1,191 @@
+"""The layouts of a paper's tables and figures: the recipe keys `table` and `figure`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field, PositiveFloat
+
+from lamina.errors import ConfigError, check_known
+from lamina.layers.selectors import select
+from lamina.recipes.strict_yaml import Fields, Strict, read_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from lamina.recipes.strict_yaml import YamlFile
+
+ABSENT = object()  # what an axis shows for a run whose method does not have the axis's setting
+LEFT_OUT = object()  # what an axis shows for a run whose value the recipe leaves out, by the name null
+PUBLISHED = "published.yaml"  # a file beside the recipe with the numbers that its paper prints
+PARAMETERS = "parameters"  # can be shown in place of a metric: the number of trained parameters
+_MANY = 10_000  # layers of an imaginary model; a selector that names more than half of them names all up to the top
+
+# Where the score of a run stands: "task", "method", "model", "train_base" and each key of its grid -> the run's value.
+Coordinates: TypeAlias = dict[str, object]
+Grid: TypeAlias = dict[str, list[object]]  # key of a grid -> its values
+Numbers: TypeAlias = dict[str, dict[str, float]]  # row -> column -> number, as a paper prints it
+
+
+def _expand_axis(value: object) -> object:
+    """Return an axis in the form {"key": ...} for the short forms that a recipe may use; any other value unchanged.
+
+    The short forms are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
+    """
+    if isinstance(value, str):
+        return {"key": value}
+    if isinstance(value, dict) and len(value) == 1 and "key" not in value:
+        ((key, content),) = value.items()
+        if key == "count":
+            return {"key": content, "count": True}
+        if isinstance(content, dict):
+            return {"key": key, "names": {str(name): shown for name, shown in content.items()}}
+    return value
+
+
+def _to_list(value: object) -> list[object]:
+    """Return a list unchanged, and any other value as a list that holds only this value."""
+    return value if isinstance(value, list) else [value]
+
+
+class AxisLayout(Strict):
+    """A property of runs that rows, columns, points or curves are formed by, and how its values are displayed."""
+
+    key: str  # "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch"
+    count: bool = False  # show the number of layers that a selector names; 0 where no edit is made
+    names: dict[str, str | int | float | None] = Field(default_factory=dict)  # value -> shown instead; null: left out
+
+    def shown_value(self, coordinates: Coordinates) -> object:
+        """Return what this axis displays for a run with the given coordinates.
+
+        Returns:
+            The run's value, the number of layers that the value selects (with `count`), or the name under `names` for
+            the value. ABSENT if the run does not have the property, LEFT_OUT if the recipe leaves the value out.
+
+        Raises:
+            ConfigError: If layers are counted, and the value is not a layer selector or selects all layers up to the
+                top.
+        """
+        value = coordinates.get(self.key, ABSENT)
+        if value is ABSENT:
+            return ABSENT
+        if self.count:
+            return _count_layers(value)
+        shown = self.names.get(to_text(value), value)
+        return LEFT_OUT if shown is None and to_text(value) in self.names else shown
+
+
+AS_LIST = BeforeValidator(_to_list)
+Axis = Annotated[AxisLayout, BeforeValidator(_expand_axis)]
+Axes = Annotated[list[Axis], AS_LIST]
+
+
+def _count_layers(selector: object) -> int:
+    """Return how many layers a selector names (None: 0); raise ConfigError if that depends on the model's depth."""
+    layers = 0 if selector is None else len(select(selector, _MANY, op="layers"))
+    if layers > _MANY // 2:
+        raise ConfigError(f"{selector!r} names layers up to the top, whose number is not known. Write '1-24' or so")
+    return layers
+
+
+def to_text(value: object) -> str:
+    """Return a value as text for the name of a row or column; None becomes "none"."""
+    return "none" if value is None else str(value)
+
+
+class Published(Strict):
+    """The numbers that a paper prints for a table or figure: one entry of `published.yaml` beside the recipe."""
+
+    source: str  # the paper, and the number of its table or figure
+    values: Numbers = Field(default_factory=dict)
+    others: Numbers = Field(default_factory=dict)  # rows that the paper quotes from other papers
+    notes: Annotated[list[str], AS_LIST] = Field(default_factory=list)  # remarks, for example on misprints
+
+
+def with_published(file: YamlFile, path: Path) -> Fields:
+    """Return the fields of a recipe, with each name under `published` replaced by the paper's numbers.
+
+    Tables and figures refer by name to entries of `published.yaml`, a file in the recipe's folder. The file is read
+    only if there is such a name.
+
+    Args:
+        file: The recipe's file; its fields are not changed.
+        path: The path of the recipe.
+
+    Raises:
+        DataError: If `published.yaml` is needed, and is missing or not valid.
+        UnknownNameError: If `published.yaml` has no entry of that name.
+    """
+    fields, entries = dict(file.fields), None
+    for key in ("table", "figure"):
+        items = [dict(item) if isinstance(item, dict) else item for item in _to_list(fields.get(key, []))]
+        for number, item in enumerate(items):
+            if isinstance(item, dict) and isinstance(name := item.get("published"), str):
+                entries = read_yaml(path.parent / PUBLISHED).fields if entries is None else entries
+                line, _ = file.locate((key, number, "published"))
+                check_known(f"recipe {path}, line {line}, {key}.published", [name], entries, "table or figure")
+                item["published"] = entries[name]
+        if key in fields:
+            fields[key] = items
+    return fields
+
+
+class TableRecipe(Strict):
+    """The layout of a table, under `table` in a recipe.
+
+    If several settings belong to one cell, the cell shows the setting with the best validation score.
+    """
+
+    title: str | None = None
+    rows: Axes = Field(default_factory=lambda: [AxisLayout(key="method")], min_length=1)
+    columns: Axes = Field(default_factory=lambda: [AxisLayout(key="task")], min_length=1)
+    metrics: list[str] = Field(default_factory=list)  # one column for each; empty: the metric of each task
+    part: Literal["validation", "test"] | None = None  # split; None: the test split if it is scored, else validation
+    scale: PositiveFloat = 1.0  # scores are multiplied by this; 100 shows per cent
+    digits: Annotated[int, Field(ge=0, le=6)] = 3  # after the decimal point
+    published: Published | None = None
+
+
+class FigureRecipe(Strict):
+    """The layout of a figure with curves, under `figure` in a recipe.
+
+    If several settings belong to one point, the point shows the setting with the best validation score. A method
+    without the setting on the x axis is drawn as a horizontal line.
+    """
+
+    title: str | None = None
+    x: Axis
+    series: Axis = Field(default_factory=lambda: AxisLayout(key="method"))  # one curve for each value
+    facet: Axis | None = None  # one panel for each value
+    x_title: str | None = None
+    log_x: bool = False
+    metric: str | None = None  # None: the metric of each task
+    part: Literal["validation", "test"] | None = None  # split; None: the test split if it is scored, else validation
+    scale: PositiveFloat = 1.0  # scores are multiplied by this; 100 shows per cent
+    published: Published | None = None  # its source and notes are printed below the figure
+
+    @property
+    def axes(self) -> list[AxisLayout]:
+        """All axes of the figure: x, series, and facet unless it is None."""
+        return [self.x, self.series, *([] if self.facet is None else [self.facet])]
+
+
+def x_value(axis: AxisLayout, coordinates: Coordinates) -> object:
+    """Return what the x axis of a figure displays for a run, as `AxisLayout.shown_value` does.
+
+    The only difference: if the axis has names, a value without a name becomes ABSENT and is drawn as a horizontal line.
+    """
+    has_name = not axis.names or to_text(coordinates.get(axis.key)) in axis.names
+    return axis.shown_value(coordinates) if has_name else ABSENT
+
+
+def axes_label(axes: Sequence[AxisLayout], coordinates: Coordinates) -> str | None:
+    """Return the name of a run's row or column: what each axis displays, joined; None if the run is left out."""
+    parts = [axis.shown_value(coordinates) for axis in axes]
+    return None if LEFT_OUT in parts else ", ".join(to_text(part) for part in parts if part is not ABSENT)
+
+
+def column_name(column: str, metric: str, table: TableRecipe) -> str:
+    """Return the name of a column; if the table has several metrics, the metric is added."""
+    return ", ".join(part for part in (column, metric) if part) if len(table.metrics) > 1 else column
