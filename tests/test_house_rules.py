@@ -145,17 +145,8 @@ def imported_rooms(node: ast.AST, package: str) -> list[str]:
     return [target if target in RANK else "" for target in targets]
 
 
-def guards_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-
-
 def is_version(node: ast.AST) -> bool:
     return isinstance(node, ast.ImportFrom) and [alias.name for alias in node.names] == ["__version__"]
-
-
-def for_types(tree: ast.Module) -> set[int]:
-    """The statements that only type checkers read."""
-    return {id(inner) for node in ast.walk(tree) if guards_types(node) for inner in ast.walk(node)}
 
 
 def wrong_imports(tree: ast.Module, *, room: str, package: str) -> list[str]:
@@ -183,22 +174,38 @@ def test_imports_go_up_the_list_only():
     assert {name: imports for name, imports in wrong.items() if imports} == {}
 
 
+# Where functions import modules of lamina to keep the start short, or because those modules need an extra.
+LATE = (
+    *("lamina.cli.", "lamina.vllm.plugin."),  # each command, and each process of vLLM, loads what it needs
+    "lamina.train.training_run.",  # accelerate takes a second, and passes without training do not need it
+    "lamina.report.html_page.",  # a page about a training run does not need the extra of studies
+)
+# Public spellings that lead up the list of rooms. They name their module as a text, and it is imported on first use.
+UPWARD = {"lamina.bank.bank": "lamina.store", "lamina.monitors": "lamina.prediction.calibrate"}
+
+
+def package_of(module: str, path: Path) -> str:
+    return module if path.name == "__init__.py" else module.rpartition(".")[0]
+
+
 def imports_between_files() -> dict[str, set[str]]:
-    """Module -> modules that it imports at some time, late imports included; what only type checkers read is none."""
+    """Module -> modules that it imports at some time: at its top, inside functions, or for type checkers only."""
     known = {module_of(path): path for path in MODULES}
-    graph: dict[str, set[str]] = {}
+    graph: dict[str, set[str]] = {module: set() for module in known}
     for module, path in known.items():
-        never = for_types(tree_of(path))
-        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        graph[module] = set()
         for node in ast.walk(tree_of(path)):
-            if id(node) in never:
-                continue
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
-            for target in imported_modules(node, package):
+            for target in imported_modules(node, package_of(module, path)):
                 files = {f"{target}.{name}" for name in names} & known.keys() or {target} & known.keys()
                 graph[module] |= files - {module}
     return graph
+
+
+def late_imports(tree: ast.Module, package: str) -> list[str]:
+    """The modules of lamina that functions import, as `line: name`."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, Function)]
+    late = {id(node): node for function in functions for node in ast.walk(function)}.values()
+    return [f"{getattr(node, 'lineno', 0)}: {name}" for node in late for name in imported_modules(node, package)]
 
 
 def test_no_files_import_each_other_in_a_circle():
@@ -206,6 +213,38 @@ def test_no_files_import_each_other_in_a_circle():
         list(TopologicalSorter(imports_between_files()).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_functions_import_modules_only_where_start_up_time_counts():
+    late = {}
+    for path in MODULES:
+        module = module_of(path)
+        if not f"{module}.".startswith(LATE):
+            late[module] = late_imports(tree_of(path), package_of(module, path))
+    assert {module: imports for module, imports in late.items() if imports} == {}
+
+
+def test_modules_that_are_imported_by_their_names_are_lower_ones():
+    """`import_module("lamina...")` hides an import from the tests above."""
+    named = {}
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        for target in re.findall(r'(?:import_module\(|^MODULE = )"(lamina\.[\w.]+)"', text, flags=re.MULTILINE):
+            if room_of(path) in RANK and RANK[target.split(".")[1]] > RANK[room_of(path)]:
+                named[module_of(path)] = target
+    assert named == UPWARD
+
+
+@pytest.mark.parametrize(
+    ("source", "late"),
+    [
+        ("def f():\n    from lamina.store import save", ["2: lamina.store"]),
+        ("class A:\n    async def f(self):\n        if self:\n            import lamina.store", ["4: lamina.store"]),
+        ("from lamina.store import save\ndef f():\n    import torch", []),
+    ],
+)
+def test_late_imports_are_found(source: str, late: list[str]):
+    assert late_imports(ast.parse(source), "lamina.bank") == late
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from lamina.fusion.mean import Mean
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import load_recipe
 from lamina.tasks import KINDS, kind_of
-from lamina.tasks.base import EncodeOptions, Inputs, Results, Targets
+from lamina.tasks.base import EncodeOptions, Inputs, Targets
+from lamina.tasks.outputs import Results
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:

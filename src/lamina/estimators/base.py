@@ -33,7 +33,7 @@ from lamina.train.options import FitOptions, PassOptions
 if TYPE_CHECKING:
     from lamina.estimators.examples import Texts
     from lamina.estimators.targets import Targets
-    from lamina.tasks.base import Results
+    from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
 
 READER = "reader"  # name of the estimator's reader in its bank

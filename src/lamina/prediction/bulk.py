@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
+from lamina.data.arrow import chunks
 from lamina.data.read import existing, read_chunks
 from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError, convert_errors
 from lamina.prediction.predict import Predictor
@@ -353,8 +354,6 @@ def _to_csv(rows: Iterator[dict[str, Any]], path: Path) -> None:
 def _to_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
-
-    from lamina.data.arrow import chunks
 
     parts = chunks(rows)
     first = pa.Table.from_pylist(next(parts))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.tasks.base import Results
+    from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
     from lamina.train.base import Runner
     from lamina.train.plan import Group

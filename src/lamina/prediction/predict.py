@@ -18,7 +18,8 @@ from lamina.errors import ConfigError, LaminaError
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped
 from lamina.store.open_saved import open_cached
-from lamina.tasks.base import EncodeOptions, TaskOutline, as_examples
+from lamina.tasks.base import EncodeOptions, TaskOutline
+from lamina.tasks.raw_examples import as_examples
 from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 
     from lamina.data.batches import Budget
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Results
-    from lamina.tasks.kind import Kind
+    from lamina.tasks.base import Kind
+    from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
     from lamina.train.base import Runner
 

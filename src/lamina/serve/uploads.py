@@ -13,7 +13,7 @@ from lamina.tasks import kind_of
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
-    from lamina.tasks.file_classification import LazyFile
+    from lamina.tasks.lazy_file import LazyFile
 
 TEXT = "text"
 _MAX_DECODED = 1 << 26  # pixels or audio samples of all files of a request together, once they are decoded

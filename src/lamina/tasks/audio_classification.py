@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.file_classification import FileKind, LazyFile
+from lamina.tasks.file_classification import FileKind
+from lamina.tasks.lazy_file import LazyFile
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:

@@ -1,34 +1,38 @@
-"""Types that tasks and kinds share: options, outlines of tasks, and the interfaces of inputs, labels and results."""
+"""The interface of a kind of task, and the types that tasks and kinds share: options, outlines, inputs and labels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from torch import Tensor
 
+from lamina.data.arrow import Column
+from lamina.data.class_names import decoder, names_of
+from lamina.data.encode import length_limit
+from lamina.data.read import Table, read_table
 from lamina.data.state_cache import CacheableInputs
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
-from lamina.tasks import kind_of
+from lamina.registry import KINDS
+from lamina.tasks.outputs import Outputs, Results
+from lamina.tasks.raw_examples import checked_texts
+from lamina.tasks.split import Split, is_missing
 from lamina.utils import JSON, check_range
 
 if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedConfig, PreTrainedModel
+
     from lamina.heads.base import HeadConfig
-    from lamina.tasks.kind import Kind
+    from lamina.layers.types import Batch, Processor
+    from lamina.tasks.lazy_file import LazyFile
 
 PARTS = ("train", "validation", "test")
-
-# What a model or reader returns for a batch: logits `[batch, ...]`, or one generated text per row.
-Outputs: TypeAlias = Tensor | Sequence[str]
-
-# A label of an example, as in `Split.labels`: a class id, a number, 0 and 1 per class, or a class id per word.
-Label: TypeAlias = int | float | tuple[int, ...]
-
-OutputsT = TypeVar("OutputsT", contravariant=True)  # the outputs that a `Results` collects
-AnswerT = TypeVar("AnswerT")  # the predictions that it returns, one per example
 
 
 @runtime_checkable
@@ -199,131 +203,6 @@ class Targets(Protocol):
         ...
 
 
-class WrongAnswer(TypedDict):
-    """An example with a wrong prediction.
-
-    Attributes:
-        row: Index of the example in its split.
-        text: The example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up.
-        true: The correct answer.
-        predicted: The predicted answer.
-        confidence: Probability of the predicted answer; not for regressions.
-        error: Predicted minus correct number; only for regressions.
-    """
-
-    row: int
-    text: JSON
-    true: JSON
-    predicted: JSON
-    confidence: NotRequired[float]
-    error: NotRequired[float]
-
-
-class ClassRow(TypedDict):
-    """The scores of one class, or an average over classes, as `metrics.class_table` returns them.
-
-    Attributes:
-        label: Name of the class, or "micro avg", "macro avg" or "weighted avg".
-        precision: Fraction of the predictions of this class that are correct.
-        recall: Fraction of the examples of this class that were predicted as this class.
-        f1: Harmonic mean of precision and recall.
-        count: Number of examples of this class.
-        guessed: Number of predictions of this class.
-    """
-
-    label: str
-    precision: float
-    recall: float
-    f1: float
-    count: int
-    guessed: int
-
-
-@runtime_checkable
-class Results(Protocol[OutputsT, AnswerT]):
-    """Collects outputs batch by batch; returns scores, tables and predictions once all batches were added.
-
-    A subclass must define `add`, and those of the other methods that its kind of task needs; the defaults return
-    nothing.
-    """
-
-    def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:
-        """Add the outputs for the rows with these indices; `labels` are given if they come from the inputs."""
-
-    def first_not_finite(self) -> int | None:
-        """Return the index of the first example (or row) whose outputs are NaN or infinite; None if all are finite."""
-        return None
-
-    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return metric -> score, in the order of `metrics`."""
-        return {}
-
-    def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the one answer that is right most often, and metric -> score of always giving it, from labels alone.
-
-        None for kinds of task that have no such answer.
-        """
-        return None
-
-    def compare(self, metrics: Sequence[str]) -> Mapping[str, Any]:
-        """Return the fields of `comparison.Comparison`; {} for kinds whose scores are not compared."""
-        return {}
-
-    def per_class(self) -> list[ClassRow]:
-        """Return the rows of a table of scores per class, as `metrics.class_table` does; [] without classes."""
-        return []
-
-    def errors(self, count: int) -> list[WrongAnswer]:
-        """Return at most `count` wrong answers, the most confident first, as `class_results.error_rows` does."""
-        return []
-
-    def set_learnt(self, info: Mapping[str, JSON]) -> None:
-        """Use the facts that a reader keeps from its training, which `Kind.learnt` returned; the default has none."""
-
-    def predictions(self) -> list[AnswerT]:
-        """Return the JSON-ready prediction for each example."""
-        return []
-
-    def raw_predictions(self) -> list[Any]:
-        """Return the predictions with logits in place of probabilities, if the kind of task has logits."""
-        return self.predictions()
-
-    def guesses(self) -> list[Label]:
-        """Return the predicted label of each example, in the same form as `Split.labels`."""
-        return []
-
-
-def first_invalid_row(logits: Tensor) -> int | None:
-    """Return the index of the first row of `logits` `[rows, classes]` whose softmax is NaN; None if there is none.
-
-    A -inf beside finite numbers is valid: its probability is 0.
-    """
-    bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
-    return int(bad[0]) if len(bad) else None
-
-
-def as_examples(examples: object) -> list[Any]:
-    """Return the examples that a user passed to `predict` as a list.
-
-    Args:
-        examples: A list or another iterable with a fixed order, such as a NumPy array, a tensor or a column of pandas.
-            An array of numbers with several axes is a list of images or clips.
-
-    Raises:
-        ConfigError: If `examples` is a single text or path, a mapping, a set or a table.
-    """
-    is_numeric = getattr(getattr(examples, "dtype", None), "kind", "f") in "biuf"
-    has_media = is_numeric and getattr(examples, "ndim", 1) > 1
-    to_list = None if has_media else getattr(examples, "tolist", None)
-    listed = examples if to_list is None else to_list()
-    is_single = isinstance(listed, str | bytes | Path | Mapping | Set) or hasattr(listed, "__dataframe__")
-    if is_single or not isinstance(listed, Iterable):
-        raise ConfigError(
-            f"predict: got one {type(examples).__name__}; a list of texts, pairs of texts, images or clips is needed."
-        )
-    return list(listed)
-
-
 def check_image_size(size: int, kind: Kind, op: str) -> None:
     """Raise ConfigError, whose message begins with `op`, if the kind has no images or the size is below 1 pixel."""
     if kind.processor != "image_processor":
@@ -335,3 +214,300 @@ def check_label_all_tokens(label_all_tokens: bool, kind: Kind) -> None:
     """Raise ConfigError if `label_all_tokens` is set for a kind whose labels do not belong to words."""
     if label_all_tokens and not kind.tags_words:
         raise ConfigError(f"task: label_all_tokens is set for a task of kind {kind}; it is for tasks that tag words.")
+
+
+@runtime_checkable
+class HasLogits(Protocol):
+    """The outputs of a model with a head."""
+
+    logits: Tensor
+
+
+# The file or folder of a split, or a pair of text files.
+Source: TypeAlias = str | Path | Sequence[str | Path]
+InputsT = TypeVar("InputsT", bound=Inputs)
+
+
+class Kind(ABC, Generic[InputsT]):
+    """A kind of task. A subclass implements three methods; every other method has a default.
+
+    There is one object per kind, which `lamina.tasks.kind_of` returns. It has no state. A subclass also sets the first
+    three class attributes, and those of the others whose default does not fit.
+
+    **Reading**: from files or rows to a `Split` of examples with labels.
+        Required: `build`.
+        Defaults: `read`, `from_rows`, `examples`, `metrics`, `further_metrics`, `row_classes`.
+
+    **Encoding**: from examples to batches, and what a model needs to read them.
+        Required: `encode`.
+        Defaults: `targets`, `learnt`, `length_limit`, `truncated`, `batch_size`, `model_rows`; and for whole models
+        with a head of their own `configure`, `fit_processor`, `model_problem`, `output_problem`, `model_labels`.
+
+    **Answering**: from outputs to scores and predictions.
+        Required: `results`.
+        Defaults: `outputs`, `predict_outputs`, `answers`.
+
+    `TextClassKind` implements all but `build`, for kinds that classify texts.
+
+    Attributes:
+        name: The kind's name in tasks, recipes, files and on the command line, and the name of its reader's head.
+        problem_types: Problem type -> its metrics. The default problem type and the default metric come first.
+        auto_class: Name of the auto class of transformers whose models have a head for this kind.
+        base_class: Name of the auto class of the model whose layers readers of this kind read.
+        processor: What encodes examples: "tokenizer", "image_processor" or "feature_extractor".
+        inputs: Name of the inputs. Tasks whose kinds have the same name share one pass if they have the same examples.
+        predict_inputs: Name of the inputs for prediction, compared in the same way.
+        file: Class of the files that examples are. None: examples are texts.
+        per_token: Whether answers are given token by token, so that long texts are cut into windows.
+        keeps_end: Whether prediction keeps the end of a text that is too long, whatever the tokenizer's side.
+        tags_words: Whether every word has a label, which all of its sub-tokens may carry.
+        has_classes: Whether a model's outputs are one score per label.
+        reads_pairs: Whether an example may be a pair of texts.
+        judges_second: Whether labels, or generated texts, belong to the second text of a pair.
+        draws: Whether training inputs are random (masked tokens, image crops), so that a seed decides them.
+        sequential: Whether the order of examples matters, so that validation gets the last tenth of the train split.
+        usual_columns: Default columns of text and label.
+        other_files: Format of files whose extension is unknown: "conll" or "lines". None: such files are an error.
+        readers: Whether readers of a bank can do this kind of task; otherwise only whole models can.
+        missing: Allowed values of `missing_labels`.
+        takes_prefix: Whether the option `prefix`, a text in front of every example, is allowed.
+        generates: Whether a model generates a text per example, both for predictions and for scores.
+        learnt_keys: Names of the facts that `learnt` may return.
+    """
+
+    name: ClassVar[str]
+    problem_types: ClassVar[Mapping[str, tuple[str, ...]]]
+    auto_class: ClassVar[str]
+    base_class: ClassVar[str] = "AutoModel"
+    processor: ClassVar[str] = "tokenizer"
+    inputs: ClassVar[str] = "text"
+    predict_inputs: ClassVar[str] = "text"
+    file: ClassVar[type[LazyFile] | None] = None
+    per_token: ClassVar[bool] = False
+    keeps_end: ClassVar[bool] = False
+    tags_words: ClassVar[bool] = False
+    has_classes: ClassVar[bool] = True
+    reads_pairs: ClassVar[bool] = False
+    judges_second: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+    sequential: ClassVar[bool] = False
+    usual_columns: ClassVar[tuple[str, str]] = ("sentence", "label")
+    other_files: ClassVar[str | None] = None
+    readers: ClassVar[bool] = True
+    missing: ClassVar[tuple[str, ...]] = ("error", "drop")
+    takes_prefix: ClassVar[bool] = False
+    generates: ClassVar[bool] = False
+    learnt_keys: ClassVar[tuple[str, ...]] = ()
+
+    def __str__(self) -> str:
+        """Return the kind's name, as messages print it and files hold it."""
+        return self.name
+
+    def __repr__(self) -> str:
+        """Return the Python expression that looks the kind up."""
+        return f"kind_of({self.name!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether `other` is a kind of the same name, or is that name itself."""
+        return self.name == (other.name if isinstance(other, Kind) else other)
+
+    def __hash__(self) -> int:
+        """Return the hash of the kind's name, so that a kind and its name are one key of a dict."""
+        return hash(self.name)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle the kind as its name, which is looked up when unpickling."""
+        return kind_of, (self.name,)
+
+    # Reading: from files or rows to examples with labels
+
+    @abstractmethod
+    def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
+        """Make the examples of every split.
+
+        Args:
+            spec: Which columns to read, as the user named them.
+            tables: Split name -> table, as `read` or `from_rows` returned it.
+
+        Returns:
+            `spec` with columns, labels and problem type filled in; and split name -> examples with labels.
+
+        Raises:
+            DataError: If a column is missing or a cell has a wrong form. The message names file, row and column.
+        """
+
+    def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
+        """Return one split as a table, read from a file or from another source that the kind allows.
+
+        Args:
+            source: Path of the file.
+            spec: Which columns to read.
+            header: Column names of a file that has none.
+
+        Raises:
+            DataError: If the file cannot be read.
+            ConfigError: If `source` is a pair of files, which only text-to-text kinds read.
+        """
+        if not isinstance(source, str | Path):
+            got = f"{len(source)} files were given for one part of a task of kind {spec.kind}"
+            raise ConfigError(f"task: {got}; it reads one. Only kinds that generate texts read a pair of files.")
+        return read_table(source, header=header, other=self.other_files)
+
+    def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
+        """Return a table of rows in memory: a dataset, or columns of equal length; `name` is for messages."""
+        if isinstance(rows, Mapping):
+            return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
+        columns = {key: Column(rows, [key], decoder(feature)) for key, feature in rows.features.items()}
+        return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(rows.features))
+
+    def examples(self, raw: Sequence[object], processor: Processor) -> Split:
+        """Return examples without labels, from the examples that a user passed to `predict`.
+
+        Raises:
+            ConfigError: If an example is not a text or pair of texts that this kind reads. The message names the
+                example.
+        """
+        return Split.of_texts(checked_texts(raw, pairs=self.reads_pairs))
+
+    def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Return the metrics for this problem type and these class names, the default metric first."""
+        return self.problem_types[problem_type]
+
+    def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Return metrics that are not reported by default; if a user asks for one of them, all are reported."""
+        return ()
+
+    def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
+        """Return the classes that `Task.subsample(per_class=...)` counts, and the class ids of each example.
+
+        The names and each list of ids are empty if the task has no classes that can be counted.
+        """
+        if not self.single_label(task.problem_type):
+            return (), [()] * len(split)
+        return tuple(task.labels), [() if is_missing(label) else (label,) for label in split.labels]
+
+    def single_label(self, problem_type: str) -> bool:
+        """Return whether every example has exactly one class, so that examples can be drawn class by class."""
+        return self.has_classes and not self.per_token and problem_type == "classification"
+
+    # Encoding: from examples to batches
+
+    @abstractmethod
+    def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> InputsT:
+        """Encode the examples of a split as rows that a model reads.
+
+        Raises:
+            ConfigError: If the processor is missing or of another type, or an option does not fit.
+        """
+
+    def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
+        """Return the labels of all rows; None if the labels come from the inputs themselves, as masked tokens do."""
+        return None
+
+    def learnt(self, task: LabelledTask, split: Split, inputs: InputsT) -> dict[str, JSON]:
+        """Return facts about the train split that answers need later; a reader keeps them in its `info`."""
+        return {}
+
+    def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
+        """Return how much of an example is read: tokens of a window, samples of a clip, or 1 for images.
+
+        Args:
+            model: The model that reads the examples.
+            processor: Its processor, which may have a lower limit.
+            asked: The user's limit. None: the default.
+
+        Raises:
+            ConfigError: If `asked` is more than model and processor read.
+        """
+        return length_limit(model, processor, asked)
+
+    def truncated(self, inputs: InputsT) -> int:
+        """Return how many examples were cut off at their end."""
+        return 0
+
+    def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
+        """Return how many rows to score at a time.
+
+        Args:
+            asked: The number that the user asks for, which is the maximum.
+            inputs: The encoded examples.
+            outputs: Number of scores that a model returns per position: of classes, or of the vocabulary.
+        """
+        return asked
+
+    def model_rows(
+        self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
+    ) -> tuple[int, int]:
+        """Estimate how many rows of how many tokens a model reads, before there is any data or model.
+
+        Args:
+            rows: Number of examples.
+            tokens: Mean tokens of an example.
+            max_length: Maximum tokens of a row.
+            config: The model's config.
+            by_row: As in `Task`.
+
+        Returns:
+            Number of rows, and tokens of a row.
+        """
+        return rows, min(round(tokens), max_length)
+
+    # Encoding for whole models with a head of their own
+
+    def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
+        """Write the task's class names and type of loss into a model's config, in place; the default changes nothing.
+
+        Raises:
+            ConfigError: If the head of the model is for other classes.
+        """
+
+    def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
+        """Change a processor in place to the task's settings, such as `image_size`; return whether there are any."""
+        return False
+
+    def model_problem(self, model: PreTrainedModel) -> str | None:
+        """Return in words why the model's class or config does not fit this kind of task; None if they fit."""
+        return None
+
+    def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
+        """Return in words what is wrong with the model's outputs for a batch; None if nothing is."""
+        return None
+
+    def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
+        """Return the labels of a batch in the form that a whole model's own loss expects."""
+        return labels
+
+    # Answering: from outputs to scores and predictions
+
+    @abstractmethod
+    def results(self, task: TaskLike, split: Split, inputs: InputsT) -> Results:
+        """Return an empty collection of outputs, which scores the examples of a split of a task."""
+
+    def outputs(
+        self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
+    ) -> Outputs:
+        """Run a whole model on a batch without labels, and return what `Results.add` expects: logits or texts."""
+        return model(**batch).logits  # pyright: ignore[reportCallIssue]
+
+    def predict_outputs(
+        self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
+    ) -> Outputs:
+        """Run a whole model on a batch for prediction, in which inputs contain no labels; the default is `outputs`."""
+        return self.outputs(model, batch, processor, options)
+
+    def answers(self, task: TaskLike, split: Split, inputs: InputsT, processor: Processor) -> Results:
+        """Return an empty collection of outputs for prediction; the default is `results`.
+
+        Args:
+            task: The facts about the task.
+            split: The examples, as `examples` returned them.
+            inputs: The encoded examples.
+            processor: The processor, for kinds whose predictions are tokens.
+        """
+        return self.results(task, split, inputs)
+
+
+@cache
+def kind_of(name: str) -> Kind:
+    """Return the kind of task that is registered under a name; raise UnknownNameError if there is none."""
+    return KINDS.get(name)()

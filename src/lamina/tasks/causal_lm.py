@@ -20,9 +20,9 @@ from lamina.heads.base import TaskLike
 from lamina.layers import stacks
 from lamina.layers.causality import is_causal
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Outputs, Results
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, HasLogits
 from lamina.tasks.chat_templates import Chat, Span, chat_problem, chat_split, chats_of, is_chat, render
-from lamina.tasks.kind import HasLogits, TextInputs, checked_texts
+from lamina.tasks.kind import TextInputs
 from lamina.tasks.language_modeling import (
     Candidate,
     LanguageModelingKind,
@@ -31,6 +31,8 @@ from lamina.tasks.language_modeling import (
     encode_running,
     has_nan,
 )
+from lamina.tasks.outputs import Outputs, Results
+from lamina.tasks.raw_examples import checked_texts
 from lamina.tasks.split import Split
 from lamina.tasks.targets import WordTargets
 from lamina.tasks.text_to_text import TextAnswer, generate, texts_of

@@ -13,8 +13,8 @@ from torch import Tensor
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
 from lamina.tasks import metrics as score
-from lamina.tasks.base import ClassRow, Label, Results, WrongAnswer, first_invalid_row
 from lamina.tasks.comparison import Comparison, compare
+from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer, first_invalid_row
 from lamina.tasks.split import Split
 from lamina.tasks.targets import Array, label_array
 from lamina.utils import JSON

@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import tarfile
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from errno import EISDIR
+from dataclasses import asdict, replace
 from functools import partial
-from io import SEEK_END, BytesIO
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, ClassVar, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 
 import numpy as np
 import pyarrow as pa
@@ -25,9 +22,10 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, first_line
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, LabelledTask
+from lamina.tasks.base import ColumnSpec, InputsT, LabelledTask, Source
 from lamina.tasks.class_results import ClassResults
-from lamina.tasks.kind import ClassKind, InputsT, Source
+from lamina.tasks.kind import ClassKind
+from lamina.tasks.lazy_file import LazyFile
 from lamina.tasks.split import Split
 from lamina.tasks.targets import RowTargets, label_array
 
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-_MOST_BYTES = 1 << 30  # of one file
 _CELL = {
     "name": pa.string(),
     "path": pa.string(),
@@ -52,116 +49,6 @@ _NAMES = ("text", "row")  # the columns from which a `Column` makes files
 _BLOCK = 512  # bytes of a block of a tar file, which ends with blocks of zeros
 _TAR_ERRORS = (tarfile.TarError, OSError, ValueError, OverflowError, MemoryError, RecursionError)  # of damaged headers
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
-
-
-@dataclass(frozen=True)
-class LazyFile(ABC):
-    """A file, a part of a tar file, or bytes in memory, which are decoded on access.
-
-    Attributes:
-        name: How messages call the file.
-        path: The file, or the tar file that contains it.
-        offset: Position of the first byte in `path`.
-        size: Number of bytes. None: all from `offset` on.
-        data: The bytes, if they are in memory.
-        column: Usual name of a column of such files, which is also how messages name a task ("an image task").
-        op: Operation with which error messages begin.
-        one: How messages call one file, with its article ("an image").
-        many: How messages call several files.
-        endings: Extensions of the files that are read from folders.
-        feature: Name of the feature class of `datasets` for a column of such files.
-        units: What `decoded_size` counts ("pixels").
-        forms: The forms in which users may pass such files, for messages.
-    """
-
-    name: str
-    path: str | None = None
-    offset: int = 0
-    size: int | None = None
-    data: bytes | None = None
-
-    column: ClassVar[str]
-    op: ClassVar[str]
-    one: ClassVar[str]
-    many: ClassVar[str]
-    endings: ClassVar[frozenset[str]]
-    feature: ClassVar[str]
-    units: ClassVar[str]
-    forms: ClassVar[str]
-
-    @classmethod
-    @abstractmethod
-    def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a file with the content of an object in memory, such as an array; None if its form is unknown."""
-
-    @classmethod
-    def of(cls, name: str, entry: object) -> Self:
-        """Return a file from a path, from bytes, from a mapping with either (as in `datasets`), or from an object.
-
-        Args:
-            name: How messages call the file, unless `entry` is a path.
-            entry: What a user passed, or the cell of a table. None becomes a file that cannot be read.
-
-        Raises:
-            TypeError: If `entry` has no known form. Its text begins with a verb.
-        """
-        if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
-            return cls(name, entry.get("path"), data=entry.get("bytes"))
-        if isinstance(entry, str | Path):
-            return cls(str(entry), str(entry))
-        if entry is None or isinstance(entry, bytes):
-            return cls(name, data=entry)
-        file = cls.of_object(name, entry)
-        if file is None:
-            raise TypeError(f"is {type(entry).__name__}; {cls.one} is {cls.forms}")
-        return file
-
-    @abstractmethod
-    def decoded_size(self) -> int:
-        """Return the number of `units`, from the file's header, without decoding; raise DataError on failure."""
-
-    @classmethod
-    def bad(cls, path: str | Path, problem: str) -> DataError:
-        """Return an error that names a file; `problem` continues the message after the name, beginning with a verb."""
-        return DataError(f"{cls.op}: {path} {problem}", path=str(path))
-
-    def source(self) -> Path | BytesIO:
-        """Return the path of a file on disk, or else the bytes in memory; raise DataError if reading fails."""
-        if self.data is None and self.path is not None and not self.offset and self.size is None:
-            self._read(0)
-            return Path(self.path)
-        return BytesIO(self.read())
-
-    def read(self) -> bytes:
-        """Return all bytes; raise DataError if they cannot be read, are more than 2**30, or a tar file was cut off."""
-        if self.data is not None:
-            return self.data
-        data, size = self._read(_MOST_BYTES)
-        if size > _MOST_BYTES:
-            problem = f"has more than {_MOST_BYTES:,} bytes; every row of an {self.column} task is {self.one}."
-            raise self.bad(self.name, problem)
-        if self.size is not None and len(data) < self.size:
-            problem = f"is cut off after {len(data)} of {self.size} bytes; the tar file has become shorter."
-            raise self.bad(self.name, problem)
-        return data
-
-    def _read(self, most: int) -> tuple[bytes, int]:
-        """Return the bytes in `path` and their number; no bytes if there are more than `most`."""
-        if self.path is None:
-            raise self.bad(self.name, f"is empty; every row of an {self.column} task has {self.one}.")
-        path = Path(self.path)
-        try:
-            if path.exists() and not path.is_file():  # a pipe or device may never end
-                raise IsADirectoryError(EISDIR, "it is not a file")
-            with path.open("rb") as file:
-                rest = max(0, file.seek(0, SEEK_END) - self.offset)
-                file.seek(self.offset)
-                size = rest if self.size is None else min(rest, self.size)
-                return file.read(size) if size <= most else b"", size
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            problem = f"cannot be read ({reason}); {self.many} are read again in every epoch."
-            raise self.bad(self.name, problem) from None
 
 
 # The parts of a file's name in a folder or tar file, and the file; None for links and special files.

@@ -18,7 +18,8 @@ from torch import Tensor
 from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
 from lamina.heads.base import TaskLike
 from lamina.tasks.base import EncodeOptions
-from lamina.tasks.file_classification import FileKind, LazyFile
+from lamina.tasks.file_classification import FileKind
+from lamina.tasks.lazy_file import LazyFile
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
 

@@ -17,9 +17,9 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, Results, first_invalid_row
-from lamina.tasks.kind import Kind
+from lamina.tasks.base import ColumnSpec, EncodeOptions, Kind
 from lamina.tasks.metrics import named_scores
+from lamina.tasks.outputs import Results, first_invalid_row
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from lamina.data.encode import Windows
 from lamina.data.windows import IGNORED, word_places
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
-from lamina.tasks.base import EncodeOptions, Results
-from lamina.tasks.kind import TextInputs, checked_texts
+from lamina.tasks.base import EncodeOptions
+from lamina.tasks.kind import TextInputs
 from lamina.tasks.language_modeling import (
     Candidate,
     LanguageModelingKind,
@@ -25,6 +25,8 @@ from lamina.tasks.language_modeling import (
     encode_running,
     has_nan,
 )
+from lamina.tasks.outputs import Results
+from lamina.tasks.raw_examples import checked_texts
 from lamina.tasks.split import Split
 from lamina.utils import derive_seed
 

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known, require_packages
-from lamina.tasks.base import ClassRow
+from lamina.tasks.outputs import ClassRow
 
 if TYPE_CHECKING:
-    from lamina.tasks.kind import Kind
+    from lamina.tasks.base import Kind
 
 RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of false positives
 RANKING = ("auroc", *RECALL_RATES)  # metrics of how well scores separate two classes

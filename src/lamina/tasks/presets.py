@@ -14,7 +14,7 @@ import yaml
 from pydantic import ConfigDict, TypeAdapter
 
 from lamina.errors import ConfigError, DataError, UnknownNameError, first_line
-from lamina.tasks import kind_of
+from lamina.tasks.base import kind_of
 from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:

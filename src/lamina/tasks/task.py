@@ -10,9 +10,7 @@ from pathlib import Path
 
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.tasks import kind_of
-from lamina.tasks.base import PARTS, ColumnSpec, check_image_size, check_label_all_tokens
-from lamina.tasks.kind import Kind, Source
+from lamina.tasks.base import PARTS, ColumnSpec, Kind, Source, check_image_size, check_label_all_tokens, kind_of
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of, usual_positive
 from lamina.tasks.presets import fetch, find_preset, published_files

@@ -17,9 +17,9 @@ from lamina.data.windows import IGNORED
 from lamina.errors import DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Results
-from lamina.tasks.kind import Kind, Source
+from lamina.tasks.base import ColumnSpec, EncodeOptions, GenerationOptions, Kind, Source
 from lamina.tasks.metrics import score_texts
+from lamina.tasks.outputs import Results
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:

@@ -21,11 +21,13 @@ from lamina.data.windows import IGNORED, word_labels
 from lamina.errors import DataError
 from lamina.heads.base import TaskLike
 from lamina.tasks import labels as lab
-from lamina.tasks.base import ClassRow, ColumnSpec, Label, LabelledTask, Results, WrongAnswer, first_invalid_row
+from lamina.tasks.base import ColumnSpec, LabelledTask
 from lamina.tasks.class_results import error_rows
 from lamina.tasks.comparison import Comparison, compare_tags, most_frequent_tag
-from lamina.tasks.kind import TextClassKind, TextInputs, checked_texts
+from lamina.tasks.kind import TextClassKind, TextInputs
 from lamina.tasks.metrics import class_table, marks_spans, score_tags, span_table
+from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer, first_invalid_row
+from lamina.tasks.raw_examples import checked_texts
 from lamina.tasks.split import Split
 from lamina.tasks.tag_schemes import continued
 from lamina.tasks.tagged_examples import span_splits, tag_splits

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lamina.bank.stack_pass import States
     from lamina.data.batches import Budget
     from lamina.layers.types import Batch, Processor
-    from lamina.tasks.base import Results
+    from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions, PassOptions

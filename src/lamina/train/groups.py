@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, MutableMapping, Sequence
 
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Inputs, KindedTask, Targets
-    from lamina.tasks.kind import Kind
+    from lamina.tasks.base import Inputs, Kind, KindedTask, Targets
     from lamina.train.base import Runner
     from lamina.train.options import PassOptions
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from lamina.bank.stack_pass import States
     from lamina.layers.types import Batch, Processor
-    from lamina.tasks.base import KindedTask
-    from lamina.tasks.kind import Kind
+    from lamina.tasks.base import Kind, KindedTask
     from lamina.tasks.task import Task
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Group, Plan

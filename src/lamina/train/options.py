@@ -15,7 +15,7 @@ from lamina.tasks.base import EncodeOptions
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from lamina.tasks.kind import Kind
+    from lamina.tasks.base import Kind
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import numpy as np
 from torch.nn import functional as F
 
 from lamina.data.windows import IGNORED
-from lamina.tasks.base import Results
+from lamina.tasks.outputs import Results
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lamina.layers.selectors import Selector
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Results
+    from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
 
 _BINS = 4  # bins of text length, with about as many rows each

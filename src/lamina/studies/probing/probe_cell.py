@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from lamina.heads.base import Head
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Results, Targets
+    from lamina.tasks.base import Targets
+    from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 

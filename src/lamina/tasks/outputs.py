@@ -1,0 +1,122 @@
+"""Interfaces of outputs and of their collections: labels, results, tables per class, wrong answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, runtime_checkable
+
+from torch import Tensor
+
+from lamina.utils import JSON
+
+# What a model or reader returns for a batch: logits `[batch, ...]`, or one generated text per row.
+Outputs: TypeAlias = Tensor | Sequence[str]
+
+# A label of an example, as in `Split.labels`: a class id, a number, 0 and 1 per class, or a class id per word.
+Label: TypeAlias = int | float | tuple[int, ...]
+
+OutputsT = TypeVar("OutputsT", contravariant=True)  # the outputs that a `Results` collects
+AnswerT = TypeVar("AnswerT")  # the predictions that it returns, one per example
+
+
+class WrongAnswer(TypedDict):
+    """An example with a wrong prediction.
+
+    Attributes:
+        row: Index of the example in its split.
+        text: The example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up.
+        true: The correct answer.
+        predicted: The predicted answer.
+        confidence: Probability of the predicted answer; not for regressions.
+        error: Predicted minus correct number; only for regressions.
+    """
+
+    row: int
+    text: JSON
+    true: JSON
+    predicted: JSON
+    confidence: NotRequired[float]
+    error: NotRequired[float]
+
+
+class ClassRow(TypedDict):
+    """The scores of one class, or an average over classes, as `metrics.class_table` returns them.
+
+    Attributes:
+        label: Name of the class, or "micro avg", "macro avg" or "weighted avg".
+        precision: Fraction of the predictions of this class that are correct.
+        recall: Fraction of the examples of this class that were predicted as this class.
+        f1: Harmonic mean of precision and recall.
+        count: Number of examples of this class.
+        guessed: Number of predictions of this class.
+    """
+
+    label: str
+    precision: float
+    recall: float
+    f1: float
+    count: int
+    guessed: int
+
+
+@runtime_checkable
+class Results(Protocol[OutputsT, AnswerT]):
+    """Collects outputs batch by batch; returns scores, tables and predictions once all batches were added.
+
+    A subclass must define `add`, and those of the other methods that its kind of task needs; the defaults return
+    nothing.
+    """
+
+    def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:
+        """Add the outputs for the rows with these indices; `labels` are given if they come from the inputs."""
+
+    def first_not_finite(self) -> int | None:
+        """Return the index of the first example (or row) whose outputs are NaN or infinite; None if all are finite."""
+        return None
+
+    def scores(self, metrics: Sequence[str]) -> dict[str, float]:
+        """Return metric -> score, in the order of `metrics`."""
+        return {}
+
+    def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
+        """Return the one answer that is right most often, and metric -> score of always giving it, from labels alone.
+
+        None for kinds of task that have no such answer.
+        """
+        return None
+
+    def compare(self, metrics: Sequence[str]) -> Mapping[str, Any]:
+        """Return the fields of `comparison.Comparison`; {} for kinds whose scores are not compared."""
+        return {}
+
+    def per_class(self) -> list[ClassRow]:
+        """Return the rows of a table of scores per class, as `metrics.class_table` does; [] without classes."""
+        return []
+
+    def errors(self, count: int) -> list[WrongAnswer]:
+        """Return at most `count` wrong answers, the most confident first, as `class_results.error_rows` does."""
+        return []
+
+    def set_learnt(self, info: Mapping[str, JSON]) -> None:
+        """Use the facts that a reader keeps from its training, which `Kind.learnt` returned; the default has none."""
+
+    def predictions(self) -> list[AnswerT]:
+        """Return the JSON-ready prediction for each example."""
+        return []
+
+    def raw_predictions(self) -> list[Any]:
+        """Return the predictions with logits in place of probabilities, if the kind of task has logits."""
+        return self.predictions()
+
+    def guesses(self) -> list[Label]:
+        """Return the predicted label of each example, in the same form as `Split.labels`."""
+        return []
+
+
+def first_invalid_row(logits: Tensor) -> int | None:
+    """Return the index of the first row of `logits` `[rows, classes]` whose softmax is NaN; None if there is none.
+
+    A -inf beside finite numbers is valid: its probability is 0.
+    """
+    bad = (~logits.float().logsumexp(-1).isfinite()).nonzero()
+    return int(bad[0]) if len(bad) else None
