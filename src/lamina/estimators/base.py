@@ -52,17 +52,32 @@ class LaminaEstimator(BaseEstimator):
     """Base class of the four estimators. Each subclass documents its parameters."""
 
     kind: ClassVar[str]  # name of the kind of task
-    model: Any
-    processor: Any
-    epochs: int | None
-    batch_size: int
-    learning_rate: float | None
-    max_length: int | None
-    validation_fraction: float | None
-    random_state: Any
-    options: Mapping[str, Any] | None
-
     bank_: ReaderBank
+
+    def __init__(  # noqa: PLR0913
+        self,
+        model: Any = "minilm",
+        *,
+        reader: FusionConfig | Reader | None = None,
+        processor: Any = None,
+        epochs: int | None = None,
+        batch_size: int = 32,
+        learning_rate: float | None = None,
+        max_length: int | None = None,
+        validation_fraction: float | None = None,
+        random_state: Any = 0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.reader = reader
+        self.processor = processor
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_length = max_length
+        self.validation_fraction = validation_fraction
+        self.random_state = random_state
+        self.options = options
 
     # Training
 

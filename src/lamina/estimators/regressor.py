@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, final
 
 import torch
@@ -16,9 +15,6 @@ from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from lamina.bank import Reader
-    from lamina.fusion.base import FusionConfig
 
 
 @final
@@ -50,31 +46,6 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
     """
 
     kind: ClassVar = SequenceClassification.kind
-
-    def __init__(  # noqa: PLR0913
-        self,
-        model: Any = "minilm",
-        *,
-        reader: FusionConfig | Reader | None = None,
-        processor: Any = None,
-        epochs: int | None = None,
-        batch_size: int = 32,
-        learning_rate: float | None = None,
-        max_length: int | None = None,
-        validation_fraction: float | None = None,
-        random_state: Any = 0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.model = model
-        self.reader = reader
-        self.processor = processor
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_length = max_length
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.options = options
 
     def _head_of_a_fusion(self) -> dict[str, Any]:
         return {"pooling": "mean"}

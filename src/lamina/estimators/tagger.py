@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
 
 from lamina.data.windows import IGNORED
@@ -18,8 +17,7 @@ from lamina.tasks.tag_schemes import odd_tag, recognise, to_iob2
 from lamina.tasks.words import join
 
 if TYPE_CHECKING:
-    from lamina.bank import Reader
-    from lamina.fusion.base import FusionConfig
+    pass
 
 
 @final
@@ -50,31 +48,6 @@ class LaminaTagger(LaminaEstimator):
     """
 
     kind: ClassVar = TokenClassification.kind
-
-    def __init__(  # noqa: PLR0913
-        self,
-        model: Any = "minilm",
-        *,
-        reader: FusionConfig | Reader | None = None,
-        processor: Any = None,
-        epochs: int | None = None,
-        batch_size: int = 32,
-        learning_rate: float | None = None,
-        max_length: int | None = None,
-        validation_fraction: float | None = None,
-        random_state: Any = 0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.model = model
-        self.reader = reader
-        self.processor = processor
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_length = max_length
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.options = options
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train the reader; the model does not change.

@@ -247,16 +247,10 @@ class Runner(ABC):
         return max(1, size)
 
     def collect(
-        self,
-        group: Group,
-        results: Mapping[str, Results],
-        options: PassOptions,
-        *,
-        progress: bool = False,
-        budget: Budget | None = None,
+        self, group: Group, results: Mapping[str, Results], options: PassOptions, *, progress: bool = False
     ) -> None:
         """Run learners over all rows of a group without gradients, and add their outputs to `results`; see `passes`."""
-        for _ in self.passes(group, results, options, progress=progress, budget=budget):
+        for _ in self.passes(group, results, options, progress=progress):
             pass
 
     def passes(

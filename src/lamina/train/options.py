@@ -45,19 +45,7 @@ _BOUNDS = {
 class PassOptions(BaseModel):
     """Options of every pass of a model over examples, as `predict`, `evaluate` and `calibrate` use them.
 
-    Attributes:
-        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
-        max_length: Tokens per window, or samples per audio clip. None: what the readers were trained with, else the
-            most that the model allows.
-        stride: Tokens that two neighbouring windows share. None: as in training, else a quarter of a window.
-        add_prefix_space: Put a space before each text. False: only for readers that were trained with this option.
-        precision: "float32", or "bfloat16" or "float16" for mixed precision.
-        prefix: Text that is put before every text to summarise or translate. "": none.
-        max_target_length: Maximum number of tokens to generate per example.
-        num_beams: Number of beams for generating. 1: greedy decoding.
-        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
-        num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        progress: Show a progress bar on standard error.
+    The docstring of `lamina.evaluate` explains each.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
