@@ -1,8 +1,8 @@
-"""The hidden-state cache: whether it can be used, how it is filled, and how states are read from it.
+"""The hidden-state cache, in memory or on disk: whether it can be used, how it is filled, and how states are read.
 
-An entry has one file per stack: an array `[tokens, layers, width]` with the tokens of all rows, padding excluded, the
-longest row first. All layers of a row are next to each other, so that one read returns them. The position of a row in
-the file follows from the lengths of the rows.
+The states of a stack are one array `[tokens, layers, width]` with the tokens of all rows, padding excluded, the longest
+row first. All layers of a row are next to each other, so that one read returns them. The position of a row in the array
+follows from the lengths of the rows. On disk, an entry has one file per stack.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol, final
+from typing import TYPE_CHECKING, Literal, Protocol, Self, final
 
 import numpy as np
+import psutil
 import torch
 from rich.filesize import decimal
 from torch import distributed
@@ -29,7 +31,7 @@ from lamina.layers.fingerprints import fingerprint_of
 from lamina.utils import progress_bar, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _TRIAL = 4  # number of batches that are timed before all rows are written
+_SHARE = 0.25  # share of the free memory that states may take
 # settings of a model's config on which its hidden states do not depend
 _UNRELATED_SETTINGS = {"_name_or_path", "transformers_version", "architectures", "dtype", "id2label", "label2id"}
 
@@ -74,9 +77,9 @@ class CacheSettings:
     """The settings with which a run uses the cache.
 
     Attributes:
-        mode: "off": the cache is not used. "on": it is used, or an error is raised. "auto": it is used if that saves
-            time and the states fit on the disk.
-        dtype: Type of the numbers in the files.
+        mode: "off": the cache is not used. "on": it is used on disk, or an error is raised. "auto": it is used if that
+            saves time, in memory if the states take at most a quarter of the free memory, else on disk if they fit.
+        dtype: Type of the numbers in the files. In memory they are float32.
         folder: The cache folder. None: that of `cache_folder()`.
         precision: Type in which the model computes, as in `FitOptions`.
         batch_size: Number of rows per pass of the model while the cache is filled.
@@ -101,9 +104,10 @@ def open_states(
     settings: CacheSettings,
     fingerprints: Mapping[str, str] | None = None,
 ) -> CachedStates | None:
-    """Return the cached hidden states of encoded examples; compute and write them if they are not cached yet.
+    """Return the cached hidden states of encoded examples; compute and store them if they are not cached yet.
 
-    In a run of several processes, one process writes the states, and either all processes use the cache or none does.
+    In a run of several processes each holds all states in memory, or one process writes them to the disk. Either all
+    processes use the cache or none does.
 
     Args:
         bank: The bank with the readers.
@@ -127,7 +131,12 @@ def open_states(
         if not auto:
             raise CacheError(f"cache: {reason}; cached states cannot be used. Use cache='auto' or 'off'.")
         return _log_unused(reason)
-    entry, states = _Entry(bank, inputs, names, settings, fingerprints or {}), None
+    if auto and settings.passes < 2:
+        return _log_unused("these texts are read only once")
+    filler = _Filler(bank, inputs, names, settings)
+    if auto and _in_all_processes(filler.fits_in_memory(), bank.device):
+        return filler.hold()
+    entry, states = _Entry(filler, fingerprints or {}), None
     try:
         if (states := entry.open()) is None and (reason := entry.fill()) is None and (states := entry.open()) is None:
             raise CacheError(f"cache: {entry.path} is gone; it was removed as soon as it was written.")
@@ -137,7 +146,7 @@ def open_states(
         logger.warning(reason := str(error))
     if not _in_all_processes(states is not None, bank.device):
         return _log_unused(reason or "the states are not there in every process")
-    logger.info("cache: %s of states in %s", decimal(sum(entry.layout.sizes.values())), entry.path)
+    logger.info("cache: %s of states in %s", decimal(filler.layout.size), entry.path)
     return states
 
 
@@ -218,11 +227,14 @@ class Layout:
         starts[[*self.order, -1]] = np.cumsum([0, *(self.lengths[row] for row in self.order)])
         return starts
 
+    def shape(self, stack: str) -> tuple[int, int, int]:
+        """Return the shape `[tokens, layers, width]` of a stack's array."""
+        return int(self.starts[-1]), len(self.layers[stack]), self.widths[stack]
+
     @property
-    def sizes(self) -> dict[str, int]:
-        """Name of each stack -> size of its file in bytes."""
-        size = int(self.starts[-1]) * np.dtype(self.dtype).itemsize
-        return {stack: size * len(layers) * self.widths[stack] for stack, layers in self.layers.items()}
+    def size(self) -> int:
+        """Size of all arrays in bytes."""
+        return sum(math.prod(self.shape(stack)) for stack in self.layers) * np.dtype(self.dtype).itemsize
 
     def pack(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
         """Return hidden states in the form in which the file of a stack stores them.
@@ -253,22 +265,30 @@ class Layout:
 
 @final
 class CachedStates:
-    """Hidden states on disk, in memory-mapped files; several processes may read them at the same time.
+    """Hidden states of encoded examples, in memory or in memory-mapped files that several processes may read at once.
 
     Args:
-        folder: The folder of the entry.
-        layout: The layout of its files.
+        arrays: Name of each stack -> array `[tokens, layers, width]`.
+        layout: The layout of the arrays.
         dtype: Dtype in which the model computed the states, and in which they are returned.
         device: Device on which the states are returned.
     """
 
-    def __init__(self, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-        self.folder, self.layout, self.dtype, self.device = folder, layout, dtype, device
-        self._files = {
-            stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, len(layers), layout.widths[stack])
-            for stack, layers in layout.layers.items()
-        }
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
+        self.layout, self.dtype, self.device = layout, dtype, device
+        self._arrays = arrays
         self._buffer = np.empty(0, layout.dtype)  # reused, because to allocate memory takes longer than to fill it
+
+    @classmethod
+    def open(cls, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
+        """Return the states in the files of a folder."""
+        arrays = {
+            stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, *layout.shape(stack)[1:])
+            for stack in layout.layers
+        }
+        return cls(arrays, layout, dtype, device)
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return the states of the rows with these indices: stack -> layer -> `[batch, tokens, width]`.
@@ -277,15 +297,15 @@ class CachedStates:
         """
         lengths = [int(self.layout.lengths[row]) for row in rows]
         states = {}
-        for stack, file in self._files.items():
-            shape = (len(rows), max(lengths), *file.shape[1:])
+        for stack, array in self._arrays.items():
+            shape = (len(rows), max(lengths), *array.shape[1:])
             size = int(np.prod(shape))
             if self._buffer.size < size:
-                self._buffer = np.empty(size, file.dtype)
+                self._buffer = np.empty(size, array.dtype)
             padded = self._buffer[:size].reshape(shape)
             for states_of_row, row, length in zip(padded, rows, lengths, strict=True):
                 start = self.layout.starts[row]
-                states_of_row[:length] = file[start : start + length]
+                states_of_row[:length] = array[start : start + length]
                 states_of_row[length:] = 0
             moved = torch.from_numpy(padded).to(self.device)
             layers = enumerate(self.layout.layers[stack])
@@ -294,40 +314,93 @@ class CachedStates:
 
 
 @final
-class _Entry:
-    """The cache entry of encoded examples, which may not be on disk yet.
-
-    The arguments are those of `open_states`. `facts` is everything that the states depend on; its hash is the key of
-    the entry. `path` is the folder of the entry.
-    """
+class _Filler:
+    """Computes the states of encoded examples. The arguments are those of `open_states`."""
 
     def __init__(
-        self,
-        bank: ReaderBank,
-        inputs: CacheableInputs,
-        names: Sequence[str],
-        settings: CacheSettings,
-        fingerprints: Mapping[str, str],
+        self, bank: ReaderBank, inputs: CacheableInputs, names: Sequence[str], settings: CacheSettings
     ) -> None:
         self.bank, self.inputs, self.settings = bank, inputs, settings
         layers = layers_of(bank, names)
         widths = {stack: bank.stacks[stack].width for stack in layers}
-        self.layout = layout = Layout([int(length) for length in inputs.lengths], layers, widths, settings.dtype)
+        self.layout = Layout([int(length) for length in inputs.lengths], layers, widths, settings.dtype)
+
+    def fits_in_memory(self) -> bool:
+        """Return whether the states, as float32 in every process, take at most a quarter of the free memory."""
+        needed = world_size() * replace(self.layout, dtype="float32").size
+        return needed <= _SHARE * psutil.virtual_memory().available
+
+    def hold(self) -> CachedStates | None:
+        """Run the model over all rows, and return their states in memory; None if `Layout.pack` refuses them."""
+        layout = replace(self.layout, dtype="float32")
+        arrays = {stack: np.empty(layout.shape(stack), np.float32) for stack in layout.layers}
+        at, dtype = 0, torch.float32
+        try:
+            for rows in self.bar("computing states"):
+                states = self.compute(rows)
+                count = sum(layout.lengths[row] for row in rows)
+                for stack, layers in layout.layers.items():
+                    dtype = states[stack][layers[0]].dtype
+                    packed = layout.pack(rows, [states[stack][layer] for layer in layers], stack)
+                    arrays[stack][at : at + count] = packed
+                at += count
+        except CacheError as error:
+            return _log_unused(str(error))
+        logger.info("cache: %s of states in memory", decimal(layout.size))
+        return CachedStates(arrays, layout, dtype, self.bank.device)
+
+    @cached_property
+    def batches(self) -> list[list[int]]:
+        """The rows of each pass of the model, the longest first."""
+        order, size = self.layout.order, self.settings.batch_size
+        return [order[at : at + size] for at in range(0, len(order), size)]
+
+    def bar(self, what: str) -> Iterable[list[int]]:
+        """Return `batches` behind a progress bar that says `what`."""
+        return progress_bar(self.batches, show=self.settings.progress, desc=what, unit="batch")
+
+    def compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
+        """Run the model over rows and wait for the device; return stack -> layer -> states `[batch, tokens, width]`."""
+        device, precision = self.bank.device, self.settings.precision
+        batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
+        with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
+            states = self.bank.record_states(self.layout.layers, batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # so that the caller can measure the time
+        return states
+
+
+@final
+class _Entry:
+    """The entry on disk of encoded examples, which may not be there yet.
+
+    Args:
+        filler: Computes the states.
+        fingerprints: As in `open_states`.
+
+    Attributes:
+        facts: Everything that the states depend on; its hash is the key of the entry.
+        path: The folder of the entry.
+    """
+
+    def __init__(self, filler: _Filler, fingerprints: Mapping[str, str]) -> None:
+        self.filler, self.bank, self.settings, self.layout = filler, filler.bank, filler.settings, filler.layout
+        bank, layout, layers = self.bank, self.layout, self.layout.layers
         config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _UNRELATED_SETTINGS}
         self.facts: Facts = {
             "format": FORMAT,
             "fingerprints": {name: fingerprints.get(name) or fingerprint_of(bank.stacks[name]) for name in layers},
             "config": json.dumps(config, sort_keys=True, default=str),
             "processor": hash_processor(bank.processor),
-            "inputs": inputs.digest,
-            "precision": settings.precision,
+            "inputs": filler.inputs.digest,
+            "precision": self.settings.precision,
             "rows": len(layout.lengths),
             "tokens": int(layout.starts[-1]),
             "layers": {stack: list(numbers) for stack, numbers in layers.items()},  # compared with JSON: no tuples
-            "widths": widths,
-            "dtype": settings.dtype,
+            "widths": dict(layout.widths),
+            "dtype": layout.dtype,
         }
-        self.path = cache_folder(settings.folder) / _hash(self.facts)[:32]
+        self.path = cache_folder(self.settings.folder) / _hash(self.facts)[:32]
 
     def open(self) -> CachedStates | None:
         """Return the states that are on disk; None if there are none that can be used.
@@ -344,7 +417,7 @@ class _Entry:
         else:
             dtype = getattr(torch, entry.facts["states_dtype"])
             with suppress(OSError):  # another process may have removed the entry a moment ago
-                return CachedStates(self.path, self.layout, dtype, self.bank.device)
+                return CachedStates.open(self.path, self.layout, dtype, self.bank.device)
         return None
 
     def fill(self) -> str | None:
@@ -358,10 +431,8 @@ class _Entry:
         Raises:
             CacheError: If the states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
         """
-        if self.settings.mode == "auto" and self.settings.passes < 2:
-            return "these texts are read only once"
         folder = self.path.parent
-        check_room(folder, sum(self.layout.sizes.values()))
+        check_room(folder, self.layout.size)
         with disk_errors(folder), claim(folder, self.path.name, self.facts) as private:
             if private is not None:
                 if (dtype := self._write(private)) is None:
@@ -376,15 +447,12 @@ class _Entry:
         In mode "auto", the time to read the first batches is compared with the time to compute them. If reading is not
         faster, writing is stopped and None returned.
         """
-        order, size = self.layout.order, self.settings.batch_size
-        batches = [order[at : at + size] for at in range(0, len(order), size)]
         # the first batch is not timed, because the first pass of a model takes longer
-        trial = batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []
+        trial = self.filler.batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []
         computing, dtype = 0.0, torch.float32
-        bar = progress_bar(batches, show=self.settings.progress, desc="writing states", unit="batch")
-        for number, rows in enumerate(bar):
+        for number, rows in enumerate(self.filler.bar("writing states")):
             start = time.perf_counter()
-            states = self._compute(rows)
+            states = self.filler.compute(rows)
             computing += time.perf_counter() - start if number else 0.0
             for stack, layers in self.layout.layers.items():
                 dtype = states[stack][layers[0]].dtype
@@ -393,7 +461,7 @@ class _Entry:
                     file.write(packed.data)
             if trial and number == len(trial):
                 _drop_page_cache(folder)
-                reader, start = CachedStates(folder, self.layout, dtype, self.bank.device), time.perf_counter()
+                reader, start = CachedStates.open(folder, self.layout, dtype, self.bank.device), time.perf_counter()
                 for trial_rows in trial:
                     reader.batch(trial_rows)
                 reading = time.perf_counter() - start
@@ -401,16 +469,6 @@ class _Entry:
                 if reading >= computing:
                     return None
         return dtype
-
-    def _compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Run the model over rows and wait for the device; return stack -> layer -> states `[batch, tokens, width]`."""
-        device, precision = self.bank.device, self.settings.precision
-        batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
-        with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
-            states = self.bank.record_states(self.layout.layers, batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)  # so that the caller can measure the time
-        return states
 
 
 def _drop_page_cache(folder: Path) -> None:

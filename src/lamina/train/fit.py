@@ -66,7 +66,7 @@ def fit(  # noqa: PLR0913
     length_penalty: float = 1.0,
     augment: bool = True,
     test: bool = False,
-    cache: Literal["off", "auto", "on"] = "off",
+    cache: Literal["off", "auto", "on"] = "auto",
     cache_dtype: Literal["float16", "float32"] = "float16",
     cache_dir: str | Path | None = None,
     num_workers: int = 0,

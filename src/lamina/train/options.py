@@ -145,7 +145,7 @@ class FitOptions(PassOptions):
     eval_batch_size: Count | None = None
     augment: bool = True
     test: bool = False
-    cache: Literal["off", "auto", "on"] = "off"
+    cache: Literal["off", "auto", "on"] = "auto"
     cache_dtype: Literal["float16", "float32"] = "float16"
     cache_dir: str | Path | None = None
     importance_steps: Count | None = None

@@ -42,7 +42,7 @@ def write(folder: Path, kind: str = "float32", **options: Any) -> CachedStates:
             given = states(rows, **options)[stack]
             packed.append(plan.pack(rows, [given[layer] for layer in layers], stack))
         np.concatenate(packed).tofile(folder / f"{stack}.bin")
-    return CachedStates(folder, plan, options.get("dtype", torch.float32))
+    return CachedStates.open(folder, plan, options.get("dtype", torch.float32))
 
 
 def check(reader: CachedStates, *, within: float = 0.0) -> None:

@@ -59,7 +59,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     learning_rate: float | None = None,
     max_length: int | None = None,
     add_prefix_space: bool = False,
-    cache: Literal["off", "auto", "on"] = "off",
+    cache: Literal["off", "auto", "on"] = "auto",
     output: str | Path | None = None,
     resume: bool = False,
     progress: bool = True,
