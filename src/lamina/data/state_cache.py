@@ -102,7 +102,7 @@ def open_states(
     names: Sequence[str],
     *,
     settings: CacheSettings,
-    fingerprints: Mapping[str, str] | None = None,
+    fingerprints: dict[str, str] | None = None,
 ) -> CachedStates | None:
     """Return the cached hidden states of encoded examples; compute and store them if they are not cached yet.
 
@@ -115,7 +115,7 @@ def open_states(
         names: Names of the readers that will use the states.
         settings: How to use the cache.
         fingerprints: Name of a stack -> fingerprint of its weights, for stacks whose fingerprint is known already.
-            None: all fingerprints are computed.
+            Those that have to be computed, for a cache on disk, are added.
 
     Returns:
         The states. None if the model must run for every batch, because the mode is "off", or because the cache cannot
@@ -136,7 +136,7 @@ def open_states(
     filler = _Filler(bank, inputs, names, settings)
     if auto and _in_all_processes(filler.fits_in_memory(), bank.device):
         return filler.hold()
-    entry, states = _Entry(filler, fingerprints or {}), None
+    entry, states = _Entry(filler, {} if fingerprints is None else fingerprints), None
     try:
         if (states := entry.open()) is None and (reason := entry.fill()) is None and (states := entry.open()) is None:
             raise CacheError(f"cache: {entry.path} is gone; it was removed as soon as it was written.")
@@ -278,6 +278,7 @@ class CachedStates:
         self, arrays: Mapping[str, np.ndarray], layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
         self.layout, self.dtype, self.device = layout, dtype, device
+        self.folder: Path | None = None  # of the files; None: the states are in memory
         self._arrays = arrays
         self._buffer = np.empty(0, layout.dtype)  # reused, because to allocate memory takes longer than to fill it
 
@@ -288,7 +289,9 @@ class CachedStates:
             stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, *layout.shape(stack)[1:])
             for stack in layout.layers
         }
-        return cls(arrays, layout, dtype, device)
+        states = cls(arrays, layout, dtype, device)
+        states.folder = folder
+        return states
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return the states of the rows with these indices: stack -> layer -> `[batch, tokens, width]`.
@@ -383,13 +386,15 @@ class _Entry:
         path: The folder of the entry.
     """
 
-    def __init__(self, filler: _Filler, fingerprints: Mapping[str, str]) -> None:
+    def __init__(self, filler: _Filler, fingerprints: dict[str, str]) -> None:
         self.filler, self.bank, self.settings, self.layout = filler, filler.bank, filler.settings, filler.layout
         bank, layout, layers = self.bank, self.layout, self.layout.layers
+        for name in layers.keys() - fingerprints.keys():
+            fingerprints[name] = fingerprint_of(bank.stacks[name])
         config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _UNRELATED_SETTINGS}
         self.facts: Facts = {
             "format": FORMAT,
-            "fingerprints": {name: fingerprints.get(name) or fingerprint_of(bank.stacks[name]) for name in layers},
+            "fingerprints": {name: fingerprints[name] for name in layers},
             "config": json.dumps(config, sort_keys=True, default=str),
             "processor": hash_processor(bank.processor),
             "inputs": filler.inputs.digest,

@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import torch
 
-from lamina.data.state_cache import CacheSettings, obstacle, open_states
+from lamina.data.state_cache import CacheSettings, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
@@ -130,11 +130,11 @@ class BankRunner(Runner):
             passes=passes,
             progress=options.progress,
         )
-        readable = [group for group in groups if obstacle(self.bank, group.names, group.inputs) is None]
-        used = {self.bank[name].stack for group in readable for name in group.names}
-        marks = {name: fingerprint_of(stack) for name, stack in self.bank.stacks.items() if name in used}
+        fingerprints: dict[str, str] = {}
         for group in groups:
-            group.states = open_states(self.bank, group.inputs, group.names, fingerprints=marks, settings=settings)
+            group.states = open_states(
+                self.bank, group.inputs, group.names, fingerprints=fingerprints, settings=settings
+            )
 
     def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
         """Return how much memory a training batch of the group's readers needs, if every row is as long as the longest.

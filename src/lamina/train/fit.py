@@ -140,10 +140,11 @@ def fit(  # noqa: PLR0913
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         augment: Crop and flip training images at random.
         test: Score the final weights on the "test" part.
-        cache: Store the hidden states of a frozen model on disk and read them instead of running the model: "on",
-            "off", or "auto" (if reading is faster than computing, and there is room).
-        cache_dtype: Dtype of the stored states: "float16" or "float32".
-        cache_dir: Folder of the stored states. None: `$LAMINA_CACHE`, else the user's cache folder.
+        cache: Whether to keep the hidden states of a frozen model, so that it reads each text once and not in every
+            epoch. "auto": in memory if they take at most a quarter of what is free, else on disk if reading is faster
+            than computing and there is room. "on": on disk, also for later runs. "off": no.
+        cache_dtype: Dtype of states on disk: "float16" or "float32". In memory they are float32.
+        cache_dir: Folder of states on disk. None: `$LAMINA_CACHE`, else the user's cache folder.
         num_workers: Number of processes that prepare batches, for example decode images. 0: this process prepares them.
             The batches are the same.
         importance_steps: Record the layer importances of a reader at its start and every this number of its steps, not

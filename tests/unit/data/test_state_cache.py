@@ -31,6 +31,12 @@ Usage = namedtuple("Usage", "total used free")
 TEXTS = [" ".join(row) for row in sentences(12, seed=3, high=12)]
 
 
+@pytest.fixture(autouse=True)
+def on_disk(monkeypatch: pytest.MonkeyPatch):
+    """No states are kept in memory, so that mode "auto" uses the disk."""
+    monkeypatch.setattr(cache_module, "_SHARE", 0.0)
+
+
 def rows_of(texts: list[str] = TEXTS, **options: Any) -> Rows:
     return Rows(tiny_tokenizer()(texts, **options)["input_ids"])
 
@@ -332,11 +338,32 @@ def test_what_is_there_is_read_even_where_nothing_can_be_written(tmp_path: Path,
     assert opened(bank_of(), tmp_path) is not None
 
 
-def test_auto_fills_only_what_is_read_again_and_reads_what_is_there(tmp_path: Path):
+def test_auto_caches_nothing_that_is_read_only_once(tmp_path: Path):
     assert opened(bank_of(), tmp_path, mode="auto", passes=1) is None
     assert list(tmp_path.iterdir()) == []
     assert opened(bank_of(), tmp_path, mode="on", passes=1) is not None
-    assert opened(bank_of(), tmp_path, mode="auto", passes=1) is not None
+    seen = runs(bank := bank_of())
+    assert opened(bank, tmp_path, mode="auto") is not None
+    assert seen == []  # the states were on disk
+
+
+def test_auto_keeps_states_in_memory_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bank, size = bank_of(), sum(rows_of().lengths) * 4 * bank_of().stacks["main"].width * 4
+    seen = runs(bank)
+    free = namedtuple("Memory", "available")
+    monkeypatch.setattr(cache_module, "_SHARE", 0.25)
+    monkeypatch.setattr(cache_module.psutil, "virtual_memory", lambda: free(4 * size))
+    states = opened(bank, tmp_path, mode="auto", dtype="float16")
+    assert states is not None
+    assert states.folder is None
+    assert list(tmp_path.iterdir()) == []
+    for rows in ([0, 1, 2, 3], [7, 2, 11]):
+        assert difference(bank, states, rows) == 0
+    assert sum(seen[: len(TEXTS)]) == len(TEXTS)
+    monkeypatch.setattr(cache_module.psutil, "virtual_memory", lambda: free(4 * size - 4))
+    states = opened(bank, tmp_path, mode="auto")
+    assert states is not None
+    assert states.folder is not None
 
 
 class Clock:
@@ -387,8 +414,8 @@ def test_all_processes_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(cache_module, "world_size", lambda: 2)
     monkeypatch.setattr(cache_module.distributed, "all_reduce", another_has_none)
     assert opened(bank_of(), tmp_path) is None
-    assert opened(bank_of(), tmp_path, rows_of(TEXTS[:3]), mode="auto", passes=1) is None
-    assert asked == [1, 0]
+    assert opened(bank_of(), tmp_path, rows_of(TEXTS[:3]), mode="auto") is None
+    assert asked == [1, 0, 1]  # on disk; then whether memory has room, which it has not, and on disk
 
 
 # Systems without POSIX

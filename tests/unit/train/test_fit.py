@@ -104,9 +104,18 @@ def test_tasks_over_the_same_texts_share_every_pass():
     bank = bank_for(**tasks)
     bank(input_ids=torch.tensor([[2, 3]]))  # finds the layers
     passes = Passes(bank)
-    assert train(bank, tasks, epochs=2).steps == 6
+    assert train(bank, tasks, epochs=2, cache="off").steps == 6
     assert passes.training == [4] * 6
     assert passes.scoring == [8] * 2
+
+
+def test_by_default_the_model_reads_each_row_once():
+    tasks = {"a": TASK, "b": length_of_text(train=12, validation=8)}
+    bank = bank_for(**tasks)
+    bank(input_ids=torch.tensor([[2, 3]]))  # finds the layers
+    passes = Passes(bank)
+    train(bank, tasks, epochs=5)
+    assert sum(passes.training) + sum(passes.scoring) == 12 + 8
 
 
 def test_tasks_over_other_texts_take_turns():
@@ -316,7 +325,7 @@ def test_bfloat16(task: Task):
     bank = bank_for(r=task)
     seen: set[tuple[bool, bool]] = set()
     bank.model.register_forward_pre_hook(lambda *_: seen.add((bank.training, torch.is_autocast_enabled("cpu"))))
-    train(bank, {"r": task}, precision="bfloat16", epochs=2)
+    train(bank, {"r": task}, precision="bfloat16", epochs=2, cache="off")
     assert {(True, True), (False, True)} <= seen  # it learns and is scored so
     assert (True, False) not in seen
     assert all(value.dtype == torch.float32 and bool(value.isfinite().all()) for value in weights(bank).values())

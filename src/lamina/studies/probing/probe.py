@@ -101,8 +101,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         learning_rate: Peak learning rate of AdamW; it falls to 0 linearly. None: 3e-3 for linear probes, 1e-3 for MLPs.
         max_length: Maximum tokens per text. None: what the model allows.
         add_prefix_space: Put a space before every text, for byte-level tokenizers; see `lamina.fit`.
-        cache: Whether to keep the hidden states on disk so that later epochs need no pass of the model; see
-            `lamina.fit`.
+        cache: Whether to keep the hidden states so that later epochs need no pass of the model; see `lamina.fit`.
         output: Folder for the study and for each finished cell. None: nothing is written.
         resume: Skip the cells (one task with one seed each) that are finished in `output`.
         progress: Show a progress bar.
