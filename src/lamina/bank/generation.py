@@ -49,7 +49,7 @@ class Generated(NamedTuple):
 class _RecordedCriteria(StoppingCriteriaList):
     """The stopping criteria of one call of `generate`, which records their results."""
 
-    def __init__(self, criteria: list[Any]) -> None:
+    def __init__(self, criteria: list[object]) -> None:
         super().__init__(criteria)
         self.results: list[Tensor] = []  # one per call, [rows]: True where the criteria end the sequence
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
 
 
-def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, Any]) -> dict[str, Tensor | None]:
+def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, object]) -> dict[str, Tensor | None]:
     """Return the contribution of each layer to the features at each token of one text, for some readers of a bank.
 
     `lamina.studies.contributions` says how it is measured for each fusion. The contributions of a token need not sum to

@@ -37,7 +37,7 @@ class Cell:
     """
 
     key: Mapping[str, Value]
-    work: Callable[[], Any]
+    work: Callable[[], object]
     name: str = ""
 
     @property
@@ -132,7 +132,7 @@ def _died(cell: Cell, reason: str) -> Failure:
     return Failure(dict(cell.key), reason)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> object:
     """Return a number of NumPy or PyTorch as a Python number."""
     return value.item()
 

@@ -89,7 +89,7 @@ def entries(folder: Path) -> list[Entry]:
     return sorted(complete, key=lambda entry: float("inf") if entry.age_s is None else entry.age_s)
 
 
-def read_entry(path: Path, expected: Mapping[str, Any] | None = None) -> Entry | None:
+def read_entry(path: Path, expected: Mapping[str, object] | None = None) -> Entry | None:
     """Read the index of an entry, and check its files.
 
     Args:
@@ -130,7 +130,7 @@ def _read_index(path: Path) -> tuple[Facts, str | None]:
     return facts, None
 
 
-def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mapping[str, Any] | None) -> str | None:
+def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mapping[str, object] | None) -> str | None:
     """Return why an entry with an intact index (`facts`) cannot be used; None if it can.
 
     `sizes` are the sizes of the files in the folder, in bytes. See `read_entry` for `expected`.
@@ -216,7 +216,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 
 @contextmanager
-def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> Iterator[Path | None]:
+def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) -> Iterator[Path | None]:
     """Hold the lock for writing an entry inside the `with` block, after waiting until no other process holds it.
 
     Unfinished entries of processes that died are removed.
@@ -253,7 +253,7 @@ def claim(folder: Path, key: str, expected: Mapping[str, Any] | None = None) -> 
         lock.release()
 
 
-def publish(path: Path, facts: Mapping[str, Any]) -> None:
+def publish(path: Path, facts: Mapping[str, object]) -> None:
     """Complete an entry: write its index, flush its files to disk, and rename its folder to the key.
 
     An older entry of the same key, which could not be used, is removed.

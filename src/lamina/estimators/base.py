@@ -174,7 +174,7 @@ class LaminaEstimator(BaseEstimator):
         prepared.warn(self._op(method))
         return predictor.results(prepared)
 
-    def _texts(self, X: Any, method: str, *, reset: bool) -> Texts:
+    def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
         """Return X as texts or pairs of texts; see `as_texts`."""
         return as_texts(self, X, self._op(method), reset=reset)
 

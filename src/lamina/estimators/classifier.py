@@ -90,7 +90,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def _head_of_a_fusion(self) -> dict[str, Any]:
         return {"pooling": "mean"}
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: object, y: object) -> Self:
         """Train the reader; the model does not change.
 
         Args:
@@ -122,7 +122,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
             weights = compute_class_weight(given, classes=self.classes_, y=self.classes_[targets.values])
         return tuple(float(weight) for weight in weights)
 
-    def _logits(self, X: Any, method: str) -> torch.Tensor:
+    def _logits(self, X: object, method: str) -> torch.Tensor:
         self._check_fitted()
         texts = self._texts(X, method, reset=False)
         return self._results(Split.of(texts), method)[READER].logits  # pyright: ignore
@@ -131,7 +131,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
     def _several(self) -> bool:
         return self.bank_[READER].config.head.problem_type == "multi_label"
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """Return the most probable class of each text, `[texts]`; for several labels, zeros and ones `[texts, labels]`.
 
         Raises:
@@ -141,7 +141,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         logits = self._logits(X, "predict")
         return (logits > 0).long().numpy() if self._several else self.classes_[logits.argmax(-1).numpy()]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: object) -> np.ndarray:
         """Return probabilities `[texts, classes]`, with the classes in the order of `classes_`.
 
         With several labels per text, each label has its own probability, and a row need not sum to 1. Errors are those
@@ -150,12 +150,12 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         logits = self._logits(X, "predict_proba").double()
         return (logits.sigmoid() if self._several else logits.softmax(-1)).numpy()
 
-    def predict_log_proba(self, X: Any) -> np.ndarray:
+    def predict_log_proba(self, X: object) -> np.ndarray:
         """Return the logarithms of the probabilities that `predict_proba` returns, `[texts, classes]`."""
         logits = self._logits(X, "predict_log_proba").double()
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
-    def decision_function(self, X: Any) -> np.ndarray:
+    def decision_function(self, X: object) -> np.ndarray:
         """Return the logits `[texts, classes]`; with two classes, the second logit minus the first, `[texts]`."""
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()

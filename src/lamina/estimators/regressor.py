@@ -50,7 +50,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
     def _head_of_a_fusion(self) -> dict[str, Any]:
         return {"pooling": "mean"}
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: object, y: object) -> Self:
         """Train the reader; the model does not change.
 
         Args:
@@ -77,7 +77,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             output.bias.mul_(targets.scale).add_(targets.mean)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """Return one number per text, `[texts]`.
 
         Raises:

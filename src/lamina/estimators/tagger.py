@@ -49,7 +49,7 @@ class LaminaTagger(LaminaEstimator):
 
     kind: ClassVar = TokenClassification.kind
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: object, y: object) -> Self:
         """Train the reader; the model does not change.
 
         Args:
@@ -81,10 +81,10 @@ class LaminaTagger(LaminaEstimator):
         self._train(bank, task, seed)
         return self
 
-    def _words(self, X: Any, method: str) -> list[list[str]]:
+    def _words(self, X: object, method: str) -> list[list[str]]:
         return as_words(X, self._op(method))
 
-    def predict(self, X: Any) -> list[list[Any]]:
+    def predict(self, X: object) -> list[list[Any]]:
         """Return one list of tags per sentence, with a tag for each word.
 
         Raises:
@@ -96,7 +96,7 @@ class LaminaTagger(LaminaEstimator):
         guesses = cast("list[tuple[int, ...]]", self._results(_split(words, None), "predict")[READER].guesses())
         return [[self.classes_[number] for number in row] for row in guesses]
 
-    def score(self, X: Any, y: Any) -> float:
+    def score(self, X: object, y: object) -> float:
         """Return the span F1 score (seqeval) if the tags mark spans (`B-x`, `I-x`, `O`), else the accuracy over words.
 
         Raises:

@@ -84,7 +84,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self.random_state = random_state
         self.options = options
 
-    def fit(self, X: Any, y: Any = None) -> Self:
+    def fit(self, X: object, y: object = None) -> Self:
         """Look up the layers, or train the fusion; the model does not change.
 
         Args:
@@ -142,7 +142,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self._train(bank, task, seed)
         return reader
 
-    def transform(self, X: Any) -> np.ndarray:
+    def transform(self, X: object) -> np.ndarray:
         """Return features `[texts, dim]` in float32.
 
         Raises:

@@ -158,7 +158,7 @@ class Head(nn.Module, ABC):
 
     def forward_many(
         self,
-        heads: list[Any],
+        heads: Sequence[Head],
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch ..."]:

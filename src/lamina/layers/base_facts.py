@@ -71,10 +71,10 @@ def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
     return _related(json.loads(json.dumps(config.to_dict(), default=str)))
 
 
-def _related(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _related(settings: Mapping[str, object]) -> dict[str, Any]:
     """Return the settings that may change hidden states, also of the configs within a config."""
     return {
-        name: _related(cast("Mapping[str, Any]", value)) if isinstance(value, dict) else value
+        name: _related(cast("Mapping[str, object]", value)) if isinstance(value, dict) else value
         for name, value in settings.items()
         if name not in UNRELATED and not _UNRELATED.search(name)
     }

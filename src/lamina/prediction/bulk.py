@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
+    from lamina.layers.types import Processor
+    from lamina.store.files import Fields
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +70,7 @@ def predict_file(  # noqa: PLR0913
     text_pair: str | None = None,
     readers: Sequence[str] | None = None,
     kind: str | None = None,
-    processor: Any = None,  # noqa: ANN401
+    processor: Processor | None = None,
     batch_size: int = 32,
     chunk_rows: int = 1000,
     add_prefix_space: bool = False,
@@ -203,7 +205,7 @@ def read_examples(
     rows: int = 1000,
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
-) -> Iterator[tuple[list[int], list[Any], int]]:
+) -> Iterator[tuple[list[int], list[object], int]]:
     """Yield the examples of a file in chunks: their line numbers, the examples, and how many rows were parsed.
 
     Args:
@@ -216,7 +218,7 @@ def read_examples(
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
-        examples: list[Any] = []
+        examples: list[object] = []
         for line, *cells in zip(table.rows, *(table.column(name) for name in columns), strict=True):
             wrong = [(name, cell) for name, cell in zip(columns, cells, strict=True) if not isinstance(cell, str)]
             if not wrong:
@@ -239,7 +241,7 @@ class Partial:
 
     lines: Path  # file with the rows, as JSON lines
     note: Path  # JSON file with `same` and the numbers below
-    same: dict[str, Any]  # arguments of the run, which must be equal to resume
+    same: Fields  # arguments of the run, which must be equal to resume
     size: int = 0  # bytes of `lines` that are complete
     rows: int = 0  # complete rows in `lines`
     read: int = 0  # rows of the source that were parsed for them
@@ -248,7 +250,7 @@ class Partial:
 
     @classmethod
     @contextmanager
-    def open(cls, output: Path, same: dict[str, Any], *, resume: bool) -> Iterator[Partial]:
+    def open(cls, output: Path, same: Fields, *, resume: bool) -> Iterator[Partial]:
         """Open and lock the rows of `output`; `resume` keeps those of an earlier run with equal arguments (`same`)."""
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
@@ -270,7 +272,7 @@ class Partial:
                 if not partial.note.is_file():  # no row is complete, so there is nothing to resume from
                     beside.unlink(missing_ok=True)
 
-    def _go_on(self, state: dict[str, Any]) -> None:
+    def _go_on(self, state: Fields) -> None:
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
                 raise ConfigError(
@@ -292,7 +294,7 @@ class Partial:
         with convert_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
             yield
 
-    def add(self, rows: Sequence[dict[str, Any]], *, read: int) -> None:
+    def add(self, rows: Sequence[Fields], *, read: int) -> None:
         """Append rows from the next `read` rows of the source, and record how much is complete."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
@@ -320,7 +322,7 @@ class Partial:
             self.note.unlink(missing_ok=True)
             self.lines.unlink(missing_ok=True)
 
-    def _flat_rows(self) -> Iterator[dict[str, Any]]:
+    def _flat_rows(self) -> Iterator[Fields]:
         with self.lines.open(encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
@@ -332,7 +334,7 @@ class Partial:
                 }
 
 
-def _cells(name: str, answer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+def _cells(name: str, answer: object) -> Iterator[tuple[str, object]]:
     """Yield (column, value) for every part of a reader's answer, for CSV and Parquet."""
     if isinstance(answer, dict):
         for key, value in answer.items():
@@ -341,7 +343,7 @@ def _cells(name: str, answer: Any) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
         yield name, json.dumps(answer, ensure_ascii=False) if isinstance(answer, list) else answer
 
 
-def _to_csv(rows: Iterator[dict[str, Any]], path: Path) -> None:
+def _to_csv(rows: Iterator[Fields], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = None
         for row in rows:
@@ -351,7 +353,7 @@ def _to_csv(rows: Iterator[dict[str, Any]], path: Path) -> None:
             writer.writerow(row)
 
 
-def _to_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
+def _to_parquet(rows: Iterator[Fields], path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -368,7 +370,7 @@ class Chunk:
     """Rows of the source that are read, predicted and written together."""
 
     lines: Sequence[int]  # their numbers in the source
-    examples: Sequence[Any]
+    examples: Sequence[object]
     read: int  # rows of the source that were parsed for them
     problems: Sequence[DataError] = ()  # errors of rows that could not be parsed and are left out
 
@@ -377,7 +379,7 @@ class Chunk:
 class Answered:
     """The outcome of a `Chunk`: rows of the output, and errors."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Fields] = field(default_factory=list)
     read: int = 0
     problems: list[DataError] = field(default_factory=list)
     failed: LaminaError | None = None  # the error that ends the run after these rows
@@ -391,9 +393,9 @@ class Answering:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
         self._folder = source.resolve().parent  # paths of images and audio clips are relative to it
 
-    def _located(self, examples: Sequence[Any]) -> Sequence[Any]:
+    def _located(self, examples: Sequence[object]) -> Sequence[object]:
         reads_files = self._predictor.reads_files
-        return [str(self._folder / example) for example in examples] if reads_files else examples
+        return [str(self._folder / str(example)) for example in examples] if reads_files else examples
 
     def begin(self) -> None:
         """Move the model to the GPU of the process that this object was sent to, if there is one."""
@@ -415,9 +417,7 @@ class Answering:
             answered = Answered(failed=error)
         return answered
 
-    def _rows(
-        self, lines: Sequence[int], examples: Sequence[Any], problems: list[DataError]
-    ) -> Iterator[dict[str, Any]]:
+    def _rows(self, lines: Sequence[int], examples: Sequence[object], problems: list[DataError]) -> Iterator[Fields]:
         if not examples:
             return
         try:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.data.encode import TokenRange
+    from lamina.layers.types import Processor
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 
@@ -39,7 +40,7 @@ def calibrate(  # noqa: PLR0913
     threshold: float | None = None,
     confidence: float = 0.95,
     store: bool = True,
-    processor: Any = None,  # noqa: ANN401
+    processor: Processor | None = None,
     batch_size: int = 32,
     max_length: int | None = None,
     stride: int | None = None,

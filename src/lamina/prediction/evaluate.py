@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.layers.types import Processor
     from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
     from lamina.train.base import Runner
     from lamina.train.plan import Group
+    from lamina.train.results import Scores
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +48,7 @@ def evaluate(  # noqa: PLR0913
     positive: Mapping[str, str] | str | None = None,
     compare: bool = False,
     tfidf: bool | str | Path = False,
-    processor: Any = None,  # noqa: ANN401
+    processor: Processor | None = None,
     batch_size: int = 64,
     per_class: bool = False,
     errors: int = 0,
@@ -61,7 +63,7 @@ def evaluate(  # noqa: PLR0913
     num_workers: int = 0,
     progress: bool = False,
     **unknown: object,
-) -> dict[str, dict[str, Any]]:
+) -> Scores:
     """Score the readers of a bank, or a model with a head of its own, on a part of their tasks.
 
     Readers whose tasks have the same examples share every pass.
@@ -145,7 +147,7 @@ def evaluate(  # noqa: PLR0913
     require_metrics("evaluate", (metric for task in tasks.values() for metric in task.metrics))
     more = partial(_more, per_class=per_class, errors=errors, compared=compare)
     runs = [tasks] if isinstance(target, ReaderBank) else [{name: task} for name, task in tasks.items()]
-    scores: dict[str, dict[str, Any]] = {}
+    scores: Scores = {}
     for run in runs:
         runner, groups = _prepared(target, run, split, processor, options, errors)
         scores |= runner.score(groups, options, more=more, progress=progress)
@@ -175,7 +177,7 @@ def _prepared(
     target: ReaderBank | PreTrainedModel,
     tasks: Mapping[str, Task],
     split: str,
-    processor: Any,  # noqa: ANN401
+    processor: Processor | None,
     options: PassOptions,
     errors: int,
 ) -> tuple[Runner, list[Group]]:
@@ -198,7 +200,7 @@ def _prepared(
 
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
     """Return the groups of a part of the tasks, encoded as in training unless the options say otherwise."""
-    apart: dict[tuple[Any, ...], dict[str, Task]] = defaultdict(dict)
+    apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
         how = _as_trained(runner, name, options)
         apart[task.kind.inputs, *how.values()][name] = task

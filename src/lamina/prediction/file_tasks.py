@@ -16,6 +16,7 @@ from lamina.train.model_runner import task_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from lamina.bank.reader import Info
     from lamina.heads.base import HeadConfig, TaskLike
 
 WHOLE = "model"  # name of the task of a whole model
@@ -67,7 +68,7 @@ def tasks_of_file(
         DataError: If a file cannot be read, or has no such column; the message names the reader.
     """
     heads: dict[str, TaskLike | HeadConfig]
-    infos: dict[str, Mapping[str, Any]]
+    infos: dict[str, Info]
     if isinstance(bank_or_model, ReaderBank):
         heads = {name: bank_or_model[name].config.head for name in bank_or_model}
         infos = {name: bank_or_model[name].info for name in bank_or_model}
@@ -91,7 +92,7 @@ def tasks_of_file(
 def _task(
     name: str,
     head: TaskLike | HeadConfig,
-    info: Mapping[str, Any],
+    info: Info,
     files: Mapping[str, str | Path],
     chosen: Mapping[str, str | int],
 ) -> Task:

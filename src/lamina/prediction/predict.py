@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from lamina.data.batches import Budget
     from lamina.layers.types import Processor
-    from lamina.tasks.base import Kind
+    from lamina.tasks.base import Kind, KindedTask
     from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
     from lamina.train.base import Runner
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+
+Answers: TypeAlias = dict[str, Any]  # reader name (or kind) -> prediction, in JSON types; see `predict`
 
 _TRAINED = ("max_length", "stride", "add_prefix_space")  # options of training that decide how examples are read
 
@@ -60,7 +62,7 @@ def predict(  # noqa: PLR0913
     length_penalty: float = 1.0,
     num_workers: int = 0,
     progress: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Answers]:
     """Predict with the readers of a bank, which share every pass, or with a whole model.
 
     Readers that predict one thing per text read only the start of a text that is longer than the model allows; readers
@@ -152,7 +154,7 @@ class Prepared:
 class Reading:
     """How readers (or a whole model) that share inputs encode examples; computed once for a bank, not in every call."""
 
-    tasks: dict[str, Any]  # reader name -> its head's config, a `TaskLike`
+    tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
     kind: Kind  # encodes the examples
     options: EncodeOptions
     apart: tuple[Reading, ...] = ()  # one per length that readers read of a long example; empty: one length
@@ -186,7 +188,7 @@ class Predictor:
             target = unwrapped(target)
         self._options = options
         self._warned: set[str] = set()  # readers that `warn_about_pairs` has checked
-        self._tasks: dict[str, Any]  # reader name -> its head's config, a `TaskLike`
+        self._tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
         if kind is not None and isinstance(target, ReaderBank):
             raise ConfigError(f"predict: kind is '{kind}' for a bank; each of its readers has its own.")
         if readers is not None and not isinstance(target, ReaderBank):
@@ -225,7 +227,7 @@ class Predictor:
         for module in (*self._runner.modules, self._runner.base):
             nn.Module.to(module, device)
 
-    def __call__(self, examples: Iterable[object]) -> list[dict[str, Any]]:
+    def __call__(self, examples: Iterable[object]) -> list[Answers]:
         """Return for each example reader name -> prediction; log a warning if an example was too long."""
         prepared = self.prepare(examples)
         prepared.warn("predict")
@@ -269,7 +271,7 @@ class Predictor:
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", reading.tasks, inputs, {})
 
-    def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[dict[str, Any]]:
+    def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[Answers]:
         """Run the model and return for each example reader name -> prediction.
 
         Args:
@@ -284,12 +286,12 @@ class Predictor:
 
     def answer_by_pass(
         self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
-    ) -> Generator[None, None, list[dict[str, Any]]]:
+    ) -> Generator[None, None, list[Answers]]:
         """Do what `answer` does, but yield between two passes, so that the caller can do other work meanwhile."""
         if not prepared.count:
             return []
         results = yield from self._results_by_pass(prepared, budget)
-        answers: list[list[Any]] = []
+        answers: list[list[object]] = []
         for name in self.names:
             answers.append(results[name].raw_predictions() if raw else results[name].predictions())
         return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]

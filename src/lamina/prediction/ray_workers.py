@@ -68,7 +68,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
             raise ended
 
 
-def _alone(actor: Any, item: Any, op: str) -> Any:
+def _alone(actor: Any, item: object, op: str) -> Any:
     """Return a worker's answer to an item, its only one; raise LaminaError if the worker dies again."""
     ray = import_ray(op)
     try:
@@ -81,11 +81,11 @@ def _alone(actor: Any, item: Any, op: str) -> Any:
 class _Worker:
     """A Ray actor with its own copy of the work."""
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: Callable[[object], object]) -> None:
         self._work = work
         getattr(work, "begin", lambda: None)()
 
-    def run(self, item: Any) -> Any:
+    def run(self, item: object) -> Any:
         return self._work(item)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from lamina.editing.record import Edit
 
-Arguments: TypeAlias = "Mapping[str, Any]"  # name of a parameter of an edit -> its value, from YAML
+Arguments: TypeAlias = "Mapping[str, object]"  # name of a parameter of an edit -> its value, from YAML
 # Name of an edit in recipes -> its function. Each changes a model in place and takes the arguments of a recipe.
 EDITS: dict[str, Callable[..., Edit]] = {
     edit.__name__.removesuffix("_"): edit for edit in (insert_, reinit_, truncate_, freeze_, merge_)

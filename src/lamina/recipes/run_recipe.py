@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
     from lamina.train.groups import Encodings
-    from lamina.train.results import FitResult
+    from lamina.train.results import FitResult, Scores
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RecipeResult:
     steps: int = 0  # optimizer steps
     seconds: float = 0.0
     truncated: dict[str, int] = field(default_factory=dict)  # task -> number of training texts that were truncated
-    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)  # task -> as in `FitResult.baselines`
+    baselines: Scores = field(default_factory=dict)  # task -> as in `FitResult.baselines`
     unlabelled: dict[str, int] = field(default_factory=dict)  # task -> number of training rows without a label
     failures: list[Failure] = field(default_factory=list)  # separate runs that ended with an error
     bank: ReaderBank | None = None  # every reader, at its best epoch; None if each was trained separately

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 from lamina.recipes.expand import grid_of
 from lamina.train.results import sort_key, summarise
@@ -131,7 +131,7 @@ def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
     return columns, [[row.get(column, "") for column in columns] for row in rows]
 
 
-def plus_minus(score: Mapping[str, Any]) -> str:
+def plus_minus(score: MeanScore) -> str:
     """Return the mean as text: "0.853 ± 0.012", where 0.012 is half the interval; "0.853" for a single run."""
     mean, interval = score["mean"], score["interval"]
     return f"{mean:.3f}" if interval is None else f"{mean:.3f} ± {interval:.3f}"

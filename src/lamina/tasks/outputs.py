@@ -85,7 +85,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         """
         return None
 
-    def compare(self, metrics: Sequence[str]) -> Mapping[str, Any]:
+    def compare(self, metrics: Sequence[str]) -> Mapping[str, object]:
         """Return the fields of `comparison.Comparison`; {} for kinds whose scores are not compared."""
         return {}
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from lamina.errors import ConfigError
 
 
-def as_examples(examples: object) -> list[Any]:
+def as_examples(examples: object) -> list[object]:
     """Return the examples that a user passed to `predict` as a list.
 
     Args:

@@ -41,7 +41,7 @@ class Split:
     def __init__(
         self,
         rows: datasets.Dataset,
-        open_text: Callable[[Any, int], Any] | None = None,
+        open_text: Callable[[Any, int], object] | None = None,
         labels: datasets.Dataset | None = None,
         strata: datasets.Dataset | None = None,
     ) -> None:
@@ -51,8 +51,8 @@ class Split:
     @classmethod
     def of(
         cls,
-        texts: Iterable[Any],
-        labels: Iterable[Any] | None = None,
+        texts: Iterable[object],
+        labels: Iterable[object] | None = None,
         words: Iterable[Sequence[tuple[int, int]]] | None = None,
     ) -> Split:
         """Return a split from columns of Python values, which are read one by one.
@@ -200,7 +200,7 @@ def is_missing(label: object) -> bool:
     return label == IGNORED or (isinstance(label, float) and math.isnan(label))
 
 
-def _as_tuple(label: Any) -> Any:  # noqa: ANN401
+def _as_tuple(label: object) -> object:
     """Return a label that is a list as a tuple, and any other label as it is."""
     return tuple(label) if isinstance(label, list) else label
 
@@ -210,7 +210,7 @@ def _as_spans(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(pairs_of(flat))
 
 
-def _tables(columns: dict[str, Iterable[Any]]) -> Iterator[pa.Table]:
+def _tables(columns: dict[str, Iterable[object]]) -> Iterator[pa.Table]:
     """Yield the columns "text" (or "text" and "text_pair"), "label" and "words" as Arrow tables of 1,000 rows.
 
     The first label and the first text decide the types of the columns.

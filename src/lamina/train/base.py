@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions, PassOptions
     from lamina.train.plan import Group, Plan
+    from lamina.train.results import Scores
     from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)
@@ -200,7 +201,7 @@ class Runner(ABC):
         names: Collection[str] | None = None,
         more: Callable[[Results, Sequence[str]], Mapping[str, Any]] | None = None,
         progress: bool = False,
-    ) -> dict[str, dict[str, Any]]:
+    ) -> Scores:
         """Compute the metrics of learners on encoded examples.
 
         Args:
@@ -216,7 +217,7 @@ class Runner(ABC):
         Raises:
             NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
         """
-        scores: dict[str, dict[str, Any]] = {}
+        scores: Scores = {}
         for group in groups:
             tasks = {name: task for name, task in group.tasks.items() if names is None or name in names}
             results = {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 IMPORTANCES = ("reader", "epoch", "step", "layer", "importance")  # columns of `FitResult.importances`
+Scores: TypeAlias = dict[str, dict[str, Any]]  # learner name -> metric -> score, and entries such as tables of classes
 TableRow: TypeAlias = dict[str, Any]  # column -> value; which columns there are depends on metrics and grids
 Number = TypeVar("Number", float, "pd.Series")
 
@@ -53,7 +54,7 @@ class FitResult:
     history: list[TableRow] = field(repr=False)
     importances: list[TableRow] = field(repr=False)
     truncated: dict[str, int] = field(default_factory=dict)
-    baselines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    baselines: Scores = field(default_factory=dict)
     unlabelled: dict[str, int] = field(default_factory=dict)
     table: list[TableRow] = field(default_factory=list, repr=False)
     test: dict[str, dict[str, float]] = field(default_factory=dict)

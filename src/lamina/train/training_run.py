@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import set_location
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lamina.train.learner import Learner
     from lamina.train.options import PassOptions
     from lamina.train.plan import Group
+    from lamina.train.results import Scores
 
 
 logger = logging.getLogger(__name__)
@@ -387,9 +388,9 @@ def _result(
     )
 
 
-def _baselines(engine: Engine) -> dict[str, dict[str, Any]]:
+def _baselines(engine: Engine) -> Scores:
     """Return learner name -> "always" (one answer) and what it scores on the validation part, by metric."""
-    baselines: dict[str, dict[str, Any]] = {}
+    baselines: Scores = {}
     for group in engine.validation:
         for name, task in group.tasks.items():
             results = task.kind.results(task, task.split(group.part), group.inputs)
