@@ -55,7 +55,7 @@ def on_page_markdown(markdown: str, page: Any, **_more: Any) -> str:
 
 def commands() -> str:
     """A section per command, with its help."""
-    from lamina.cli.application import COMMANDS, build
+    from lamina.cli.command_line import COMMANDS, build
 
     named = build().commands  # pyright: ignore[reportAttributeAccessIssue]
     return "\n".join([INTRO, *(f"## {name}\n\n```text\n{_help(name, named[name])}\n```\n" for name in COMMANDS)])

@@ -368,7 +368,7 @@ BREAKS = (
         "predict: evaluate scores the validation split whatever split is asked for",
         "scoring_groups(@a, @b, split, options)",
         'scoring_groups(@a, @b, "validation", options)',
-        "unit/cli/test_evaluate.py",
+        "unit/cli/test_evaluate_command.py",
         "contract/test_training.py",
     ),
     _break(
@@ -485,13 +485,13 @@ BREAKS = (
         "((numbers - mean) / scale).tolist()",
         "(numbers - mean).tolist()",
         "unit/estimators/test_regressor.py",
-        "unit/estimators/test_targets.py",
+        "unit/estimators/test_target_values.py",
     ),
     _break(
         "estimators: a classifier accepts a single class",
         "if len(classes) < 2:",
         "if len(classes) < 1:",
-        "unit/estimators/test_targets.py",
+        "unit/estimators/test_target_values.py",
         "unit/estimators/test_classifier.py",
     ),
     # serve
@@ -524,7 +524,7 @@ BREAKS = (
         "cli: bad input ends with the status of a fault of ours",
         "sys.exit(2 if isinstance(error, LaminaError) else 1)",
         "sys.exit(1)",
-        "unit/cli/test_application.py",
+        "unit/cli/test_command_line.py",
     ),
     _break(
         "cli: NaN is printed into JSON",
@@ -536,7 +536,7 @@ BREAKS = (
         "cli: texts are dropped in silence when a file is given too",
         "if texts and file is not None:",
         "if texts and file == texts:",
-        "unit/cli/test_predict.py",
+        "unit/cli/test_predict_command.py",
     ),
     # demo
     _break(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from lamina.cli.application import build
+from lamina.cli.command_line import build
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

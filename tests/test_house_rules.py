@@ -165,6 +165,15 @@ def test_there_is_no_stray_module_at_the_top_level():
     assert {room_of(path) for path in MODULES} - TOP_LEVEL <= RANK.keys()
 
 
+def test_modules_in_several_rooms_have_one_name_only_where_they_mirror_each_other():
+    """`base` has the base classes of a room; a kind of task has one module for its data and one for its head."""
+    places: dict[str, set[str]] = {}
+    for path in MODULES:
+        places.setdefault(path.stem, set()).add(path.relative_to(PACKAGE).parent.as_posix())
+    shared = {name for name, rooms in places.items() if len(rooms) > 1 and rooms != {"heads", "tasks"}}
+    assert shared == {"__init__", "base"}
+
+
 def test_imports_go_up_the_list_only():
     wrong = {}
     for path in MODULES:

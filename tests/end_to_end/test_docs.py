@@ -27,7 +27,7 @@ from tests.support.stored import tiny_tokenizer
 
 import lamina
 from lamina import errors
-from lamina.cli import application as app
+from lamina.cli import command_line as app
 from lamina.cli import main
 from lamina.errors import LaminaError
 from lamina.fusion import FUSIONS

@@ -21,7 +21,7 @@ from tests.support.browser import chromium, missing, prefer, resize
 from tests.support.documented import ROOT, blocks
 
 import lamina
-from lamina.cli.application import COMMANDS
+from lamina.cli.command_line import COMMANDS
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 

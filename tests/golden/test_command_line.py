@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lamina.cli import application as app
+from lamina.cli import command_line as app
 
 GOLDEN = Path(__file__).with_name("command_line.json")
 

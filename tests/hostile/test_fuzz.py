@@ -26,7 +26,7 @@ from tests.support.stored import logits, tiny_bank, tiny_model, tiny_tokenizer
 from transformers.utils import logging as transformers_logging
 
 import lamina
-from lamina.cli.cache import _facts, _row
+from lamina.cli.cache_command import _facts, _row
 from lamina.data.disk_cache import entries, publish
 from lamina.data.read import read_chunks, read_table
 from lamina.errors import LaminaError

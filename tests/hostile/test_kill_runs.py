@@ -22,7 +22,7 @@ from tests.unit.data import test_state_cache
 from tests.unit.recipes import test_run
 
 from lamina import predict_file
-from lamina.cli.edit import edit
+from lamina.cli.edit_command import edit
 from lamina.data.disk_cache import clear, entries
 from lamina.editing.record import edits
 from lamina.editing.truncate import truncate_

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Words of the command line, without the program's name. None: the arguments of this process.
     """
-    from lamina.cli.application import build, quiet
+    from lamina.cli.command_line import build, quiet
 
     quiet()
     build().main(args=arguments, prog_name="lamina")

@@ -32,7 +32,7 @@ from lamina.train.options import FitOptions, PassOptions
 
 if TYPE_CHECKING:
     from lamina.estimators.examples import Texts
-    from lamina.estimators.targets import Targets
+    from lamina.estimators.target_values import Targets
     from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
 

@@ -13,13 +13,13 @@ from sklearn.utils.class_weight import compute_class_weight
 from lamina.errors import ConfigError
 from lamina.estimators.base import READER, LaminaEstimator
 from lamina.estimators.examples import data_errors
-from lamina.estimators.targets import class_targets
+from lamina.estimators.target_values import class_targets
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
     from lamina.bank import Reader
-    from lamina.estimators.targets import Targets
+    from lamina.estimators.target_values import Targets
     from lamina.fusion.base import FusionConfig
 
 

@@ -11,7 +11,7 @@ from sklearn.base import TransformerMixin
 from lamina.bank import Reader
 from lamina.errors import ConfigError, DataError
 from lamina.estimators.base import READER, LaminaEstimator
-from lamina.estimators.targets import any_targets
+from lamina.estimators.target_values import any_targets
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks import kind_of

@@ -13,7 +13,7 @@ from tests.support.stored import save_base, tiny_bank, tiny_model, tiny_tokenize
 from transformers import BertForSequenceClassification
 
 from lamina.bank import ReaderBank
-from lamina.cli import application as app
+from lamina.cli import command_line as app
 from lamina.cli import main
 from lamina.store import load, save, save_bank
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lamina.cli.predict import from_file, from_stdin
+from lamina.cli.predict_command import from_file, from_stdin
 from lamina.errors import ConfigError, DataError
 
 

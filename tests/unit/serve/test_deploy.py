@@ -16,7 +16,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from lamina.cli.application import build
+from lamina.cli.command_line import build
 from lamina.errors import ConfigError, LaminaError
 from lamina.serve.cluster import application
 

@@ -120,7 +120,7 @@ def build() -> Command:
     app = typer.Typer(cls=Group, rich_markup_mode=None, no_args_is_help=True)
     app.callback()(lamina)
     for name in COMMANDS:
-        command = getattr(import_module(f"lamina.cli.{name}"), name)
+        command = getattr(import_module(f"lamina.cli.{name}_command"), name)
         app.command(name)(memory_errors(name)(command))
     return typer.main.get_command(app)
 

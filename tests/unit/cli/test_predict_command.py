@@ -9,7 +9,7 @@ import pytest
 from tests.support.stored import TEXTS, save_base
 
 from lamina import prediction
-from lamina.cli.predict import _short, summary
+from lamina.cli.predict_command import _short, summary
 from lamina.store import load
 
 ODD = ["", "   ", "🙂 مرحبا", "film " * 20_000]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from lamina.bank import Reader, ReaderBank
-from lamina.cli.evaluate import _show, marked, print_errors, shortened
+from lamina.cli.evaluate_command import _show, marked, print_errors, shortened
 from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.prediction import evaluate

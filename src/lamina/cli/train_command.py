@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from typer import Argument, Option
 
 from lamina.cli.output import end_if_failed, print_json, print_table
-from lamina.cli.report import write as write_report
+from lamina.cli.report_command import write as write_report
 from lamina.cli.shared_options import DataOption, JsonOption, RayOption
 from lamina.utils import pluralize
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from lamina.cli.study import SHOWN, _show
+from lamina.cli.study_command import SHOWN, _show
 from lamina.registry import STUDIES
 from lamina.studies import Study
 from lamina.studies.study import Pivot

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lamina.cli import application as app
+from lamina.cli import command_line as app
 from lamina.errors import ConfigError, LaminaError
 
 
@@ -87,7 +87,7 @@ def ends(lamina, monkeypatch: pytest.MonkeyPatch, error: BaseException):
     def fail(*_args: object, **_options: object) -> None:
         raise error
 
-    monkeypatch.setattr("lamina.cli.inspect.describe", fail)
+    monkeypatch.setattr("lamina.cli.inspect_command.describe", fail)
     return lamina("inspect", "x")
 
 

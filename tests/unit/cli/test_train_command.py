@@ -16,7 +16,7 @@ from tests.unit.cli.conftest import Ran
 from transformers import AutoModelForSequenceClassification
 
 from lamina import utils
-from lamina.cli.train import SHOWN
+from lamina.cli.train_command import SHOWN
 
 Lamina = Callable[..., Ran]
 ROWS = [f"the film is {('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n" for row in range(12)]

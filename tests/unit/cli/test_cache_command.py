@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lamina.cli.cache import age
+from lamina.cli.cache_command import age
 from lamina.data import disk_cache
 
 KEY, OTHER = "a" * 32, "b" * 32
