@@ -25,7 +25,7 @@ from transformers import BertForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 import lamina
-from lamina.cli import application
+from lamina.cli import command_line
 from lamina.data.disk_cache import publish
 from lamina.store import load, save, save_bank
 
@@ -45,7 +45,7 @@ PAGE = ("report", "out", "seen", "-o", "page.html")
 DEMO = ("demo", "-o", "demo", "--rows", "48", "--epochs", "1")
 ENTRY = f"cache/{'0' * 32}"
 ROWS = "sentence\tlabel\n" + "the film is bad .\tbad\nthe film is good .\tgood\n" * 2
-build = functools.cache(application.build)  # building all commands takes longer than running most of them
+build = functools.cache(command_line.build)  # building all commands takes longer than running most of them
 CELL = hashlib.blake2b(json.dumps({"seed": 0, "task": "film"}).encode(), digest_size=16).hexdigest()
 RECIPE = "model: base\nfit: {epochs: 1, batch_size: 8, progress: false}\ntasks:\n  film:\n    text: sentence\n"
 RECIPE += "    files: {train: train.tsv, validation: train.tsv}\n"

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.unit.cli.conftest import Ran
-from tests.unit.cli.test_serve import START, ask
+from tests.unit.cli.test_serve_command import START, ask
 
 import lamina as library
 
