@@ -347,13 +347,15 @@ def _batch(bank: ReaderBank, texts: Sequence[str]) -> dict[str, torch.Tensor]:
     return dict(batch.to(bank.device))
 
 
-def time_passes(bank: ReaderBank, texts: Sequence[str], *, repeats: int = 9) -> dict[str, float]:
+_REPEATS = 9  # timed passes of each
+
+
+def time_passes(bank: ReaderBank, texts: Sequence[str]) -> dict[str, float]:
     """Time a forward pass of the model alone and with all readers, alternately.
 
     Args:
         bank: A bank of readers on a model.
         texts: One batch of texts.
-        repeats: Number of timed passes of each.
 
     Returns:
         "base_ms" and "with_readers_ms": median milliseconds. "ratio": median ratio of consecutive passes.
@@ -362,7 +364,7 @@ def time_passes(bank: ReaderBank, texts: Sequence[str], *, repeats: int = 9) -> 
     bank.eval()
     with torch.no_grad():
         seconds = in_turn(
-            {"base": lambda: bank.model(**batch), "with readers": lambda: bank(**batch, main=True)}, repeats=repeats
+            {"base": lambda: bank.model(**batch), "with readers": lambda: bank(**batch, main=True)}, repeats=_REPEATS
         )
     return {
         "base_ms": 1000 * statistics.median(seconds["base"]),

@@ -271,8 +271,14 @@ class Predictor:
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", reading.tasks, inputs, {})
 
-    def answer(self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None) -> list[Answers]:
-        """Run the model and return for each example reader name -> prediction.
+    def answer(self, prepared: Prepared) -> list[Answers]:
+        """Run the model and return for each example reader name -> prediction; see `answer_by_pass`."""
+        return _finish(self.answer_by_pass(prepared))
+
+    def answer_by_pass(
+        self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
+    ) -> Generator[None, None, list[Answers]]:
+        """Run the model, yield between two passes, and return for each example reader name -> prediction.
 
         Args:
             prepared: The examples, from `prepare`.
@@ -282,12 +288,6 @@ class Predictor:
         Raises:
             NotFiniteError: If a reader gives NaN or infinity for an example.
         """
-        return _finish(self.answer_by_pass(prepared, raw=raw, budget=budget))
-
-    def answer_by_pass(
-        self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
-    ) -> Generator[None, None, list[Answers]]:
-        """Do what `answer` does, but yield between two passes, so that the caller can do other work meanwhile."""
         if not prepared.count:
             return []
         results = yield from self._results_by_pass(prepared, budget)
@@ -296,9 +296,9 @@ class Predictor:
             answers.append(results[name].raw_predictions() if raw else results[name].predictions())
         return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]
 
-    def results(self, prepared: Prepared, *, budget: Budget | None = None) -> dict[str, Results]:
-        """Run the model and return reader name -> the outputs for all examples; see `answer` for `budget`."""
-        return _finish(self._results_by_pass(prepared, budget))
+    def results(self, prepared: Prepared) -> dict[str, Results]:
+        """Run the model and return reader name -> the outputs for all examples."""
+        return _finish(self._results_by_pass(prepared, None))
 
     def _results_by_pass(self, prepared: Prepared, budget: Budget | None) -> Generator[None, None, dict[str, Results]]:
         """Run the model, yield between two passes, and return what `results` returns."""

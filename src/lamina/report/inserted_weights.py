@@ -109,28 +109,25 @@ def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads widt
     return weight if weight.ndim == 3 else weight[None]
 
 
-def diagonals(weights: Sequence[InsertedWeight], *, by_layer: bool = False) -> list[dict[str, str | int | float]]:
+def diagonals(weights: Sequence[InsertedWeight]) -> list[dict[str, str | int | float]]:
     """Return means of inserted weights over the entries on the diagonal, and over all other entries.
 
     Args:
         weights: The weights, from `inserted_weights`.
-        by_layer: True: one row per inserted layer. False: one row per stack and projection, which averages over the
-            blocks.
 
     Returns:
-        Rows with "stack", "layer" (if `by_layer`), "projection", "layers" (number of averaged layers), and the means
+        Rows with "stack", "projection", "layers" (number of blocks that are averaged), and the means
         "start_diagonal", "start_rest", "trained_diagonal", "trained_rest", "change_diagonal" and "change_rest". "start"
         is before training, "trained" after it, and "change" the absolute value of the difference; "rest" are the
         entries off the diagonal.
     """
-    groups: dict[tuple[str, int | None, str], list[InsertedWeight]] = {}
+    groups: dict[tuple[str, str], list[InsertedWeight]] = {}
     for weight in weights:
-        groups.setdefault((weight.stack, weight.layer if by_layer else None, weight.projection), []).append(weight)
-    rows: list[dict[str, str | int | float]] = []
-    for (stack, layer, projection), group in groups.items():
-        number = {} if layer is None else {"layer": layer}
-        rows.append({"stack": stack, **number, "projection": projection, "layers": len(group), **_means(group)})
-    return rows
+        groups.setdefault((weight.stack, weight.projection), []).append(weight)
+    return [
+        {"stack": stack, "projection": projection, "layers": len(group), **_means(group)}
+        for (stack, projection), group in groups.items()
+    ]
 
 
 def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
@@ -197,7 +194,6 @@ def weight_maps(
     *,
     head: int = 0,
     most: int = SHOWN,
-    title: str = "Weights of an inserted layer",
 ) -> Path:
     """Draw inserted weights as heat maps, and return the path of the file.
 
@@ -210,7 +206,6 @@ def weight_maps(
         path: File to write; ends in `.png`, `.svg` or `.html`.
         head: Attention head to draw, from 0. Layers after a feed-forward projection have only head 0.
         most: Draw only the first `most` rows and columns of each weight.
-        title: Title of the chart.
 
     Raises:
         ConfigError: If the path has another suffix, or a weight has no such head.
@@ -240,7 +235,8 @@ def weight_maps(
     places = (f"{weight.projection} of {weight.stack} block {weight.layer}" for weight in weights.values())
     below = "; ".join(dict.fromkeys(places))
     heads = f", head {head}" if any(len(weight.trained) > 1 for weight in weights.values()) else ""
-    return save_chart(styled(chart, title, [f"after {below}{heads}; the first {most} rows and columns"]), path)
+    remark = f"after {below}{heads}; the first {most} rows and columns"
+    return save_chart(styled(chart, "Weights of an inserted layer", [remark]), path)
 
 
 def _entries(name: str, weight: InsertedWeight, head: int, most: int) -> list[Entry]:

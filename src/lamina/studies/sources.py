@@ -170,18 +170,17 @@ def edited_stack(
     return select_blocks(fresh_model(model, processor)[0], "all", stack, op)[0]
 
 
-def linear_reader(task: Task, *, fusion: str = "last_layer", stack: str | None = None, seed: int = 0) -> Reader:
-    """Return an untrained reader for a task, whose head is one linear map over the mean of the tokens.
+def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:
+    """Return an untrained reader of the last layer, whose head is one linear map over the mean of the tokens.
 
     Args:
         task: The task; its kind decides the head, and its labels become the classes.
-        fusion: Name of the fusion.
         stack: Name of the stack to read.
         seed: Seed of the initial weights.
     """
     known = {field.name for field in fields(HEADS.get(task.kind.name))}
     head = {key: value for key, value in _LINEAR.items() if key in known}
-    return replace(ReaderRecipe(fusion={"name": fusion}, head=head, stack=stack).template(task), seed=seed)
+    return replace(ReaderRecipe(fusion={"name": "last_layer"}, head=head, stack=stack).template(task), seed=seed)
 
 
 def study_of_cells(

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Options of `fit` that only banks have
+_OF_BANKS = {"cache", "cache_dtype", "cache_dir", "base_learning_rate", "importance_steps"}
+
 
 def fit(  # noqa: PLR0913
     bank_or_model: ReaderBank | PreTrainedModel,
@@ -173,7 +176,7 @@ def fit(  # noqa: PLR0913
         learning_rate=learning_rate,
         base_learning_rate=base_learning_rate,
         layer_decay=layer_decay,
-        layer_rates={} if layer_rates is None else layer_rates,
+        layer_rates=layer_rates,
         optimizer=optimizer,
         momentum=momentum,
         adam_epsilon=adam_epsilon,
@@ -224,157 +227,33 @@ def _mention_unused(tasks: Mapping[str, Task], *, test: bool) -> None:
         logger.warning("fit: the test part of %s was not scored. %s.", ", ".join(map(repr, names)), hint)
 
 
-def finetune(  # noqa: PLR0913
+def finetune(
     model: PreTrainedModel,
     task: Task,
     *,
     processor: Processor | None = None,
     output: str | Path | None = None,
-    epochs: int = 3,
-    batch_size: int = 32,
-    learning_rate: float | None = None,
-    layer_decay: float = 1.0,
-    layer_rates: Mapping[str | int, float] | None = None,
-    optimizer: Literal["adamw", "adam", "sgd"] = "adamw",
-    momentum: float = 0.9,
-    adam_epsilon: float = 1e-8,
-    weight_decay: float = 0.0,
-    schedule: Literal["linear", "cosine", "plateau", "constant"] = "linear",
-    warmup_ratio: float = 0.0,
-    warmup_steps: int | None = None,
-    plateau_factor: float = 0.5,
-    plateau_patience: int = 5,
-    min_learning_rate: float = 1e-6,
-    max_grad_norm: float = 1.0,
-    early_stopping_patience: int | None = None,
-    keep: Literal["best", "last"] = "best",
-    max_steps: int | None = None,
-    gradient_accumulation_steps: int = 1,
-    seed: int = 0,
-    max_length: int | None = None,
-    stride: int | None = None,
-    add_prefix_space: bool = False,
-    eval_batch_size: int | None = None,
-    precision: Literal["float32", "bfloat16", "float16"] = "float32",
-    prefix: str = "",
-    max_target_length: int = 128,
-    num_beams: int = 1,
-    length_penalty: float = 1.0,
-    augment: bool = True,
-    test: bool = False,
-    num_workers: int = 0,
-    save_steps: int | None = None,
-    resume: bool = False,
-    tensorboard: bool = False,
-    progress: bool = True,
-    **unknown: object,
+    **options: object,
 ) -> FitResult:
     """Fine-tune a whole model with its own head, in place: `fit` for one model and its one task.
-
-    The options are those of `fit`, without the options that only readers have: `cache`, `cache_dtype`, `cache_dir`,
-    `base_learning_rate` and `importance_steps`.
 
     Args:
         model: A transformers model with a head for the task, plain or edited. It must not be read by a bank.
         task: The task.
         processor: Tokenizer, image processor or feature extractor. None: the one that belongs to `model.name_or_path`.
         output: Folder for the model, as `lamina.save` writes it, its scores and checkpoints. None: nothing is written.
-        epochs: Number of passes over the training rows.
-        batch_size: Rows per pass. A row is a window of tokens, a block of text, an image or an audio clip.
-        learning_rate: Highest learning rate. None: 2e-5.
-        layer_decay: Factor from the learning rate of a layer to that of the layer below it, in a model that is trained.
-            The top block, and what belongs to no layer (pooler, head), have the full rate. 1: all layers do.
-        layer_rates: Layer selector -> learning rate, which replaces the rate from `layer_decay`; the last selector that
-            names a layer counts. "head" names what belongs to no layer, "inserted" the inserted layers. Rate 0 leaves a
-            layer as it is. None: no layer has a rate of its own.
-        optimizer: "adamw", "adam" (weight decay as a part of the gradient) or "sgd" (with `momentum`).
-        momentum: Momentum of "sgd".
-        adam_epsilon: Term that AdamW and Adam add to the denominator.
-        weight_decay: Weight decay of matrices; layer scores, biases and norms have none. 0: no decay.
-        schedule: How the learning rate changes: "linear" (to 0 over the learner's steps), "cosine" (to 0), "plateau"
-            (multiplied by `plateau_factor` after more than `plateau_patience` epochs without a better score) or
-            "constant".
-        warmup_ratio: Fraction of a learner's steps over which its learning rate rises from 0. 0: no warm-up.
-        warmup_steps: Number of warm-up steps, which replaces `warmup_ratio`. None: by `warmup_ratio`.
-        plateau_factor: Factor of the learning rate in the "plateau" schedule.
-        plateau_patience: Epochs without a better score that the "plateau" schedule waits.
-        min_learning_rate: Lowest learning rate of the "plateau" schedule.
-        max_grad_norm: The gradients are clipped to this norm. 0: no clipping.
-        early_stopping_patience: Stop a learner after this number of epochs without a better score. None: never.
-        keep: Final weights of a learner: those of its "best" or of its "last" epoch.
-        max_steps: Maximum optimizer steps per learner. None: no limit.
-        gradient_accumulation_steps: Batches per optimizer step.
-        seed: Seed of the order of the rows, of masked tokens and image crops, and of dropout.
-        max_length: Tokens per window, or samples per audio clip at the rate of the feature extractor. None: what the
-            model allows; 30 seconds of audio.
-        stride: Tokens that two windows of a long text share. None: a quarter of a window.
-        add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
-            any other word (byte-level BPE, such as RoBERTa's and BART's). This gives the tokens of a text that is
-            tokenized word by word.
-        eval_batch_size: Rows per pass when scoring. None: twice `batch_size`.
-        precision: "float32", or "bfloat16" or "float16" for mixed precision.
-        prefix: Text that is put before every text to summarise or translate. "": none.
-        max_target_length: Maximum tokens of a target text, in training and when generating.
-        num_beams: Number of beams when generating for evaluation. 1: greedy decoding.
-        length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
-        augment: Crop and flip training images at random.
-        test: Score the final weights on the "test" part.
-        num_workers: Number of processes that prepare batches, for example decode images. 0: this process prepares them.
-            The batches are the same.
-        save_steps: Also save a checkpoint every this number of steps. None: after epochs only.
-        resume: Continue from the newest checkpoint in the output folder, if there is one.
-        tensorboard: Write TensorBoard events into the output folder.
-        progress: Show a progress bar on standard error.
-        **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
+        **options: Options of `fit`, with its defaults, except those that only banks have: `grid`, `cache`,
+            `cache_dtype`, `cache_dir`, `base_learning_rate` and `importance_steps`.
 
     Returns:
         The scores and their history, under the task's name.
 
     Raises:
-        UnknownNameError: If an option does not exist.
+        UnknownNameError: If an option does not exist; it suggests the nearest one.
         ConfigError: If an option or the task does not fit the model, or a bank reads the model.
         LayerIndexError: If a learning rate names a layer that does not exist.
         StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
     """
-    check_known("finetune", unknown, list(signature(finetune).parameters)[2:-1], "option")
-    options = FitOptions.checked(
-        "finetune",
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        layer_decay=layer_decay,
-        layer_rates={} if layer_rates is None else layer_rates,
-        optimizer=optimizer,
-        momentum=momentum,
-        adam_epsilon=adam_epsilon,
-        weight_decay=weight_decay,
-        schedule=schedule,
-        warmup_ratio=warmup_ratio,
-        warmup_steps=warmup_steps,
-        plateau_factor=plateau_factor,
-        plateau_patience=plateau_patience,
-        min_learning_rate=min_learning_rate,
-        max_grad_norm=max_grad_norm,
-        early_stopping_patience=early_stopping_patience,
-        keep=keep,
-        max_steps=max_steps,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        seed=seed,
-        max_length=max_length,
-        stride=stride,
-        add_prefix_space=add_prefix_space,
-        eval_batch_size=eval_batch_size,
-        precision=precision,
-        prefix=prefix,
-        max_target_length=max_target_length,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        augment=augment,
-        test=test,
-        num_workers=num_workers,
-        save_steps=save_steps,
-        resume=resume,
-        tensorboard=tensorboard,
-        progress=progress,
-    )
-    return train(model, task, options, op="finetune", processor=processor, output=output)
+    known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - _OF_BANKS]
+    check_known("finetune", options, ["processor", "output", *known], "option")
+    return train(model, task, FitOptions.of(options, "finetune"), op="finetune", processor=processor, output=output)

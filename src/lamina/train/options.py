@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known
 from lamina.tasks.base import EncodeOptions
@@ -118,6 +118,11 @@ class PassOptions(BaseModel):
         return self.batch_size
 
 
+def _or_empty(rates: object) -> object:
+    """Return an empty mapping for None, and any other value unchanged."""
+    return {} if rates is None else rates
+
+
 class FitOptions(PassOptions):
     """Options of a training run, for readers or a whole model; the docstring of `lamina.fit` explains each."""
 
@@ -125,7 +130,7 @@ class FitOptions(PassOptions):
     learning_rate: Positive | Mapping[str, Positive] | None = None
     base_learning_rate: Positive = 2e-5
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    layer_rates: Mapping[str | int, NotNegative] = Field(default_factory=dict)
+    layer_rates: Annotated[Mapping[str | int, NotNegative], BeforeValidator(_or_empty)] = Field(default_factory=dict)
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     momentum: Share = 0.9
     adam_epsilon: Positive = 1e-8

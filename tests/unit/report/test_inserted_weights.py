@@ -126,7 +126,6 @@ def test_means_of_the_diagonal_and_of_the_rest():
         assert (row["start_diagonal"], row["start_rest"]) == (1.0, 0.0)
         assert (row["trained_diagonal"], row["trained_rest"]) == (1.25, 0.25)
         assert (row["change_diagonal"], row["change_rest"]) == (0.25, 0.25)
-    assert [row["layer"] for row in diagonals(inserted_weights(model), by_layer=True)] == [1, 1, 1, 1, 2, 2, 2, 2]
 
 
 def test_changes_to_both_sides_do_not_cancel():

@@ -91,16 +91,13 @@ def mean_state(
     return torch.bmm(weights.unsqueeze(1), state.float()).squeeze(1)
 
 
-def draw_tokens(
-    real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int, most: int = MOST_TOKENS
-) -> tuple[Tensor, Tensor]:
-    """Draw at most `most` tokens of each text at random. The draw does not depend on the other texts in the batch.
+def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
+    """Draw at most `MOST_TOKENS` tokens of each text at random, whatever other texts are in the batch.
 
     Args:
         real: True at tokens that are not padding.
         numbers: Number of each text; together with `seed` it decides which of its tokens are drawn.
         seed: Seed of the draw.
-        most: Maximum number of tokens per text.
 
     Returns:
         Row number and position of each drawn token, as two index tensors `[drawn]`.
@@ -109,7 +106,7 @@ def draw_tokens(
     positions: list[int] = []
     for row, (mask, number) in enumerate(zip(real.cpu(), numbers, strict=True)):
         tokens = mask.nonzero().flatten().numpy()
-        drawn = np.random.default_rng(derive_seed(seed, number)).permutation(len(tokens))[:most]
+        drawn = np.random.default_rng(derive_seed(seed, number)).permutation(len(tokens))[:MOST_TOKENS]
         rows += [row] * len(drawn)
         positions += tokens[drawn].tolist()
     return torch.tensor(rows, device=real.device), torch.tensor(positions, device=real.device)
