@@ -143,12 +143,11 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
 # Checks of the weights
 
 
-def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exact: bool) -> None:
-    """Raise StoreError if saved weights are missing, or have no place in the loaded model.
+def weight_problem(model: PreTrainedModel, report: LoadingInfo, *, exact: bool) -> str | None:
+    """Return which saved weight is missing or has no place in the loaded model, as part of a sentence; None if all fit.
 
     Args:
         model: The loaded model.
-        name: Folder or hub id that it was loaded from, for error messages.
         report: The loading info of transformers.
         exact: Whether the loaded model has the class of the saved one. True: all weights must fit, except a backbone's
             pooler, which may not have been saved. False: only the parts that contain layers must fit.
@@ -161,9 +160,16 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
         return is_inserted(key) or (not (is_backbone and part == "pooler") if exact else part in layered)
 
     if missing := [key for key in sorted(report["missing_keys"]) if counts(key)]:
-        raise _mismatch(name, f"there is no weight '{missing[0]}'")
+        return f"there is no weight '{missing[0]}'"
     if unexpected := [key for key in sorted(report["unexpected_keys"]) if counts(key)]:
-        raise _mismatch(name, f"the weight '{unexpected[0]}' has no place in the model")
+        return f"the weight '{unexpected[0]}' has no place in the model"
+    return None
+
+
+def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exact: bool) -> None:
+    """Raise StoreError if `weight_problem` finds one; `name` is the folder or hub id that the model was loaded from."""
+    if problem := weight_problem(model, report, exact=exact):
+        raise _mismatch(name, problem)
 
 
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, RECORD, EditsRecord
+from lamina.store.reload_check import check_reloads
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ def save(
     Raises:
         StoreError: If the folder cannot be written, or holds a model of other software and `force` is False.
         NotFiniteError: If a weight holds NaN or infinity.
-        ConfigError: If `model` is not a transformers model, or has adapters (PEFT).
+        ConfigError: If `model` is not a transformers model, has adapters (PEFT), or would not load again because its
+            blocks or other parts were changed by hand.
     """
     folder, model = Path(folder), unwrapped(model)
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
@@ -59,6 +61,7 @@ def save(
         raise ConfigError(f"save: got a {type(model).__name__}, which is no model. {hint}")
     check_no_adapters(model, "save")
     check_finite("the model", model.named_parameters())
+    check_reloads(model, "save")
     files = files or {}
     with staged(folder, names := [*saved_names(folder), *files], names, force=force) as stage:
         model.save_pretrained(stage)  # pyright: ignore[reportUnknownMemberType]

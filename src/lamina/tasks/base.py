@@ -487,7 +487,7 @@ class Kind(ABC, Generic[InputsT]):
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
         """Run a whole model on a batch without labels, and return what `Results.add` expects: logits or texts."""
-        return model(**batch).logits  # pyright: ignore[reportCallIssue]
+        return model(**batch, return_dict=True).logits  # pyright: ignore[reportCallIssue]
 
     def predict_outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions

@@ -14,6 +14,7 @@ from lamina.data.state_cache import CacheSettings, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
+from lamina.store.reload_check import check_reloads
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
 from lamina.train.identity import reader_settings, starting_weights
@@ -111,12 +112,15 @@ class BankRunner(Runner):
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """Check that batches fit in memory, and attach cached states to the groups if `cache` is set.
+        """Check that batches fit in memory, and attach cached states to the groups unless `cache` is "off".
 
         Raises:
-            ConfigError: If a batch does not fit in memory. The message says which batch size does.
+            ConfigError: If a batch does not fit in memory; the message says which batch size does. Also if the model is
+                trained, and could not be loaded again after it is saved.
             CacheError: If `cache` is "on" and the states cannot be cached.
         """
+        if self.bank.train_base:
+            check_reloads(self.bank.model, self.op)
         for group in groups:
             (self._check_training if group.part == "train" else self._check_scoring)(group, options)
         if options.cache == "off":

@@ -11,6 +11,7 @@ from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, LaminaError, first_line
 from lamina.layers.preserve import eval_mode
 from lamina.store.models import load_processor
+from lamina.store.reload_check import check_reloads
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.base import GenerationOptions, TaskOutline
 from lamina.tasks.position_interpolation import size_problem
@@ -102,13 +103,15 @@ class ModelRunner(Runner):
             passes: Not used.
 
         Raises:
-            ConfigError: If a bank reads the model, everything is frozen, or the head does not fit the task.
+            ConfigError: If a bank reads the model, everything is frozen, the head does not fit the task, or the model
+                could not be loaded again after it is saved.
         """
         if is_read_by_bank(self.model):
             raise ConfigError(
                 f"{self.op}: a bank reads this model and keeps it as it is; fine-tuning changes it. "
                 "Load the model a second time, or train it with the bank: ReaderBank(model, train_base=True)."
             )
+        check_reloads(self.model, self.op)
         parameter_groups(self.model, options, 1.0, self.op)
         self.fit_head(groups[0])
         if self.kind.fit_processor(self.processor, self.task):
@@ -197,7 +200,7 @@ class ModelRunner(Runner):
     def _forward(self, batch: Batch, labels: Tensor) -> Any:  # noqa: ANN401
         """Run the model on a batch with labels and return its outputs (a transformers ModelOutput), with the loss."""
         labels = self.kind.model_labels(labels, self.task).to(self.device)
-        return self.model(**self.arguments(batch), labels=labels)  # pyright: ignore[reportCallIssue]
+        return self.model(**self.arguments(batch), labels=labels, return_dict=True)  # pyright: ignore
 
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None

@@ -28,7 +28,7 @@ from tests.support.finetuned import (
 )
 from tests.support.training import length_of_text, names, same, several, tiny_tokenizer, yes_no
 
-from lamina import fit, freeze_
+from lamina import fit, freeze_, predict
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, NotFiniteError, UnknownNameError
 from lamina.tasks import KINDS, kind_of
@@ -402,3 +402,12 @@ def test_a_model_in_channels_last_writes_checkpoints(tmp_path: Path):
     model = transformers.AutoModelForImageClassification.from_config(config).to(memory_format=torch.channels_last)
     tune(model, shades(), tmp_path / "out", processor=image_processor(32))
     assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_config_that_asks_for_tuples_changes_nothing():
+    task, models = yes_no(train=8, validation=4), [bert(), bert()]
+    models[1].config.return_dict = False
+    results = [tune(model, task) for model in models]
+    assert results[0].history == results[1].history
+    answers = [predict(model, ["the cat"], processor=tiny_tokenizer()) for model in models]
+    assert answers[0] == answers[1]

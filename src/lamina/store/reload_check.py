@@ -1,0 +1,78 @@
+"""Check before a model is trained or saved that what is saved will load again."""
+
+from __future__ import annotations
+
+import logging
+import re
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+from lamina.editing.record import edits
+from lamina.errors import ConfigError, LaminaError
+from lamina.store.models import empty_model
+from lamina.store.replay import LoadingInfo, replay_inserts, weight_problem
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"\.\d+(?=\.)")  # the number of a block in the name of a weight
+_HINT = (
+    "Loading builds the model from its config, so that changes by hand are lost. Change blocks with lamina.truncate_ "
+    "or lamina.insert_, other parts by their entries of the config."
+)
+
+
+def check_reloads(model: PreTrainedModel, op: str) -> None:
+    """Check that the config and the recorded edits of a model describe its weights, since a saved model is built anew.
+
+    A model of the same class is built without memory for weights, and the names, shapes and sharing of all weights are
+    compared. Quantised models are not checked, as their weights have other shapes; neither are classes that cannot be
+    built from their config, which a warning names.
+
+    Args:
+        model: A transformers model.
+        op: The operation that error messages begin with.
+
+    Raises:
+        ConfigError: If a weight has no place in the model that would be loaded, is missing or has another shape there,
+            or if blocks share a weight that they would not share.
+    """
+    if getattr(model.config, "quantization_config", None) is not None:
+        return
+    try:
+        empty = empty_model(deepcopy(model.config), type(model))
+        replay_inserts(empty, edits(model))
+    except LaminaError as error:
+        logger.warning("%s: whether the saved model will load again was not checked: %s", op, error)
+        return
+    own, expected = _shapes(model), _shapes(empty)
+    report = LoadingInfo(
+        missing_keys=expected.keys() - own.keys(), unexpected_keys=own.keys() - expected.keys(), mismatched_keys=set()
+    )
+    problem = weight_problem(empty, report, exact=True)
+    for name in sorted(own.keys() & expected.keys()):
+        if problem is None and own[name] != expected[name]:
+            problem = f"the weight '{name}' is {list(own[name])}, and its config says {list(expected[name])}"
+    if problem is None:
+        allowed = _shared_by_blocks(empty)
+        for group in _shared_by_blocks(model) - allowed:
+            problem = f"the weights {' and '.join(map(repr, sorted(group)[:2]))} are one, which its config does not say"
+            break
+    if problem is not None:
+        raise ConfigError(f"{op}: this {type(model).__name__} could not be loaded again: {problem}. {_HINT}")
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of each weight; a weight with several names is listed under each of them."""
+    return {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+
+
+def _shared_by_blocks(model: nn.Module) -> set[frozenset[str]]:
+    """Return the names of each weight that has several names which differ in nothing but numbers."""
+    names: dict[tuple[int, str], list[str]] = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault((id(weight), _NUMBER.sub(".#", name)), []).append(name)
+    return {frozenset(group) for group in names.values() if len(group) > 1}

@@ -1,0 +1,119 @@
+"""A model that was changed by hand is refused before it is trained or saved, since its copy would not load."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.training import tiny_bank, tiny_tokenizer, train, yes_no
+from torch import nn
+from transformers import AlbertConfig, AlbertModel, BertConfig, BertForSequenceClassification, BertModel
+
+import lamina
+from lamina.errors import ConfigError
+from lamina.store.reload_check import check_reloads
+
+SIZES = {"vocab_size": 60, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def bert() -> Any:
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(**SIZES, num_labels=2)).eval()
+
+
+def deleted(model: Any) -> None:
+    del model.bert.encoder.layer[1]
+
+
+def sliced(model: Any) -> None:
+    model.bert.encoder.layer = model.bert.encoder.layer[:2]
+
+
+def repeated(model: Any) -> None:
+    model.bert.encoder.layer.append(deepcopy(model.bert.encoder.layer[0]))
+
+
+def shared(model: Any) -> None:
+    model.bert.encoder.layer[1] = model.bert.encoder.layer[0]
+
+
+def shared_in_part(model: Any) -> None:
+    model.bert.encoder.layer[2].output.dense.weight = model.bert.encoder.layer[0].output.dense.weight
+
+
+def widened(model: Any) -> None:
+    model.bert.encoder.layer[1].intermediate.dense = nn.Linear(16, 24)
+    model.bert.encoder.layer[1].output.dense = nn.Linear(24, 16)
+
+
+def another_head(model: Any) -> None:
+    model.classifier = nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 2))
+
+
+CHANGES = {
+    deleted: "there is no weight 'bert.encoder.layer.2.",
+    sliced: "there is no weight 'bert.encoder.layer.2.",
+    repeated: r"the weight 'bert.encoder.layer.3.* has no place",
+    shared: "'bert.encoder.layer.0.* and 'bert.encoder.layer.1.* are one",
+    shared_in_part: "'bert.encoder.layer.0.output.dense.weight' and 'bert.encoder.layer.2.* are one",
+    widened: r"layer.1.intermediate.dense.bias' is \[24\], and its config says \[16\]",
+    another_head: "there is no weight 'classifier.bias'",
+}
+
+
+@pytest.mark.parametrize(("change", "reason"), CHANGES.items(), ids=[change.__name__ for change in CHANGES])
+def test_changes_by_hand_are_refused_before_training_and_saving(
+    change: Callable[[Any], None], reason: str, tmp_path: Path
+):
+    model = bert()
+    change(model)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    with pytest.raises(ConfigError, match=f"^finetune: .*could not be loaded again: .*{reason}"):
+        lamina.finetune(model, yes_no(train=8, validation=4), processor=tiny_tokenizer(), epochs=1, progress=False)
+    assert all(torch.equal(before[name], weight) for name, weight in model.named_parameters())
+    with pytest.raises(ConfigError, match=r"^save: "):
+        lamina.save(model, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_base_that_is_trained_with_its_readers_is_refused_too():
+    task = yes_no(train=8, validation=4)
+    model = BertModel(BertConfig(**SIZES))
+    del model.encoder.layer[0]
+    bank = lamina.ReaderBank(model, tiny_tokenizer(), train_base=True)
+    bank.add("r", task)
+    with pytest.raises(ConfigError, match=r"^fit: this BertModel could not be loaded again"):
+        train(bank, {"r": task}, epochs=1)
+
+
+def test_a_frozen_base_may_be_cut_by_hand():
+    task = yes_no(train=8, validation=4)
+    model = BertModel(BertConfig(**SIZES))
+    del model.encoder.layer[0]
+    assert train(tiny_bank({"r": lamina.Reader.default(task)}, model), {"r": task}, epochs=1).steps > 0
+
+
+def test_what_the_config_or_an_edit_says_is_not_refused(tmp_path: Path):
+    check_reloads(AlbertModel(AlbertConfig(**SIZES, embedding_size=8)), "save")  # its blocks are one block
+    check_reloads(BertModel(BertConfig(**SIZES), add_pooling_layer=False), "save")
+    model = bert()
+    model.resize_token_embeddings(64)
+    lamina.insert_(model, "ffn", layers=[1])
+    lamina.truncate_(model, 2)
+    lamina.save(model, tmp_path / "model")
+    loaded, _ = lamina.load(tmp_path / "model", "sequence_classification")
+    ids = torch.tensor([[2, 3, 4]])
+    assert torch.equal(model(ids).logits, loaded(ids).logits)
+
+
+def test_a_class_that_cannot_be_built_is_named(caplog: pytest.LogCaptureFixture):
+    class Picky(BertModel):
+        def __init__(self, config: BertConfig, size: int) -> None:
+            super().__init__(config)
+
+    check_reloads(Picky(BertConfig(**SIZES), 3), "save")
+    assert "save: whether the saved model will load again was not checked" in caplog.text
