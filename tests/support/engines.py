@@ -12,6 +12,7 @@ from typing import Any
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -90,17 +91,27 @@ def watchdog(threshold: float) -> Monitor:
 
 
 @contextmanager
-def engine(model: Path, bank: Path | None, **settings: Any) -> Iterator[Any]:
-    """Start an engine of vLLM, with a bank if one is given, and stop it at the end."""
+def engine(model: Path, bank: Path | None, *, in_process: bool = False, **settings: Any) -> Iterator[Any]:
+    """Start an engine of vLLM, with a bank if one is given, and stop it at the end.
+
+    With `in_process` the engine runs in this process, which starts faster, otherwise in one of its own.
+    """
     from vllm import LLM
 
     config = {} if bank is None else {"additional_config": {"lamina": {"bank": str(bank)}}}
     defaults = {"dtype": "float32", "max_model_len": 320, "max_num_seqs": 16, "block_size": 32, "seed": 0}
-    llm = LLM(str(model), **{**defaults, **config, **settings})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", str(int(not in_process)))
+        llm = LLM(str(model), **{**defaults, **config, **settings})
     try:
         yield llm
     finally:
         llm.llm_engine.engine_core.shutdown()
+        del llm
+        if in_process:
+            from vllm.distributed import cleanup_dist_env_and_memory
+
+            cleanup_dist_env_and_memory()
 
 
 def prompts_of(count: int, longest: int = 150) -> list[list[int]]:
@@ -117,6 +128,36 @@ def prompts_of(count: int, longest: int = 150) -> list[list[int]]:
 def as_inputs(prompts: Sequence[Sequence[int]]) -> list[dict[str, list[int]]]:
     """Return prompts as vLLM takes token ids."""
     return [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+
+
+def greedy_texts(model: Path, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """Return the `count` tokens with which transformers continues each prompt, greedily and past the end token."""
+    language_model = load(model, head="causal_lm")[0]
+    language_model.generation_config.eos_token_id = None
+    texts: list[list[int]] = []
+    for prompt in prompts:
+        output = language_model.generate(torch.tensor([list(prompt)]), max_new_tokens=count, do_sample=False)
+        texts.append(output[0, len(prompt) :].tolist())
+    return texts
+
+
+def bank_scores(
+    model: Path, folder: Path, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """Return the score that `watchdog` gives each token of the texts that follow the prompts, except the last token."""
+    bank = ReaderBank.from_pretrained(folder, load(model)[0])
+    scores: list[list[float]] = []
+    for prompt, text in zip(prompts, texts, strict=True):
+        tokens = torch.tensor([[*prompt, *text[:-1]]])
+        states = bank.record_states({"main": range(bank.stacks["main"].layers)}, {"input_ids": tokens})
+        row: list[float] = []
+        for place in range(len(prompt), tokens.shape[1]):  # each token alone
+            one = {"main": {layer: state[:, place : place + 1] for layer, state in states["main"].items()}}
+            batch = {"input_ids": tokens[:, place : place + 1], "attention_mask": torch.ones(1, 1, dtype=torch.long)}
+            with torch.no_grad():
+                row.append(float(bank.read_states(one, batch)["query"].logits[0].softmax(-1)[1]))
+        scores.append(row)
+    return scores
 
 
 def largest_difference(

@@ -76,35 +76,57 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         if reader.whole:
             whole = None if self._whole is None else torch.from_numpy(self._whole[None, reader.first : reader.last])
             return {"prompt": None if whole is None else answer(reader, whole)}
-        scores = torch.from_numpy(self._scores[: self._end, reader.first : reader.last])
-        tokens: list[JSON] = probabilities(reader, scores[:, : reader.logits]).tolist()
+        tokens = self._token_rows(reader, 0, self._end)
         if not isinstance(reader.head, SequenceClassification):
             return {"tokens": tokens}
+        scores = torch.from_numpy(self._scores[: self._end, reader.first : reader.last])
         parts = {"prompt": scores[: self._prompt], "output": scores[self._prompt :], "both": scores}
         answers: dict[str, JSON] = {part: answer(reader, rows) for part, rows in parts.items()}
         return {**answers, "tokens": tokens}
+
+    def _token_rows(self, reader: ReaderColumns, first: int, last: int) -> list[JSON]:
+        """Return the probabilities of the tokens at positions `first` to `last - 1`, a list for each token."""
+        logits = torch.from_numpy(self._scores[first:last, reader.first : reader.first + reader.logits])
+        return probabilities(reader, logits).tolist()
 
     @property
     def read(self) -> int:
         """Number of tokens of the text that have scores."""
         return self._end
 
-    def to_dict(self, first: int = 0, *, finished: bool = True) -> dict[str, JSON]:
-        """Return the answers as JSON-ready values: reader name -> its answers, and the monitors' verdicts.
+    def before(self, output: int) -> int:
+        """Return how many tokens of the text the engine reads to choose the first `output` tokens of the output."""
+        return self._prompt + output - 1
 
-        Args:
-            first: Number of tokens at the start of the text whose scores are left out.
-            finished: Whether the text has ended. If not, the answers over parts of the text are left out.
+    def to_dict(self, first: int = 0) -> dict[str, JSON]:
+        """Return all answers as JSON-ready values: reader name -> its answers, and the monitors' verdicts.
+
+        The scores of the first `first` tokens of the text are left out.
         """
-        fields: dict[str, JSON] = {}
-        for name in self:
-            answers = self[name]
-            if "tokens" in answers:
-                answers["tokens"] = cast("list[JSON]", answers["tokens"])[first:]
-            fields[name] = answers if finished else {key: answers[key] for key in answers if key == "tokens"}
-        if self.monitors:
-            fields["monitors"] = {name: verdict._asdict() for name, verdict in self.monitors.items()}
-        return fields
+        fields = {name: self[name] for name in self}
+        for name in self._streamed():
+            fields[name]["tokens"] = cast("list[JSON]", fields[name]["tokens"])[first:]
+        return {**fields, **self._verdicts()}
+
+    def part_to_dict(self, first: int, last: int) -> dict[str, JSON]:
+        """Return the scores of the tokens at positions `first` to `last - 1`, and the verdicts, as JSON-ready values.
+
+        Readers that pool whole prompts give their answer beside the scores that begin with the first token.
+        """
+        fields: dict[str, JSON] = {name: self[name] for name in self if first == 0 and name not in self._streamed()}
+        for name in self._streamed():
+            fields[name] = {"tokens": self._token_rows(self._layout.readers[name], first, last)}
+        return {**fields, **self._verdicts()}
+
+    def _streamed(self) -> list[str]:
+        """Return the names of the chosen readers that score tokens."""
+        return [name for name in self if not self._layout.readers[name].whole]
+
+    def _verdicts(self) -> dict[str, JSON]:
+        """Return `{"monitors": {name: verdict}}`; {} if there are no monitors."""
+        return (
+            {"monitors": {name: verdict._asdict() for name, verdict in self.monitors.items()}} if self.monitors else {}
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -158,6 +180,10 @@ def install(engine: Any, layout: Layout) -> None:
             layout.asked(getattr(params, "extra_args", None))
         except LaminaError as error:
             raise ValueError(str(error)) from error  # vLLM answers a ValueError with the status of a bad request
+        if kwargs.get("resumable"):
+            raise ValueError(
+                "vllm: the prompt comes in pieces, as a stream; readers need the whole prompt. Send it whole."
+            )
         return process_inputs(request_id, prompt, params, *args, **kwargs)
 
     def add_and_follow(request: Any, *args: Any, **kwargs: Any) -> None:

@@ -5,16 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lamina.errors import LaminaError
+from lamina.errors import ConfigError, LaminaError
 from lamina.vllm.layout import KEY, Layout
 
 if TYPE_CHECKING:
-    from lamina.utils import JSON
     from lamina.vllm.answers import Answers
 
-Latest = dict[int, "Answers"]  # index of a choice -> its answers
+
+class Choice(NamedTuple):
+    """The latest state of one sequence of a response.
+
+    Attributes:
+        answers: Its answers. They go on to change until the sequence ends.
+        tokens: Number of tokens of its output in the results that the server has handled.
+    """
+
+    answers: Answers
+    tokens: int
+
+
+Latest = dict[int, Choice]  # index of a choice -> its latest state
 
 
 def install_chat(serving: Any, layout: Layout) -> None:
@@ -25,7 +37,7 @@ def install_chat(serving: Any, layout: Layout) -> None:
     async def full_with_answers(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
         latest: Latest = {}
         response = await full(request, _remember(results, latest), *args, **kwargs)
-        _fill(response, latest)
+        _fill(response, {index: choice.answers for index, choice in latest.items()})
         return response
 
     def stream_with_answers(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
@@ -57,12 +69,14 @@ def install_completion(serving: Any, layout: Layout) -> None:
 
 
 def _check_requests(serving: Any, method: str, layout: Layout) -> None:
-    """Make a method that handles requests answer with status 422 if a request names a reader that does not exist."""
+    """Make a method that handles requests answer with status 422 if the readers cannot answer a request."""
     create: Callable[..., Any] = getattr(serving, method)
 
     async def check_and_create(request: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             layout.asked(request.vllm_xargs)
+            if request.use_beam_search:
+                raise ConfigError("vllm: the request uses beam search, with which readers do not run. Leave it out.")
         except LaminaError as error:
             status = HTTPStatus.UNPROCESSABLE_ENTITY
             return serving.create_error_response(str(error), err_type="UnprocessableEntityError", status_code=status)
@@ -72,23 +86,27 @@ def _check_requests(serving: Any, method: str, layout: Layout) -> None:
 
 
 async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 1) -> AsyncIterator[Any]:
-    """Yield the results of an engine unchanged, and store the answers of each choice in `latest`.
+    """Yield the results of an engine unchanged, and store the state of each choice in `latest`.
 
-    `results` are `RequestOutput`s, or pairs of prompt index and `RequestOutput`; `choices` is the number of choices per
-    prompt.
+    Args:
+        results: `RequestOutput`s, or pairs of prompt index and `RequestOutput`, with the tokens since the one before.
+        latest: Filled with the choices.
+        choices: Number of choices per prompt.
     """
     async for item in results:
         prompt, result = item if isinstance(item, tuple) else (0, item)
         for output in result.outputs:
-            latest[prompt * choices + output.index] = output.lamina
+            index = prompt * choices + output.index
+            before = latest[index].tokens if index in latest else 0
+            latest[index] = Choice(output.lamina, before + len(output.token_ids))
         yield item
 
 
-def _fill(response: Any, latest: Latest) -> None:
+def _fill(response: Any, answers: dict[int, Answers]) -> None:
     """Add to each choice of a response its answers, and to the response itself the answers of its first choice."""
     choices = getattr(response, "choices", ())  # an error has none
     for choice in choices:
-        choice.lamina = latest[choice.index].to_dict()
+        choice.lamina = answers[choice.index].to_dict()
     if choices:
         response.lamina = choices[0].lamina
 
@@ -96,19 +114,21 @@ def _fill(response: Any, latest: Latest) -> None:
 async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncIterator[str]:
     """Yield the chunks of a stream, with the scores of the tokens that were read since the choice's last chunk.
 
-    The chunk that ends a choice also has all other answers of the choice.
+    A chunk has the scores of all tokens up to its own last token. The score of that token is in the next chunk, since
+    the engine reads a token in the step after it has chosen it. The chunk that ends a choice has all answers too.
     """
-    sent: dict[int, int] = {}
+    sent: dict[int, int] = {}  # index of a choice -> number of tokens whose scores were sent
     async for chunk in chunks:
         if not chunk.startswith("data: {"):
             yield chunk
             continue
         data = json.loads(chunk.removeprefix("data: "))
         for choice in data.get("choices", ()):
-            if (answers := latest.get(choice["index"])) is None:
+            if (state := latest.get(choice["index"])) is None:
                 continue
-            first = sent.get(choice["index"], 0)
-            field: dict[str, JSON] = answers.to_dict(first, finished=bool(choice.get("finish_reason")))
-            sent[choice["index"]] = answers.read
-            choice[KEY] = field
+            first, last = sent.get(choice["index"], 0), state.answers.before(state.tokens)
+            if choice.get("finish_reason"):
+                choice[KEY] = state.answers.to_dict(first)
+            else:
+                choice[KEY], sent[choice["index"]] = state.answers.part_to_dict(first, last), last
         yield f"data: {json.dumps(data, ensure_ascii=False)}\n\n"

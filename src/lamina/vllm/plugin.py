@@ -4,16 +4,12 @@
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lamina.vllm.layout import Layout
-
-logger = logging.getLogger(__name__)
-TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
 
 
 def register() -> None:
@@ -76,14 +72,15 @@ def _layout(vllm_config: Any) -> Layout | None:
 
 
 def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Raise an error if a bank cannot fit the model, before the engine starts; warn about untested versions of vLLM."""
+    """Raise an error if the readers cannot run in the engine, before it starts; warn about what was not tried."""
     if (layout := _layout(vllm_config)) is not None:
         import vllm
+        from lamina.vllm.refusals import check_engine, warn_untried
 
-        config = vllm_config.model_config.hf_text_config
-        layout.check_base(layers=config.num_hidden_layers + 1, width=config.hidden_size)
-        if vllm.__version__ not in TRIED:
-            logger.warning("lamina: vLLM %s was not tried; versions that were: %s.", vllm.__version__, ", ".join(TRIED))
+        check_engine(vllm_config)
+        config = vllm_config.model_config
+        layout.check_base(layers=config.hf_text_config.num_hidden_layers + 1, width=config.hf_text_config.hidden_size)
+        warn_untried(layout, vllm.__version__, str(config.dtype).removeprefix("torch."))
 
 
 def _start_frontend(engine: Any) -> None:

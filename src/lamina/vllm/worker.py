@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
@@ -18,6 +17,7 @@ from lamina.errors import ConfigError
 from lamina.layers.causality import is_causal
 from lamina.store.load_model import load
 from lamina.vllm.pooled import PooledReaders, Segments
+from lamina.vllm.refusals import check_engine, check_model, logger
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.vllm.layout import Layout
 
-logger = logging.getLogger(__name__)
 ATTRIBUTE = "lamina_scores"  # attribute of a `ModelRunnerOutput` that holds request id -> StepScores
 
 
@@ -54,7 +53,8 @@ def install(runner: Any, layout: Layout) -> None:
         ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
         BaseMismatchError: If the bank was trained on another model.
     """
-    _check_engine(runner)
+    check_engine(runner.vllm_config)
+    check_model(runner.get_model())
     readers = EngineReaders(layout, runner)
     sample_tokens = runner.sample_tokens
 
@@ -65,23 +65,6 @@ def install(runner: Any, layout: Layout) -> None:
         return output
 
     runner.sample_tokens = sample_and_score
-
-
-def _check_engine(runner: Any) -> None:
-    """Raise ConfigError if the engine runs the model in a way that the readers do not support."""
-    config = runner.vllm_config
-    refused = {
-        "speculative decoding": runner.speculative_config is not None,
-        "LoRA": runner.lora_config is not None,
-        "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
-        "a KV connector": config.kv_transfer_config is not None,
-        "a pooling model": runner.is_pooling_model,
-    }
-    if used := [name for name, uses in refused.items() if uses]:
-        raise ConfigError(f"vllm: the engine uses {used[0]}, with which readers do not run. Start it without.")
-    if not hasattr(runner.get_model(), "set_aux_hidden_state_layers"):
-        problem = f"the model class {type(runner.get_model()).__name__} cannot return its hidden states"
-        raise ConfigError(f"vllm: {problem}: it has no set_aux_hidden_state_layers. Use a model that supports EAGLE-3.")
 
 
 @final
@@ -129,6 +112,9 @@ class EngineReaders:
         table = batch.block_table[cache_group(runner.kv_cache_config)]
         if self._buffers is None:
             self._buffers = _Buffers(self._layout, self._whole, runner, table.block_size)
+        for new in state.scheduler_output.scheduled_new_reqs:  # its id may be that of an earlier request
+            self._sent.pop(new.req_id, None)
+            self._answered.discard(new.req_id)
         slots = torch.as_tensor(table.slot_mapping.gpu[: ends[-1]]).cpu().numpy()
         inner = zip(self._layers, state.aux_hidden_states, strict=True)
         states = {layer: part[: ends[-1]] for layer, part in (*inner, (self._depth, state.hidden_states))}
@@ -147,8 +133,8 @@ class EngineReaders:
             self._sent[request] = last
             prompt = self._prompt_logits(request, table, index, last)
             scores[request] = StepScores(min(first, sent), part.numpy().tobytes(), prompt)
-        for request in state.scheduler_output.finished_req_ids:
-            self._sent.pop(request, None)
+        for request in self._sent.keys() - runner.requests.keys():  # a request may end in a step without tokens
+            del self._sent[request]
             self._answered.discard(request)
         return scores
 

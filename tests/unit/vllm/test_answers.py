@@ -71,6 +71,20 @@ def test_answers_over_prompt_output_and_both(folder: Path):
     assert set(answers["whole"]) == {"prompt"}
 
 
+def test_parts_of_a_stream_are_those_of_the_whole(folder: Path):
+    answers = Answers(layout_of(folder), ["mean", "tags", "whole"], prompt=2)
+    answers.add(scores(0, ROWS[:2], prompt=[1.0, 0.0]))
+    parts = [answers.part_to_dict(0, answers.before(1))]
+    answers.add(scores(2, ROWS[2:]))
+    parts.append(answers.to_dict(first=2))
+    for name in ("mean", "tags"):
+        assert parts[0][name]["tokens"] + parts[1][name]["tokens"] == answers[name]["tokens"]
+        assert list(parts[0][name]) == ["tokens"]
+        assert {**parts[1][name], "tokens": None} == {**answers[name], "tokens": None}
+    assert parts[0]["whole"] == parts[1]["whole"] == answers["whole"]
+    assert list(answers.part_to_dict(2, 3)) == ["mean", "tags"]
+
+
 def test_tokens_that_are_computed_again_replace_their_scores(folder: Path):
     answers = Answers(layout_of(folder), ["mean"], prompt=3)
     answers.add(scores(0, ROWS))

@@ -1,0 +1,54 @@
+"""Engines that readers do not support, and warnings about those that were not tried."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lamina.vllm.layout import Layout
+
+logger = logging.getLogger("vllm.lamina")  # vLLM shows what is logged under its own name
+TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
+
+
+def check_engine(config: Any) -> None:
+    """Raise ConfigError if an engine runs its model in a way that readers do not support.
+
+    Args:
+        config: The `VllmConfig` of the engine.
+    """
+    refused = {
+        "speculative decoding": config.speculative_config is not None,
+        "LoRA": config.lora_config is not None,
+        "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
+        "a KV connector": config.kv_transfer_config is not None,
+        "a pooling model": config.model_config.runner_type == "pooling",
+    }
+    if used := [name for name, uses in refused.items() if uses]:
+        raise ConfigError(f"vllm: the engine uses {used[0]}, with which readers do not run. Start it without.")
+
+
+def check_model(model: object) -> None:
+    """Raise ConfigError if a model of vLLM cannot return its hidden states."""
+    if not hasattr(model, "set_aux_hidden_state_layers"):
+        problem = f"the model class {type(model).__name__} cannot return its hidden states"
+        raise ConfigError(f"vllm: {problem}: it has no set_aux_hidden_state_layers. Use a model that supports EAGLE-3.")
+
+
+def warn_untried(layout: Layout, version: str, dtype: str) -> None:
+    """Warn about a version of vLLM that was not tried, and about states in another data type than the bank's.
+
+    Args:
+        layout: The engine's readers.
+        version: Version of vLLM.
+        dtype: Data type in which the engine computes, such as "bfloat16".
+    """
+    if version not in TRIED:
+        logger.warning("lamina: vLLM %s was not tried with readers; versions that were: %s.", version, ", ".join(TRIED))
+    trained = layout.manifest.base.dtype
+    if dtype != trained:
+        effect = "so answers differ a little from the bank's, and thresholds of monitors fit other scores"
+        logger.warning("lamina: the engine computes in %s and the bank was trained on %s, %s.", dtype, trained, effect)

@@ -1,0 +1,59 @@
+"""The field `lamina` in responses and in the chunks of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+from lamina.vllm.http import Latest, _fill_chunks, _remember
+
+
+class Recorder:
+    """Answers that say what they were asked for, over a prompt of 5 tokens."""
+
+    def before(self, output: int) -> int:
+        return 4 + output
+
+    def to_dict(self, first: int = 0) -> dict[str, Any]:
+        return {"all from": first}
+
+    def part_to_dict(self, first: int, last: int) -> dict[str, Any]:
+        return {"from": first, "to": last}
+
+
+async def results(*parts: tuple[int, list[int]]) -> AsyncIterator[Any]:
+    for index, ids in parts:
+        yield SimpleNamespace(outputs=[SimpleNamespace(index=index, token_ids=ids, lamina=Recorder())])
+
+
+async def chunks(remembered: AsyncIterator[Any], last: int) -> AsyncIterator[str]:
+    """One chunk per result, as a server of vLLM writes them, after a chunk without choices."""
+    yield 'data: {"usage": {}}\n\n'
+    count = 0
+    async for result in remembered:
+        count += 1
+        reason = "stop" if count == last else None
+        choice = {"index": result.outputs[0].index, "text": "ü", "finish_reason": reason}
+        yield f"data: {json.dumps({'choices': [choice]})}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def streamed(*parts: tuple[int, list[int]]) -> list[str]:
+    async def collect() -> list[str]:
+        latest: Latest = {}
+        remembered = _remember(results(*parts), latest)
+        return [chunk async for chunk in _fill_chunks(chunks(remembered, len(parts)), latest)]
+
+    return asyncio.run(collect())
+
+
+def test_each_chunk_has_the_scores_up_to_its_own_tokens():
+    first, *middle, end = streamed((0, [7]), (0, [8, 9]), (1, [3]), (0, [2]))
+    assert first == 'data: {"usage": {}}\n\n'
+    assert end == "data: [DONE]\n\n"
+    fields = [json.loads(chunk.removeprefix("data: "))["choices"][0]["lamina"] for chunk in middle]
+    assert fields == [{"from": 0, "to": 5}, {"from": 5, "to": 7}, {"from": 0, "to": 5}, {"all from": 7}]
+    assert "ü" in middle[0]

@@ -1,0 +1,110 @@
+"""Engines and banks that readers cannot run with, and what was not tried."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tiny import FAMILIES
+
+from lamina import AdaLayers, PairedLayers, Reader, ReaderBank, SequenceClassification, TokenClassification, save
+from lamina.errors import BaseMismatchError, ConfigError
+from lamina.vllm.layout import Layout
+from lamina.vllm.refusals import check_engine, check_model, warn_untried
+from lamina.vllm.worker import _load_bank, cache_group
+
+
+def engine_config(**changes: Any) -> SimpleNamespace:
+    fields: dict[str, Any] = {
+        "speculative_config": None,
+        "lora_config": None,
+        "kv_transfer_config": None,
+        "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
+        "model_config": SimpleNamespace(runner_type="generate"),
+    }
+    return SimpleNamespace(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("speculative decoding", {"speculative_config": object()}),
+        ("LoRA", {"lora_config": object()}),
+        ("a KV connector", {"kv_transfer_config": object()}),
+        ("pipeline parallelism", {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}),
+    ],
+)
+def test_an_engine_that_readers_do_not_support_is_refused(name: str, changes: dict[str, Any]):
+    check_engine(engine_config())
+    with pytest.raises(ConfigError, match=f"the engine uses {name}, with which readers do not run"):
+        check_engine(engine_config(**changes))
+
+
+def test_a_model_that_cannot_give_its_states_is_refused():
+    with pytest.raises(ConfigError, match="model class SimpleNamespace cannot return its hidden states"):
+        check_model(SimpleNamespace())
+
+
+def test_a_cache_that_forgets_tokens_is_refused():
+    window = SimpleNamespace(kv_cache_spec=type("SlidingWindowSpec", (), {})())
+    full = SimpleNamespace(kv_cache_spec=type("FullAttentionSpec", (), {})())
+    assert cache_group(SimpleNamespace(kv_cache_groups=[window, full])) == 1
+    with pytest.raises(ConfigError, match="no layer of the model keeps all tokens"):
+        cache_group(SimpleNamespace(kv_cache_groups=[window]))
+
+
+def saved(folder: Path, family: str, reader: Reader) -> tuple[Layout, SimpleNamespace]:
+    """Save a model and a bank with one reader; return the bank's layout, and a runner whose engine serves the model."""
+    model = FAMILIES[family].build()
+    save(model, folder / "model")
+    bank = ReaderBank(model)
+    bank.add("it", reader)
+    bank.save_pretrained(folder / "bank")
+    layout = Layout.from_config({"lamina": {"bank": str(folder / "bank")}})
+    assert layout is not None
+    return layout, SimpleNamespace(model_config=SimpleNamespace(model=str(folder / "model"), revision=None))
+
+
+MEAN = SequenceClassification(("a", "b"), pooling="mean")
+
+
+@pytest.mark.parametrize(
+    ("family", "reader", "message"),
+    [
+        ("llama", Reader(AdaLayers(dim=8), SequenceClassification(("a", "b"))), "'it' has a head .* looks at other"),
+        ("llama", Reader(AdaLayers(dim=8), TokenClassification(("O", "X"))), "'it' has a head .* looks at other"),
+        ("llama", Reader(AdaLayers(dim=4, positions=True), MEAN), "'it' has a fusion .* looks at other"),
+        ("llama", Reader(PairedLayers(dim=4), SequenceClassification(("a", "b"), pooling="first")), "'it'"),
+        ("bert", Reader(AdaLayers(dim=4), MEAN), "the states of Bert.* depend on later tokens"),
+    ],
+)
+def test_a_bank_that_needs_later_tokens_is_refused(tmp_path: Path, family: str, reader: Reader, message: str):
+    layout, runner = saved(tmp_path, family, reader)
+    with pytest.raises(ConfigError, match=message):
+        _load_bank(layout, runner)
+
+
+def test_a_base_with_other_weights_is_refused(tmp_path: Path):
+    layout, runner = saved(tmp_path, "llama", Reader(AdaLayers(dim=4), MEAN))
+    _load_bank(layout, runner)
+    model = FAMILIES["llama"].build()
+    with torch.no_grad():
+        next(model.parameters())[3, 0] += 1
+    save(model, tmp_path / "model")
+    with pytest.raises(BaseMismatchError, match="fingerprint"):
+        _load_bank(layout, runner)
+
+
+def test_what_was_not_tried_gives_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    layout, _ = saved(tmp_path, "llama", Reader(AdaLayers(dim=4), MEAN))
+    with caplog.at_level(logging.WARNING, "vllm.lamina"):
+        warn_untried(layout, "0.32.0", "float32")
+        assert not caplog.messages
+        warn_untried(layout, "0.99.1", "bfloat16")
+    version, dtype = caplog.messages
+    assert version == "lamina: vLLM 0.99.1 was not tried with readers; versions that were: 0.32.0."
+    assert "computes in bfloat16 and the bank was trained on float32" in dtype
