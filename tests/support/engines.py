@@ -48,7 +48,7 @@ READERS = {
 
 
 def make_model(folder: Path) -> None:
-    """Save a random Llama of 4 blocks with a tokenizer whose words are w2, w3, ..."""
+    """Save a random Llama of 4 blocks with a tokenizer whose words are w3, w4, ..."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -63,10 +63,13 @@ def make_model(folder: Path) -> None:
         pad_token_id=0,
     )
     LlamaForCausalLM(config).eval().save_pretrained(folder)
-    words = {f"w{number}": number for number in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w2"))
+    # no special token may be the beginning of a word, or it would be found in the word
+    words = {"[PAD]": 0, "[UNK]": 2} | {f"w{number}": number for number in range(VOCABULARY) if number not in (0, 2)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=f"w{END}", pad_token="w0", unk_token="w2")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=f"w{END}", pad_token="[PAD]", unk_token="[UNK]"
+    )
     fast.chat_template = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
     fast.save_pretrained(folder)
 
@@ -158,6 +161,17 @@ def bank_scores(
                 row.append(float(bank.read_states(one, batch)["query"].logits[0].softmax(-1)[1]))
         scores.append(row)
     return scores
+
+
+def dividing(scores: Sequence[Sequence[float]]) -> float:
+    """Return a threshold that some texts reach and others do not, in the widest gap between the texts' maxima.
+
+    At least two texts lie on each side. Texts that end in the same repeated token have nearly equal maxima.
+    """
+    highest = sorted(max(row) for row in scores)
+    gaps = [(highest[place + 1] - highest[place], place) for place in range(1, len(highest) - 2)]
+    place = max(gaps)[1]
+    return (highest[place] + highest[place + 1]) / 2
 
 
 def largest_difference(

