@@ -3,8 +3,8 @@
     .venv-vllm/bin/python benchmarks/vllm_readers.py [--part scores|speed|flags] [--small] [--repeats 5] [--json]
 
 `make test-vllm` makes the environment. The model is a Llama with 116 million random weights, in float32; `--small`
-takes 7 million, and fewer requests. The bank has four readers of tokens (AdaLayers, one of which labels tokens) and
-four of whole prompts (PooledLayers), with 64 features each.
+takes 7 million, and fewer requests. The bank has four readers of tokens (AdaLayers with 16 features per layer; one
+labels tokens) and four of whole prompts (PooledLayers with 64 features).
 
 scores: mixed requests in eager and compiled engines, with whole prompts and with steps of at most 16 tokens, a cold and
 a warm prefix cache, and a cache that holds all requests or so few that some are preempted. `difference` is the largest
@@ -109,8 +109,8 @@ def make_bank(folder: Path, threshold: float | None) -> Path:
     bank = ReaderBank(*load(folder / "model"))
     query, first = (SequenceClassification(LABELS, pooling=pooling) for pooling in ("query", "first"))
     for number in range(3):
-        bank.add(f"query{number}", Reader(AdaLayers(dim=64), query, seed=number))
-    bank.add("tags", Reader(AdaLayers(dim=64), TokenClassification(LABELS, encoder_layers=0), seed=3))
+        bank.add(f"query{number}", Reader(AdaLayers(dim=16), query, seed=number))
+    bank.add("tags", Reader(AdaLayers(dim=16), TokenClassification(LABELS, encoder_layers=0), seed=3))
     for number in range(4):
         bank.add(f"whole{number}", Reader(PooledLayers(dim=64), first, seed=number))
     generator = torch.Generator().manual_seed(0)
@@ -407,6 +407,8 @@ class SizeLog(logging.Handler):
 
 def memory(folder: Path, size: Size) -> list[dict[str, Any]]:
     """Return what eight readers keep beside each token of the cache, and what the cache itself takes."""
+    import vllm  # noqa: F401 (it sets up its loggers, and resets those below its own)
+
     log, logger = SizeLog(), logging.getLogger("vllm.lamina")
     logger.addHandler(log)
     logger.setLevel(logging.INFO)

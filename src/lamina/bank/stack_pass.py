@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from copy import copy
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING
@@ -96,6 +97,26 @@ class StackPass:
         """Return a new pass over the stack, without gradients, for `readers` (None: all readers of this pass)."""
         members = self.readers if readers is None else readers
         return StackPass(self.model, self.stack, members, grad=False, processor=self.processor)
+
+    def renewed(self) -> StackPass:
+        """Return a new pass of all readers, which keeps what was computed from their parameters.
+
+        The parameters must not change between the passes, and this pass must not record gradients.
+        """
+        fresh = copy(self)
+        fresh.mask = fresh._ids = fresh._real = fresh._segments = None
+        fresh._layers_seen, fresh._inside, fresh._streams = [], {}, []
+        streams: dict[Stream, Stream] = {}
+        with torch.no_grad():
+            for names, stream in self._streams:
+                fusions = [self.readers[name].fusion for name in names]
+                streams[stream] = stream.renewed() or fusions[0].stream(fusions)
+                fresh._streams.append((names, streams[stream]))
+        fresh._routes = {
+            layer: {site: [(streams[stream], index) for stream, index in routes] for site, routes in sites.items()}
+            for layer, sites in self._routes.items()
+        }
+        return fresh
 
     def begin(self, batch: Inputs, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None) -> None:
         """Find the mask and the token ids of the pass in the arguments of the model's call. Nothing is computed yet.

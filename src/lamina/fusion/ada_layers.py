@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast, final
 
@@ -46,6 +47,9 @@ class ProjectedConfig(FusionConfig):
         check_range(op, "dropout", self.dropout, 0, 1, open_high=True)
 
 
+FEW = 64  # tokens up to which all layers are projected at once; then starting an operation costs more than computing it
+
+
 class _ProjectedStream(Stream):
     """The stream of AdaLayers and SingleLayer: all members are computed together, with one matrix product per layer."""
 
@@ -60,11 +64,25 @@ class _ProjectedStream(Stream):
         if torch.is_grad_enabled():  # [projections][members, dim, width]
             self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
         self._total: Tensor | None = None
+        self._kept: Tensor | None = None  # kernels of all layers, [layers, members * dim, width]; only after `renewed`
+        self._waiting: list[tuple[int, Tensor]] = []  # index of a layer, and its activated state
+
+    def renewed(self) -> _ProjectedStream:
+        """Return a stream for another pass, which keeps the weights and the projections of the members side by side."""
+        if self._kept is None:
+            stacked = torch.stack([member.projection for member in self._members], dim=1)
+            self._kernels, self._kept = stacked.unbind(0), stacked.flatten(1, 2)
+        stream = copy(self)
+        stream._total, stream._waiting = None, []
+        return stream
 
     def step(self, index: int, view: LayerView) -> None:
         """Add the weighted features of one layer to the members' sums, except members that give it weight 0."""
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
+            return
+        if self._kept is not None and len(self._kept) > 1 and view.state.shape[:2].numel() <= FEW:
+            self._waiting.append((index, view.gelu.to(self._kept.dtype)))
             return
         kernel, weights = self._kernel(rows, index), self._weights[rows, index]
         state = view.gelu.to(kernel.dtype)
@@ -107,9 +125,21 @@ class _ProjectedStream(Stream):
             return self._members[rows[0]].projection[place : place + 1]
         return torch.stack([self._members[row].projection[place] for row in rows])
 
+    def _sum_together(self) -> Float[Tensor, "batch tokens members dim"]:
+        """Return the members' sums over the layers that wait, all layers at once."""
+        indices, states = list(zip(*self._waiting, strict=True))
+        state = torch.stack(states)
+        kernels = require_fed(self._kept)
+        if len(indices) < len(kernels):
+            kernels = kernels[list(indices)]
+        projected = torch.bmm(state.flatten(1, 2), kernels.mT).unflatten(-1, (len(self._members), -1))
+        features = F.layer_norm(projected, projected.shape[-1:])  # [layers, batch * tokens, members, dim]
+        total = (features * self._weights.T[list(indices)][:, None, :, None]).sum(0)
+        return total.unflatten(0, state.shape[1:3])
+
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """Return each member's sum over layers, with output activation and positions as the config says."""
-        total = require_fed(self._total)
+        total = require_fed(self._sum_together() if self._waiting else self._total)
         if self._config.output_activation:
             total = F.gelu(total)
         if self._config.positions:

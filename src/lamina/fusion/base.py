@@ -181,6 +181,14 @@ class Stream(ABC):
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
         """Return the features of each member, after `step` was called for every active layer."""
 
+    def renewed(self) -> Stream | None:
+        """Return a stream of the same members for another pass, which keeps what was computed from their parameters.
+
+        None: there is nothing to keep, so `Fusion.stream` makes the next one. The parameters must not change between
+        the passes, and gradients must be off.
+        """
+        return None
+
 
 class Fusion(nn.Module, ABC):
     """A module from hidden states to features. A bank feeds it layer by layer; calling it feeds it stacked states.

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """The tokens of a step, divided into segments, each of which lies in one cache block.
+    """Tokens, divided into segments, each of which lies in one cache block.
 
     Attributes:
         blocks: Number of the cache block of each segment, `[segments]`.
         opens: True at segments that begin at the first token of their block, `[segments]`.
-        tokens: Indices, in the step, of the segments' tokens, `[segments, longest]`, padded with any number.
+        tokens: Indices of the segments' tokens, `[segments, longest]`, padded with any number.
         real: True at the entries of `tokens` that are tokens of the segment, False at padding.
     """
 
@@ -43,17 +43,15 @@ class Segments(NamedTuple):
     real: Tensor
 
     @classmethod
-    def of_slots(cls, slots: np.ndarray, ends: Sequence[int], block_size: int) -> Segments:
-        """Divide a step into segments.
+    def of_slots(cls, slots: np.ndarray, block_size: int) -> Segments:
+        """Divide tokens into segments.
 
         Args:
-            slots: Cache slot of each token of the step.
-            ends: For each request, the index in the step after its last token.
+            slots: Cache slot of each token. Tokens of one block stand together, in the order of their slots.
             block_size: Number of slots in a block.
         """
         blocks = slots // block_size
         starts = np.flatnonzero(np.diff(blocks, prepend=-1) != 0)
-        starts = np.union1d(starts, np.asarray([0, *ends[:-1]]))
         lengths = np.diff(starts, append=len(slots))
         tokens = starts[:, None] + np.arange(lengths.max())
         real = np.arange(lengths.max()) < lengths[:, None]
@@ -67,6 +65,47 @@ class Segments(NamedTuple):
     def to(self, device: torch.device) -> Segments:
         """Return the segments with their tensors on a device."""
         return Segments(*(part.to(device) for part in self))
+
+
+@final
+class PendingTokens:
+    """Tokens whose states wait to be added to the partial results, since many tokens at once take less time.
+
+    Args:
+        layers: Layers whose states are needed.
+        block_size: Number of slots in a cache block.
+    """
+
+    def __init__(self, layers: Sequence[int], block_size: int) -> None:
+        self._layers, self._block_size = layers, block_size
+        self._parts: list[tuple[dict[int, Tensor], np.ndarray]] = []
+
+    def push(self, states: Mapping[int, Tensor], slots: np.ndarray) -> None:
+        """Add the tokens of a step: layer -> their states `[tokens, width]`, and their cache slots.
+
+        The states are copied, because the engine may use their memory in its next step.
+        """
+        self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots))
+
+    def __len__(self) -> int:
+        """Return the number of waiting tokens."""
+        return sum(len(slots) for _, slots in self._parts)
+
+    def take(self) -> tuple[dict[int, Tensor], Segments]:
+        """Return the states of all waiting tokens and their segments; then no token waits."""
+        slots = np.concatenate([slots for _, slots in self._parts])
+        blocks, place = np.unique(slots // self._block_size, return_inverse=True)
+        # The first token of a block says that the block has a new owner: what waits for the old one is dropped.
+        opened = np.full(len(blocks), -1)
+        index = np.arange(len(slots))
+        np.maximum.at(opened, place, np.where(slots % self._block_size == 0, index, -1))
+        kept = index[index >= opened[place]]
+        kept = kept[np.argsort(slots[kept], kind="stable")]
+        order = torch.from_numpy(kept)
+        joined = {layer: torch.cat([states[layer] for states, _ in self._parts]) for layer in self._layers}
+        self._parts = []
+        states = {layer: state[order.to(state.device)] for layer, state in joined.items()}
+        return states, Segments.of_slots(slots[kept], self._block_size)
 
 
 @final
@@ -104,7 +143,7 @@ class PooledReaders:
         return self._maxima.nbytes + self._sums.nbytes + self._projected.nbytes
 
     def add(self, states: Mapping[int, Tensor], segments: Segments) -> None:
-        """Add the tokens of a step to the partial results of their blocks.
+        """Add tokens to the partial results of their blocks.
 
         Args:
             states: Layer -> its states `[tokens, width]`.

@@ -16,7 +16,7 @@ from lamina.bank.stack_pass import StackPass
 from lamina.errors import ConfigError
 from lamina.layers.causality import is_causal
 from lamina.store.load_model import load
-from lamina.vllm.pooled import PooledReaders, Segments
+from lamina.vllm.pooled import PendingTokens, PooledReaders
 from lamina.vllm.refusals import check_engine, check_model, logger
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
     from lamina.vllm.layout import Layout
 
+WAITING = 64  # tokens that wait at most for the readers of whole prompts; a few at a time cost as much as many
 ATTRIBUTE = "lamina_scores"  # attribute of a `ModelRunnerOutput` that holds request id -> StepScores
 
 
@@ -121,9 +122,9 @@ class EngineReaders:
         rows = self._score(states)
         self._buffers.tokens[torch.from_numpy(slots)] = rows
         if self._whole:
-            segments = Segments.of_slots(slots, ends.tolist(), table.block_size).to(runner.device)
-            for group in self._buffers.pooled:
-                group.add(states, segments)
+            self._buffers.pending.push(states, slots)
+            if len(self._buffers.pending) >= WAITING:
+                self._buffers.pool()
         scores: dict[str, StepScores] = {}
         for index, (request, end) in enumerate(zip(batch.req_ids, ends.tolist(), strict=True)):
             first = int(batch.num_computed_tokens_cpu[index])
@@ -142,7 +143,7 @@ class EngineReaders:
         """Return the scores of the tokens of a step, on the CPU, from layer -> states `[tokens, width]`."""
         if not self._token_pass.readers:
             return torch.empty(len(states[self._depth]), 0)
-        stack_pass = self._token_pass.restart()
+        stack_pass = self._token_pass.renewed()
         for layer in stack_pass.layers:
             stack_pass.on_state(layer, states[layer].unsqueeze(0))
         logits = token_logits(stack_pass)
@@ -161,6 +162,7 @@ class EngineReaders:
         if not self._whole or self._buffers is None or request in self._answered or last < prompt:
             return None
         self._answered.add(request)
+        self._buffers.pool()
         count = -(-prompt // table.block_size)
         blocks = torch.from_numpy(table.block_table.np[row, :count].astype(np.int64)).to(self._runner.device)
         logits: dict[str, Tensor] = {}
@@ -176,6 +178,7 @@ class _Buffers:
     Attributes:
         tokens: Scores of the token in each cache slot, `[slots, columns]`, on the CPU.
         pooled: The readers that pool whole prompts, in groups that are computed together.
+        pending: Tokens that `pooled` has not read yet.
     """
 
     def __init__(self, layout: Layout, whole: Mapping[str, ReaderModule], runner: Any, block_size: int) -> None:
@@ -185,9 +188,18 @@ class _Buffers:
         groups: dict[object, dict[str, ReaderModule]] = defaultdict(dict)
         for name, reader in whole.items():
             groups[reader.layers, reader.fusion.group()][name] = reader
+        self._device = runner.device
         self.pooled = [PooledReaders(group, slots // block_size, runner.device) for group in groups.values()]
+        self.pending = PendingTokens(sorted({layer for group in self.pooled for layer in group.layers}), block_size)
         size = self.tokens.nbytes + sum(group.nbytes for group in self.pooled)
         logger.info("lamina: what readers keep beside the cache takes %.0f bytes per token of it.", size / slots)
+
+    def pool(self) -> None:
+        """Let the readers of whole prompts read the tokens that wait for them."""
+        if len(self.pending):
+            states, segments = self.pending.take()
+            for group in self.pooled:
+                group.add(states, segments.to(self._device))
 
 
 def cache_group(config: Any) -> int:
