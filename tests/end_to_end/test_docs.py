@@ -53,6 +53,7 @@ def writes_on(model: Any) -> Any:
 HERE = {  # in place of models of the hub
     "openai/whisper-small": lambda: (whisper(), whisper_features()),
     "gpt2": lambda: (causal_model(), causal_tokenizer(TEMPLATE)),
+    "Qwen/Qwen3-0.6B": lambda: (causal_model(), causal_tokenizer(TEMPLATE)),
     "facebook/bart-large-cnn": lambda: (writes_on(t5()), t5_tokenizer()),
     "facebook/dinov2-small": lambda: (vit(), image_processor()),
 }
@@ -196,6 +197,7 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/guides/probe-my-csv.md": (dict, of_the_csv),
     "docs/guides/sweeps.md": (dict, printed_alone),
     "docs/guides/three-columns.md": (dict, of_three_columns),
+    "docs/guides/vllm.md": (dict, printed_alone),
     "docs/guides/which-reader.md": (dict, printed_alone),
     "docs/generation.md": (lambda: {"tokenizer": tiny_tokenizer()}, of_generation),
     "docs/index.md": (files, printed_alone),

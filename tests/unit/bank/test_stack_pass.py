@@ -14,6 +14,7 @@ from lamina.bank.stack_pass import StackPass
 from lamina.errors import ConfigError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.dwatt import DWAtt
+from lamina.fusion.scalar_mix import ScalarMix
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import stacks
@@ -248,3 +249,26 @@ def test_readers_are_grouped_by_shape_and_layers():
     one = StackPass(model, stacks(model)["main"], {name: bank[name] for name in bank}, grad=False)
     assert [names for names, _ in one._streams] == [["a", "b"], ["c"], ["d"], ["e", "f"], ["g"]]
     assert one.layers == [1, 2, 3]
+
+
+@pytest.mark.parametrize("tokens", [3, 80])  # few tokens are projected for all layers at once
+def test_a_renewed_pass_gives_what_a_new_one_gives(tokens: int):
+    bank = ReaderBank(FAMILIES["llama"].build())
+    head = SequenceClassification(("no", "yes"), pooling="mean")
+    fusions = [AdaLayers(dim=4), AdaLayers(dim=4), AdaLayers(dim=6, layers="1-2"), SingleLayer(layer=1, dim=4)]
+    for number, fusion in enumerate([*fusions, ScalarMix(), AdaLayers(dim=4, cutoff=0.3)]):
+        bank.add(f"r{number}", Reader(fusion, head, seed=number))
+    with torch.no_grad():
+        for parameter in bank.parameters():
+            parameter.add_(torch.randn_like(parameter) / 3)
+    stack = bank.stacks["main"]
+    template = StackPass(bank.eval().model, stack, {name: bank[name] for name in bank}, grad=False)
+    for _ in range(2):
+        passes = [template.restart(), template.renewed()]
+        states = torch.randn(stack.layers, 1, tokens, stack.width)
+        for stack_pass in passes:
+            for layer in stack_pass.layers:
+                stack_pass.on_state(layer, states[layer])
+        new, renewed = (stack_pass.features() for stack_pass in passes)
+        for name, features in new.items():
+            torch.testing.assert_close(renewed[name], features, rtol=0, atol=1e-5)
