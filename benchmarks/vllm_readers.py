@@ -43,7 +43,6 @@ from typing import Any, NamedTuple
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # hooks are sent to an engine as a function
 
 import torch
 from common import report
@@ -265,10 +264,15 @@ class CopyStates:
         self.state = output[0] + output[1]
 
 
-def add_hooks(model: Any) -> None:
-    """Register a hook on each block of a model of vLLM."""
-    for block in model.model.layers:
-        block.register_forward_hook(CopyStates())
+class Hooks:
+    """What an engine's worker gets from this file (`worker_extension_cls`), to copy the states of all blocks."""
+
+    model_runner: Any
+
+    def add_hooks(self) -> None:
+        """Register a hook on each block of the model."""
+        for block in self.model_runner.model.model.layers:
+            block.register_forward_hook(CopyStates())
 
 
 def extraction(size: Size, files: Path) -> dict[str, Any]:
@@ -302,7 +306,7 @@ def speed(folder: Path, size: Size, repeats: int) -> list[dict[str, Any]]:
         "8 readers, compiled": {"bank": folder / "bank"},
         "bare, eager": {"bank": None, "enforce_eager": True},
         "8 readers, eager": {"bank": folder / "bank", "enforce_eager": True},
-        "hooks, eager": {"bank": None, "enforce_eager": True},
+        "hooks, eager": {"bank": None, "enforce_eager": True, "worker_extension_cls": "vllm_readers.Hooks"},
         "extract_hidden_states": {"bank": None, **extraction(size, folder / "states")},
     }
     draw = random.Random(0)
@@ -320,7 +324,7 @@ def speed(folder: Path, size: Size, repeats: int) -> list[dict[str, Any]]:
                 failures.append({"engine": f"{name} does not start: {error}"})
                 continue
             if name.startswith("hooks"):
-                llm.apply_model(add_hooks)
+                llm.collective_rpc("add_hooks")
             for count, prompts in works.items():
                 runs[name, count] = partial(generate, llm, prompts, [size.tokens] * count)
                 if name == BARE:

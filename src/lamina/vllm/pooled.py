@@ -83,9 +83,9 @@ class PendingTokens:
     def push(self, states: Mapping[int, Tensor], slots: np.ndarray) -> None:
         """Add the tokens of a step: layer -> their states `[tokens, width]`, and their cache slots.
 
-        The states are copied, because the engine may use their memory in its next step.
+        Both are copied, because the engine uses their memory again in its next step.
         """
-        self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots))
+        self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots.copy()))
 
     def __len__(self) -> int:
         """Return the number of waiting tokens."""

@@ -83,8 +83,10 @@ def test_tokens_that_wait_are_read_with_their_blocks(bank: ReaderBank):
     for step in range(10):  # one token of each request at a time
         parts = [(one, [2, 5, 1])] + ([(other, [3, 0])] if step < 6 else [])
         states = {layer: torch.cat([part[layer][step : step + 1] for part, _ in parts]) for layer in one}
-        pending.push(states, np.array([slots_of([*blocks, 7], 10)[step] for _, blocks in parts]))
+        slots = np.array([slots_of([*blocks, 7], 10)[step] for _, blocks in parts])
+        pending.push(states, slots)
         states[0].fill_(9)  # the engine uses its memory again
+        slots.fill(0)
         if step == 2:
             readers.add(*pending.take())
             assert not len(pending)
