@@ -108,3 +108,12 @@ def test_what_was_not_tried_gives_a_warning(tmp_path: Path, caplog: pytest.LogCa
     version, dtype = caplog.messages
     assert version == "lamina: vLLM 0.99.1 was not tried with readers; versions that were: 0.32.0."
     assert "computes in bfloat16 and the bank was trained on float32" in dtype
+
+
+def test_a_bank_of_another_depth_or_width_is_refused(tmp_path: Path):
+    layout, _ = saved(tmp_path, "llama", Reader(AdaLayers(dim=4), MEAN))
+    stack = next(iter(layout.manifest.base.stacks.values()))
+    layout.check_base(layers=stack.layers, width=stack.width)
+    for facts, name in (((stack.layers + 1, stack.width), "layers"), ((stack.layers, 2 * stack.width), "width")):
+        with pytest.raises(BaseMismatchError, match=name):
+            layout.check_base(layers=facts[0], width=facts[1])
