@@ -190,8 +190,9 @@ def intercept_generate(model: nn.Module, on_generate: OnGenerate, is_waiting: Ca
     _in_context.set((*_in_context.get(), interception))
     with _lock:
         if not _open:
-            _original.update({name: getattr(mixin, name) for name in ("generate", *DECODING_METHODS)})
+            _original.update({name: getattr(mixin, name) for name in ("generate", "heal_tokens", *DECODING_METHODS)})
             mixin.generate = _checked(mixin.generate)
+            mixin.heal_tokens = _unhealed(mixin.heal_tokens)
             for name in DECODING_METHODS:
                 setattr(mixin, name, _followed(name, _original[name]))
         _open.append(interception)
@@ -241,6 +242,21 @@ def _checked(function: Method) -> Method:
         return function(model, *args, **kwargs)
 
     return generate
+
+
+def _unhealed(function: Method) -> Method:
+    """Return a function to put in place of the original `heal_tokens`: it refuses option "token_healing".
+
+    `_checked` does not see the option where `model.generate` was bound before.
+    """
+
+    @functools.wraps(function)
+    def heal_tokens(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
+        if any(hook.is_waiting() for hook in _interceptions(model)):
+            _check_options({"token_healing": True}.get)
+        return function(model, *args, **kwargs)
+
+    return heal_tokens
 
 
 def _check_options(option: Callable[[str], object]) -> None:

@@ -166,14 +166,17 @@ class _Listener:
             if text := self._texts[thread, template]:
                 text.on_start(batch, args, kwargs)
             return
+        generated = reads_generated_text(template, self._model) and self.over != "prompt"
+        # also if the readers have an output: it may be that of the prompt of this text
+        if generated and past_tokens(inputs_of(template, batch, args, kwargs)):
+            self.outputs.clear()
+            raise ConfigError(
+                "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; a text that is "
+                "written in another way cannot be followed. Use over='prompt'."
+            )
         if self._has_output(template):
             return
-        if reads_generated_text(template, self._model) and self.over != "prompt":
-            if past_tokens(inputs_of(template, batch, args, kwargs)):
-                raise ConfigError(
-                    "bank.listen: a pass goes on from a cache of tokens, and not in a call of generate; a text that is "
-                    "written in another way cannot be followed. Use over='prompt'."
-                )
+        if generated:
             if self._new_observer is not None:
                 return
             if self.over == "output":

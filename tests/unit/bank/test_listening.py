@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -70,6 +71,13 @@ def test_a_fusion_that_runs_along_with_the_blocks_is_refused():
         pass
 
 
+def decode_by_hand(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Two steps of greedy decoding with a cache."""
+    out = model(input_ids, use_cache=True)
+    newest = out.logits[:, -1:].argmax(-1)
+    return model(newest, past_key_values=out.past_key_values).logits
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -85,6 +93,24 @@ def test_ways_to_decode_whose_states_would_be_wrong_are_refused(options: dict[st
     before = traces(bank.model)
     with pytest.raises(ConfigError, match=message), bank.listen(over="both") as outputs:
         bank.model.generate(**prompt(bank), **SHORT, **options)
+    assert len(outputs) == 0
+    assert traces(bank.model) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
+        ({"token_healing": True, "tokenizer": object()}, "token_healing=True, which writes a text before"),
+        ({"custom_generate": decode_by_hand}, "a text that is written in another way cannot be followed"),
+    ],
+)
+def test_they_are_refused_where_generate_was_bound_before(options: dict[str, Any], message: str):
+    bank = bank_of("gpt2-CausalLM")
+    generate = functools.partial(bank.model.generate, **SHORT)
+    before = traces(bank.model)
+    with pytest.raises(ConfigError, match=message), bank.listen(over="both") as outputs:
+        generate(**prompt(bank, 1), **options)
     assert len(outputs) == 0
     assert traces(bank.model) == before
 
