@@ -63,8 +63,9 @@ def test_every_keyword_is_documented_once(function: Any):
 @pytest.mark.parametrize("option", sorted(READERS_ONLY))
 def test_finetune_has_no_option_of_readers_and_names_those_it_has(option: str):
     model: Any = None
+    one_option: dict[str, Any] = {option: 1}
     with pytest.raises(UnknownNameError, match=f"finetune: unknown option '{option}'; known: .*epochs, batch_size"):
-        finetune(model, model, **{option: 1})
+        finetune(model, model, **one_option)
 
 
 @pytest.mark.parametrize(
