@@ -18,7 +18,7 @@ from tests.unit.recipes.test_run import LAST, methods, recipe
 from tests.unit.recipes.test_separate_runs import write_films
 
 import lamina
-from lamina.cells import ray_tasks
+from lamina.cells import run_cells as cell_runs
 from lamina.errors import ConfigError, DataError, LaminaError
 from lamina.prediction import ray_workers
 from lamina.prediction.ray_workers import in_order
@@ -155,7 +155,7 @@ def test_a_cell_whose_worker_was_killed_is_tried_again_and_the_table_is_the_same
 def test_a_cell_that_kills_every_worker_or_raises_is_recorded_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(ray_tasks, "RETRIES", 1)
+    monkeypatch.setattr(cell_runs, "RETRIES", 1)
     table, failures = quiet(cells(tmp_path, 3, fails=0, dies=1, always=True), ray="auto")
     assert [failure.key["seed"] for failure in failures] == [0, 1]
     assert failures[0].error == "ValueError: number 0 is odd"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,8 +14,8 @@ from typing import Any, final
 import torch
 from pydantic_core import to_jsonable_python
 
-from lamina.cells.ray_tasks import as_ray_tasks
-from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
+from lamina.errors import ConfigError, LaminaError, StoreError, first_line, memory_errors
+from lamina.prediction.ray_workers import RETRIES, connected, import_ray
 from lamina.train.identity import difference, seal, unseal
 from lamina.utils import derive_seed, progress_bar, remove_leftovers, seed_torch, world_size, write_text
 
@@ -96,7 +97,7 @@ def run_cells(
         raise ConfigError(f"{op}: two cells have the key {dict(twice)}; each must have one of its own.")
     outcomes: dict[int, State | Failure] = {n: done[file] for n, file in enumerate(files) if file in done}
     todo = {number: cell for number, cell in enumerate(listed) if number not in outcomes}
-    ended = _in_process(todo, op) if ray is None or not todo else as_ray_tasks(_outcome, _died, todo, ray, op)
+    ended = _in_process(todo, op) if ray is None or not todo else _as_ray_tasks(todo, ray, op)
     total, first = len(listed), len(outcomes)
     for number, outcome in progress_bar(ended, show=progress, desc="cells", total=total, initial=first):
         outcomes[number] = outcome
@@ -110,6 +111,34 @@ def run_cells(
 def _in_process(todo: Mapping[int, Cell], op: str) -> Iterator[tuple[int, State | Failure]]:
     for number, cell in todo.items():
         yield number, _outcome(cell, op)
+
+
+def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[tuple[int, State | Failure]]:
+    """Yield (cell number, outcome) as cells end; a cell whose worker died is tried again, and fails after `RETRIES`.
+
+    If the cluster has GPUs, each cell gets one to itself.
+
+    Raises:
+        ConfigError: If no cluster answers at the address, or a cell cannot be pickled.
+        MissingExtraError: If Ray is not installed.
+    """
+    ray = import_ray(op)
+    with connected(ray, address, op):
+        options = {"max_retries": RETRIES, "num_gpus": int(ray.cluster_resources().get("GPU", 0) > 0)}
+        task = ray.remote(**options)(_outcome)
+        try:
+            numbers = {task.remote(cell, op): number for number, cell in todo.items()}
+        except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+            hint = "Give its work as functools.partial of a function of a module, over plain data."
+            raise ConfigError(f"{op}: a cell cannot be sent to a worker ({first_line(error)}). {hint}") from error
+        while numbers:
+            (ended, *_), _ = ray.wait(list(numbers), num_returns=1)
+            number = numbers.pop(ended)
+            try:
+                outcome = ray.get(ended)
+            except ray.exceptions.RayError as error:
+                outcome = _died(todo[number], f"{type(error).__name__}: its worker died {RETRIES + 1} times")
+            yield number, outcome
 
 
 def _outcome(cell: Cell, op: str) -> State | Failure:

@@ -347,9 +347,6 @@ def _batch(bank: ReaderBank, texts: Sequence[str]) -> dict[str, torch.Tensor]:
     return dict(batch.to(bank.device))
 
 
-_REPEATS = 9  # timed passes of each
-
-
 def time_passes(bank: ReaderBank, texts: Sequence[str]) -> dict[str, float]:
     """Time a forward pass of the model alone and with all readers, alternately.
 
@@ -363,9 +360,7 @@ def time_passes(bank: ReaderBank, texts: Sequence[str]) -> dict[str, float]:
     batch = _batch(bank, texts)
     bank.eval()
     with torch.no_grad():
-        seconds = in_turn(
-            {"base": lambda: bank.model(**batch), "with readers": lambda: bank(**batch, main=True)}, repeats=_REPEATS
-        )
+        seconds = in_turn({"base": lambda: bank.model(**batch), "with readers": lambda: bank(**batch, main=True)})
     return {
         "base_ms": 1000 * statistics.median(seconds["base"]),
         "with_readers_ms": 1000 * statistics.median(seconds["with readers"]),
