@@ -43,6 +43,9 @@ def preserve_model(model: nn.Module) -> Generator[None]:
     positions grow, transformers installs hooks. So modes, parameters, buffers and their values, submodules, hooks and
     plain attributes are restored, and the global random generators too. If the model has a `pass_lock`, it is held
     exclusively: other threads' passes wait.
+
+    RWKV rescales its weights in place at its first pass in eval mode, and notes that in a plain attribute. Weights are
+    not copied, so they stay as they are after such a pass, and plain numbers and flags of the modules stay with them.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
@@ -56,8 +59,14 @@ def preserve_model(model: nn.Module) -> Generator[None]:
         uncompiled(),
         ExitStack() as exits,
     ):
+        weights = [weight for weight in model.parameters() if not weight.is_inference()]
+        versions = [weight._version for weight in weights]
+
+        def is_rescaled() -> bool:
+            return [weight._version for weight in weights] != versions
+
         for module in model.modules():
-            exits.callback(_snapshot(module))
+            exits.callback(_snapshot(module, is_rescaled))
         for buffer in model.buffers():
             if not (buffer.is_meta or buffer.is_inference()):
                 exits.callback(_restore_buffer, buffer, buffer._version, buffer.clone())
@@ -160,17 +169,21 @@ def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:
         buffer.copy_(value)
 
 
-def _snapshot(module: nn.Module) -> Callable[[], None]:
+def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[], None]:
     """Return a function that restores the current attributes of a module.
 
-    The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects.
+    The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects. If
+    `keeps_values()` is True then, numbers and flags keep their new values; only the mode is restored.
     """
     attributes = dict(module.__dict__)
     contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}
 
     def restore() -> None:
+        values = {n: v for n, v in vars(module).items() if type(v) in _VALUES and n != "training"}
         module.__dict__.clear()
         module.__dict__.update(attributes)
+        if keeps_values():
+            module.__dict__.update(values)
         for name, content in contents.items():
             container = attributes[name]
             container.clear()
@@ -180,3 +193,4 @@ def _snapshot(module: nn.Module) -> Callable[[], None]:
 
 
 _CONTAINERS = frozenset[type]((dict, OrderedDict, set, list))
+_VALUES = frozenset[type]((bool, int, float))

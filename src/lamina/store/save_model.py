@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,7 @@ def save(
     check_reloads(model, "save")
     files = files or {}
     with staged(folder, names := [*saved_names(folder), *files], names, force=force) as stage:
-        model.save_pretrained(stage)  # pyright: ignore[reportUnknownMemberType]
+        _as_stored(model).save_pretrained(stage)  # pyright: ignore[reportUnknownMemberType]
         if processor is not None:
             processor.save_pretrained(stage)
         for name, write in files.items():
@@ -80,6 +81,20 @@ def save(
         }
         write_json(stage / RECORD, record)
     set_location(model, str(folder))
+
+
+def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
+    """Return the model with the weights that it is saved with: itself, or for RWKV a copy.
+
+    RWKV divides weights by powers of two at its first pass in eval mode, and would divide saved weights again.
+    """
+    if not any(getattr(part, "layers_are_rescaled", False) for part in model.modules()):
+        return model
+    stored = deepcopy(model)
+    for part in stored.modules():
+        if getattr(part, "layers_are_rescaled", False):
+            part.train()._rescale_layers()  # pyright: ignore[reportCallIssue, reportPrivateUsage]
+    return stored
 
 
 def move(source: Path, target: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from transformers import (
     AutoTokenizer,
     BertForSequenceClassification,
     BertModel,
+    RwkvConfig,
+    RwkvModel,
 )
 
+from lamina.bank import Reader, ReaderBank
 from lamina.editing.freeze import freeze_
 from lamina.editing.insert import insert_
 from lamina.editing.merge import merge_
@@ -24,6 +28,8 @@ from lamina.editing.record import edits
 from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
 from lamina.errors import ModelNotFoundError, StoreError, UnknownNameError, UnsupportedModelError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.heads.sequence_classification import SequenceClassification
 from lamina.layers import stacks
 from lamina.store import load, outline, save, save_model
 from lamina.store.save_model import RECORD, move
@@ -416,3 +422,21 @@ def test_a_model_whose_blocks_were_taken_out_by_hand_is_not_loaded_with_new_ones
     save(model, tmp_path)
     with pytest.raises(StoreError, match=r"are not those .* there is no weight 'encoder\.layer"):
         load(tmp_path)
+
+
+@torch.no_grad()
+def test_a_model_that_rescales_its_weights_is_read_and_saved_as_it_is(tmp_path: Path):
+    """RWKV divides weights at its first pass in eval mode; a second division would give another model."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "attention_hidden_size": 16, "num_hidden_layers": 4, "rescale_every": 1}
+    model = RwkvModel(RwkvConfig(vocab_size=60, **sizes)).eval()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    expected = deepcopy(model)(ids).last_hidden_state
+    bank = ReaderBank(model)
+    bank.add("r", Reader(AdaLayers(dim=8), SequenceClassification(["a", "b"])))
+    for _ in range(2):
+        assert torch.equal(bank.eval()(input_ids=ids, main=True).main.last_hidden_state, expected)
+    save(model, tmp_path)
+    assert torch.equal(model(ids).last_hidden_state, expected)
+    assert torch.equal(load(tmp_path)[0](ids).last_hidden_state, expected)
+    assert torch.equal(bank(input_ids=ids, main=True).main.last_hidden_state, expected)
