@@ -345,3 +345,14 @@ def test_registry_rows_import():
     for row in sorted(rows):
         module, _, name = row.partition(":")
         assert getattr(importlib.import_module(module), name).__name__ == name
+
+
+# English
+
+
+def test_no_sentence_begins_with_a_phrase_that_hides_its_noun():
+    fronted = re.compile(r"(?:^\s*|: |\. |\"\"\"|# )(?:Of|What is|That of|As of)\s", re.MULTILINE)
+    folders = ("src", "tests", "benchmarks", "examples", "docs")
+    files = [file for folder in folders for ending in ("*.py", "*.md") for file in (ROOT / folder).rglob(ending)]
+    found = [name_of(file) for file in (*files, *ROOT.glob("*.md")) if fronted.search(file.read_text(encoding="utf-8"))]
+    assert found == []
