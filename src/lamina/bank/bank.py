@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Protocol, cast, final
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor, nn
@@ -330,54 +331,9 @@ class ReaderBank(ReaderCollection):
         return storage().model_card(self, title)
 
 
-MODULE = "lamina.store"
+def storage() -> ModuleType:
+    """Return the module `lamina.store`, whose functions save and load banks.
 
-
-class BankStorage(Protocol):
-    """The functions of `lamina.store` that a bank calls; the methods of `ReaderBank` document them.
-
-    Storage has to import the bank, because loading builds one. So the bank cannot import storage: the two would form a
-    circle. The bank knows only these functions and the name of the module that implements them, which is imported on
-    first use, as the rows of a `lamina.registry.Registry` are.
+    Storage imports the bank, because loading builds one, so that the bank cannot import storage at its top.
     """
-
-    def save_bank(
-        self, bank: ReaderBank, folder: str | PathLike[str], *, title: str | None = None, changed_base: bool = False
-    ) -> None:
-        """Write the bank to a folder."""
-        ...
-
-    def load_bank(
-        self,
-        folder: str | PathLike[str],
-        model: PreTrainedModel | None = None,
-        processor: Processor | None = None,
-        *,
-        revision: str | None = None,
-        readers: Sequence[str] | None = None,
-    ) -> ReaderBank:
-        """Return the bank that a folder or a repository on the hub contains."""
-        ...
-
-    def push_bank(
-        self,
-        bank: ReaderBank,
-        repo: str,
-        *,
-        message: str = "Save readers",
-        branch: str | None = None,
-        create_pr: bool = False,
-        private: bool | None = None,
-        token: str | None = None,
-    ) -> str:
-        """Write the bank to a repository on the hub, and return the address of the commit."""
-        ...
-
-    def model_card(self, bank: ReaderBank, title: str) -> ModelCard:
-        """Return the model card of the bank."""
-        ...
-
-
-def storage() -> BankStorage:
-    """Import the module that implements storage, and return it."""
-    return cast("BankStorage", import_module(MODULE))
+    return import_module("lamina.store")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import json
 import shutil
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.support.training import tiny_tokenizer, yes_no
 from transformers import BertConfig, BertForMaskedLM, T5EncoderModel
 
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.bank import BankStorage, storage
 from lamina.editing.insert import insert_
 from lamina.editing.record import edits
 from lamina.errors import BaseMismatchError, ConfigError, ModelNotFoundError, StoreError, UnknownNameError
@@ -454,12 +452,3 @@ def test_a_masked_lm_reader_refuses_another_vocabulary(tmp_path: Path):
     assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) < 4 * 50 * 16
     with pytest.raises(BaseMismatchError, match="vocabulary was"):
         ReaderBank.from_pretrained(tmp_path, model.bert)
-
-
-@pytest.mark.parametrize("name", ["save_bank", "load_bank", "push_bank", "model_card"])
-def test_the_store_has_the_functions_that_a_bank_calls(name: str):
-    called = [*inspect.signature(getattr(BankStorage, name)).parameters.values()][1:]
-    parameters = inspect.signature(getattr(storage(), name)).parameters
-    assert [(one.name, one.kind, one.default) for one in called] == [
-        (one.name, one.kind, one.default) for one in parameters.values() if one.name not in ("files", "writes")
-    ]
