@@ -1,6 +1,6 @@
 """Readers inside vLLM: are the scores right, what do they cost, and does a flag end its request in time.
 
-    .venv-vllm/bin/python benchmarks/vllm_readers.py [--part scores|speed|flags] [--small] [--repeats 5] [--json]
+    .venv-vllm/bin/python benchmarks/vllm_readers.py [--part NAME] [--small] [--repeats 5] [--json]
 
 `make test-vllm` makes the environment. The model is a Llama with 116 million random weights, in float32; `--small`
 takes 7 million, and fewer requests. The bank has four readers of tokens (AdaLayers with 16 features per layer; one
@@ -15,12 +15,14 @@ an engine without a bank.
 speed: engines in processes of their own, timed in turn on the same prompts without a prefix cache. `throughput` is the
 median of the ratios of neighbouring runs to the bare compiled engine, for 16 requests at once; `between tokens` is the
 same of the time per token of one request alone. Beside readers: forward hooks that copy each block's output in an eager
-engine, which is the least that vllm-lens and vLLM-Hook do; `extract_hidden_states` of vLLM, which writes all states
-to files; and the bare engine with a second pass of transformers over each text, which gives the readers' answers.
+engine, which is the least that vllm-lens and vLLM-Hook do; and the bare engine with a second pass of transformers over
+each text. `extract_hidden_states` of vLLM writes all states to files; it is only tried, since it needs a GPU.
 
 flags: 32 requests at once, one of which a monitor flags. `in time` counts tries in which it ended with the token after
 the flagged one, as "content_filter" and with the monitor's name; `others identical` those in which the other 31 are
 token by token what an engine without a bank gives.
+
+memory: what the readers keep beside each token of the cache, and what the cache itself takes, in bytes.
 """
 
 # vLLM is not installed where types are checked: it needs another transformers.
@@ -34,9 +36,10 @@ import random
 import re
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,7 +63,7 @@ from lamina import (
     TokenClassification,
     load,
 )
-from lamina.demo.timing import in_turn, ratio
+from lamina.demo.timing import ratio
 from lamina.monitors import RollingMax
 
 CLOSE = 1e-4
@@ -299,43 +302,51 @@ def second_pass(bank: ReaderBank, prompts: Sequence[Ids], completions: Sequence[
 
 
 def speed(folder: Path, size: Size, repeats: int) -> list[dict[str, Any]]:
-    """Time engines in turn, 16 requests at once and one alone."""
+    """Time engines in turn, 16 requests at once and one alone.
+
+    Each turn starts each engine anew, since the workers of idle engines would take time from the one that is timed.
+    """
     bank = ReaderBank.from_pretrained(folder / "bank", load(folder / "model")[0])
+    hooks = {"enforce_eager": True, "worker_extension_cls": "vllm_readers.Hooks"}
     variants: dict[str, dict[str, Any]] = {
         BARE: {"bank": None},
         "8 readers, compiled": {"bank": folder / "bank"},
         "bare, eager": {"bank": None, "enforce_eager": True},
         "8 readers, eager": {"bank": folder / "bank", "enforce_eager": True},
-        "hooks, eager": {"bank": None, "enforce_eager": True, "worker_extension_cls": "vllm_readers.Hooks"},
-        "extract_hidden_states": {"bank": None, **extraction(size, folder / "states")},
+        "hooks, eager": {"bank": None, **hooks},
     }
     draw = random.Random(0)
     works = {count: [[draw.randrange(size.words) for _ in range(64)] for _ in range(count)] for count in (16, 1)}
-    runs: dict[tuple[str, int], Callable[[], object]] = {}
-    failures: list[dict[str, Any]] = []
-    with ExitStack() as stack:
+    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for _ in range(repeats):
         for name, settings in variants.items():
-            try:
-                started = engine(folder, in_process=False, enable_prefix_caching=False, **settings)
-                llm = stack.enter_context(started)
-            except RuntimeError as error:
-                if name != "extract_hidden_states":
-                    raise
-                failures.append({"engine": f"{name} does not start: {error}"})
-                continue
-            if name.startswith("hooks"):
-                llm.collective_rpc("add_hooks")
-            for count, prompts in works.items():
-                runs[name, count] = partial(generate, llm, prompts, [size.tokens] * count)
-                if name == BARE:
-                    runs[TWICE, count] = partial(_with_second_pass, runs[name, count], bank, prompts)
-        seconds = in_turn(runs, repeats=repeats)
-    names = dict.fromkeys(name for name, _ in runs)
-    return [_speed_row(seconds, name, size) for name in names] + failures
+            with engine(folder, in_process=False, enable_prefix_caching=False, **settings) as llm:
+                if name.startswith("hooks"):
+                    llm.collective_rpc("add_hooks")
+                for count, prompts in works.items():
+                    generate(llm, prompts, [8] * count)
+                    start = time.perf_counter()
+                    completions = generate(llm, prompts, [size.tokens] * count)
+                    seconds[name, count].append(time.perf_counter() - start)
+                    if name == BARE:
+                        second_pass(bank, prompts, completions)
+                        seconds[TWICE, count].append(time.perf_counter() - start)
+    rows = [_speed_row(seconds, name, size) for name in dict.fromkeys(name for name, _ in seconds)]
+    tried = {**dict.fromkeys(rows[0], ""), "engine": f"extract_hidden_states {_try_extraction(folder, size)}"}
+    return [*rows, tried]
 
 
-def _with_second_pass(run: Callable[[], Any], bank: ReaderBank, prompts: Sequence[Ids]) -> None:
-    second_pass(bank, prompts, run())
+def _try_extraction(folder: Path, size: Size) -> str:
+    """Return whether an engine that extracts hidden states answers here; its files are copied on a stream of a GPU."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    settings = extraction(size, folder / "states")
+    try:
+        with engine(folder, None, in_process=False, enable_prefix_caching=False, **settings) as llm:
+            generate(llm, [[1, 2, 3]], [4])
+    except (EngineDeadError, RuntimeError) as error:
+        return f"does not run here ({type(error).__name__})"
+    return "runs here, and was not timed"
 
 
 def _speed_row(seconds: Mapping[tuple[str, int], list[float]], name: str, size: Size) -> dict[str, Any]:

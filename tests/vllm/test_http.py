@@ -249,3 +249,14 @@ def test_a_client_that_hangs_up_leaves_the_others_alone(server: Server):
     (choice,) = post(server, ROUTES[0], prompt)["choices"]
     completion = SimpleNamespace(token_ids=words(choice), lamina=choice["lamina"])
     assert largest_difference(*server.folders, [prompt], [completion]) < CLOSE
+
+
+def test_routes_without_the_field_end_a_flagged_text_too(server: Server):
+    (prompt, text), place = server.flagged[0], server.places[0]
+    said = " ".join(f"w{token}" for token in prompt)
+    common = {"model": "tiny", "temperature": 0.0}
+    messages = {**common, "messages": [{"role": "user", "content": said}], "max_tokens": LENGTH}
+    answer = server.client.post("/v1/messages", json=messages).json()
+    response = server.client.post("/v1/responses", json={**common, "input": said, "max_output_tokens": LENGTH}).json()
+    for written in (answer["content"][0]["text"], response["output"][0]["content"][0]["text"]):
+        assert words({"text": written}) == text[: place + 2]
