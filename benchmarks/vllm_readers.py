@@ -422,7 +422,7 @@ class SizeLog(logging.Handler):
 
 def memory(folder: Path, size: Size) -> list[dict[str, Any]]:
     """Return what eight readers keep beside each token of the cache, and what the cache itself takes."""
-    import vllm  # noqa: F401 (it sets up its loggers, and resets those below its own)
+    import vllm.logger  # noqa: F401 (it sets up its loggers, and resets those below its own)
 
     log, logger = SizeLog(), logging.getLogger("vllm.lamina")
     logger.addHandler(log)
