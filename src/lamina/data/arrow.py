@@ -22,7 +22,7 @@ import pyarrow as pa
 from lamina.errors import DataError, convert_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import datasets
 
@@ -192,6 +192,30 @@ class Column(Sequence[Any]):
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.read_rows(range(min(3, len(self))))))
         return f"Column([{shown}{', ...' if len(self) > 3 else ''}], {len(self)} rows)"
+
+
+def columns_of(
+    rows: datasets.Dataset, decoders: Mapping[str, Callable[[Any], Any] | None] | None = None
+) -> dict[str, Column]:
+    """Return name -> column, for every column of a dataset, in time that is linear in the number of columns.
+
+    `Dataset.select_columns` would copy the description of all columns for each of them.
+
+    Args:
+        rows: The dataset, without a format.
+        decoders: Column name -> function from a cell to an item. None, or a name that is missing: items are cells.
+    """
+    import datasets
+
+    table, features = rows.data.replace_schema_metadata(None), rows.features
+    columns: dict[str, Column] = {}
+    for name, feature in features.items():
+        info = datasets.DatasetInfo(features=datasets.Features({name: feature}))
+        column = datasets.Dataset(
+            table.select([name]), info, indices_table=rows._indices, fingerprint=f"{rows._fingerprint}{len(columns)}"
+        )
+        columns[name] = Column(derived(column, rows), [name], (decoders or {}).get(name))
+    return columns
 
 
 def _both(first: Callable[..., Any] | None, second: Callable[[Any], Any], *cells: Any) -> Any:

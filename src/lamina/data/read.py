@@ -13,25 +13,21 @@ import sys
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import IO, Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lamina.data.arrow import CHUNK, Column, dataset_of
+from lamina.data.arrow import CHUNK, Column, columns_of, dataset_of
 from lamina.data.class_names import decoder, dictionary_names, names_of, parquet_features
 from lamina.data.conll import sentences
+from lamina.data.parquet import parquet_errors, read_parquet
+from lamina.data.row_errors import bad_row, existing, missing_column, missing_value
 from lamina.errors import DataError, convert_errors
-from lamina.utils import MAX_BYTES, check_range, is_dir, is_file, parse_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import datasets
+from lamina.utils import MAX_BYTES, check_range, parse_json
 
 T = TypeVar("T")
 Record: TypeAlias = dict[str, Any]  # column -> cell, which is whatever the file can hold
@@ -91,7 +87,7 @@ def read_lines(path: Path) -> Lines:
                 )
                 line = DataError(f"read: {path} {reason}.", path=str(path), row=number)
             if len(data) > MAX_BYTES:
-                line = _bad_row(path, number, f"has more than {MAX_BYTES:,} bytes; it is too long to be an example")
+                line = bad_row(path, number, f"has more than {MAX_BYTES:,} bytes; it is too long to be an example")
             if number == 1 and isinstance(line, str):
                 line = line.removeprefix("\ufeff")
             if line:
@@ -165,7 +161,7 @@ def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: c
     if isinstance(error, DataError) and len(used) == 1:
         return error
     why = f"row {error.row} is not UTF-8" if isinstance(error, DataError) else error
-    return _bad_row(path, used[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
+    return bad_row(path, used[0][0], f"is not CSV ({why}); a quote inside a quoted cell is written twice")
 
 
 def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Records:
@@ -189,7 +185,7 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
             elif len(row) == len(names):
                 yield at, dict(zip(names, row, strict=True))
             else:
-                yield at, _bad_row(path, at, f"has {len(row)} columns; the file has {len(names)}")
+                yield at, bad_row(path, at, f"has {len(row)} columns; the file has {len(names)}")
         held = [] if cells else held
 
 
@@ -198,75 +194,8 @@ def _object(path: Path, number: int, text: str) -> Record | DataError:
     try:
         record = parse_json(text)
     except ValueError as error:
-        return _bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
-    return record if isinstance(record, dict) else _bad_row(path, number, f"is not an object; {_EXAMPLE}")
-
-
-def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Records:
-    """Yield the rows of a Parquet file with their numbers, counted from 1; a row that cannot be read is a DataError.
-
-    Args:
-        path: The file.
-        columns: Names of the columns to read. For "outer.inner" the whole column "outer", whose cells are objects, is
-            read, unless a column is named "outer.inner" itself. None: all columns.
-        rows: Number of rows to read at a time.
-
-    Raises:
-        DataError: If the file is not a Parquet file, or a column is missing.
-    """
-    with parquet_errors(path), pq.ParquetFile(path) as file:
-        known = file.schema_arrow.names
-        needed = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
-        for name, outer in zip(columns or (), needed or (), strict=True):
-            if outer not in known:
-                raise missing_column(path, name, known)
-        start = 1
-        for batch in file.iter_batches(rows, columns=needed):
-            yield from _records(path, batch, start)
-            start += len(batch)
-
-
-def _records(path: Path, batch: pa.RecordBatch, start: int) -> Records:
-    """Yield the rows of a batch with their numbers from `start`; a row whose text is not UTF-8 is a DataError.
-
-    Such a row is found by halving the batch, because the error does not tell which row is wrong.
-    """
-    try:
-        yield from enumerate(batch.to_pylist(), start)
-    except UnicodeDecodeError as error:  # `to_pylist` raised it, before any row was yielded
-        if len(batch) == 1:
-            yield start, _bad_row(path, start, f"is not UTF-8 at byte {error.start} of a text")
-            return
-        half = len(batch) // 2
-        yield from _records(path, batch[:half], start)
-        yield from _records(path, batch[half:], start + half)
-
-
-# Errors
-
-
-@contextmanager
-def parquet_errors(path: Path) -> Iterator[None]:
-    """Convert errors of reading a Parquet file inside the `with` block to DataErrors that name the file."""
-    problem = f"read: {path} is not a Parquet file"
-    with convert_errors(lambda reason: DataError(f"{problem} ({reason}); it may be cut off.", path=str(path))):
-        yield
-
-
-def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
-    """Return the error for a file without a column of some name; `known` are the names of its columns."""
-    reason = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
-    return DataError(f"read: {path} {reason}.", path=str(path), column=name)
-
-
-def missing_value(path: object, row: int, column: str) -> DataError:
-    """Return the error for a row without a value in a column."""
-    return _bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
-
-
-def _bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:
-    """Return the error for a row of a file; `reason` continues the message after "row 3 " and says what is wrong."""
-    return DataError(f"read: {path} row {row} {reason}.", path=str(path), row=row, column=column)
+        return bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
+    return record if isinstance(record, dict) else bad_row(path, number, f"is not an object; {_EXAMPLE}")
 
 
 # Called with the error of each row that cannot be read; None: the error is raised.
@@ -409,7 +338,7 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
             yield pa.table(dict(part.columns))
 
     rows = dataset_of(parts())
-    return Table(str(path), {name: Column(rows, [name]) for name in rows.column_names}, lines)
+    return Table(str(path), columns_of(rows), lines)
 
 
 def _with_class_names(path: Path, table: Table) -> Table:
@@ -483,36 +412,6 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
         raise DataError(f"read: {problem}; line n of one belongs to line n of the other.", path=str(paths[1]))
     cells = {columns[0]: source.column("text"), columns[1]: target.column("text")}
     return Table(f"{paths[0]} and {paths[1]}", cells, source.rows)
-
-
-def parquet_rows(path: str | Path, column: str, feature: str = "Image") -> datasets.Dataset:
-    """Read a Parquet file as a dataset.
-
-    Args:
-        path: The file.
-        column: A column of images or audio clips. If its cells are objects with "bytes" or "path", the column gets the
-            type `feature`, so that cells are decoded when they are read.
-        feature: Name of a type of `datasets`: "Image" or "Audio".
-
-    Raises:
-        DataError: If the file is missing or is not a Parquet file.
-    """
-    import datasets
-
-    with parquet_errors(path := existing(path)):
-        rows = datasets.Dataset(pq.read_table(path))
-    cell_type = rows.features.get(column)
-    if isinstance(cell_type, dict) and set(cell_type) <= {"bytes", "path"}:
-        rows = rows.cast_column(column, getattr(datasets, feature)())
-    return rows
-
-
-def existing(path: str | Path) -> Path:
-    """Return the path of a file; raise DataError if it does not exist or is a folder."""
-    if not is_file(path):
-        problem = "is a folder" if is_dir(path) else "is not there"
-        raise DataError(f"read: {path} {problem}; a file is needed.", path=str(path))
-    return Path(path)
 
 
 def _format_of(path: Path, other: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeAlias, TypeVa
 
 from torch import Tensor
 
-from lamina.data.arrow import Column
+from lamina.data.arrow import columns_of
 from lamina.data.class_names import decoder, names_of
 from lamina.data.encode import length_limit
 from lamina.data.read import Table, read_table
@@ -357,7 +357,7 @@ class Kind(ABC, Generic[InputsT]):
         """Return a table of rows in memory: a dataset, or columns of equal length; `name` is for messages."""
         if isinstance(rows, Mapping):
             return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
-        columns = {key: Column(rows, [key], decoder(feature)) for key, feature in rows.features.items()}
+        columns = columns_of(rows, {key: decoder(feature) for key, feature in rows.features.items()})
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(rows.features))
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias, cast
 import numpy as np
 import pyarrow as pa
 
-from lamina.data.arrow import Column, dataset_of, derived, encodable
+from lamina.data.arrow import Column, columns_of, dataset_of, derived, encodable
 from lamina.data.class_names import decoder, names_of
-from lamina.data.read import Table, parquet_rows, read_table
+from lamina.data.parquet import parquet_rows
+from lamina.data.read import Table, read_table
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError, first_line
 from lamina.heads.base import TaskLike
@@ -283,9 +284,10 @@ class FileKind(ClassKind[InputsT]):
             table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
             files = object_files(name, table.cells(column), column, self.file, None)
             return replace(table, columns={**table.columns, column: files})
-        columns: dict[str, Sequence[object]] = {column: dataset_files(rows, column, self.file)}
+        files = dataset_files(rows, column, self.file)
         features = {name: feature for name, feature in rows.features.items() if name != column}
-        columns |= {name: Column(rows, [name], decoder(feature)) for name, feature in features.items()}
+        decoders = {name: decoder(feature) for name, feature in features.items()}
+        columns: dict[str, Sequence[object]] = {**columns_of(rows, decoders), column: files}
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import cProfile
 import csv
 import json
+import pstats
 import tracemalloc
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lamina.data.read import Table, parquet_rows, read_chunks, read_pair, read_table
+from lamina.data import parquet
+from lamina.data.parquet import parquet_rows
+from lamina.data.read import Table, read_chunks, read_pair, read_table
 from lamina.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -396,3 +401,56 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.5 * peaks[0]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_parquet_file_of_some_kilobytes_that_expands_without_limit(
+    nested: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(parquet, "MOST_BYTES", 20_000_000)
+    path, text = tmp_path / "a.parquet", "x" * 100_000  # 200 MB of cells, each of which is a number in the file
+    cell = [text, text] if nested else text
+    pq.write_table(pa.table({"text": [cell] * 2000, "label": ["a"] * 2000}), path)
+    assert path.stat().st_size < 100_000
+    error = r"its cells take more than 20,000,000; the cells of a file may take 20,000,000 bytes, or 100 times its size"
+    with pytest.raises(DataError, match=error):
+        read_table(path)
+    with pytest.raises(DataError, match=error):
+        parquet_rows(path, "text")
+    with pytest.raises(DataError, match=error):
+        next(read_chunks(path))
+    assert len(next(read_chunks(path, columns=["label"], rows=2000))) == 2000
+
+
+def test_a_parquet_file_with_very_many_equal_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parquet, "MOST_BYTES", 20_000_000)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"label": np.zeros(2_600_000, np.int8)}), path)
+    with pytest.raises(DataError, match=r"more than 20,000,000"):
+        read_table(path)
+
+
+def test_repeated_texts_of_a_parquet_file_are_read_in_their_types(tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    columns = {
+        "text": ["a", "b", "a", None],
+        "bytes": [b"a", b"a", None, b"b"],
+        "image": [{"bytes": b"y", "path": None}] * 4,
+        "words": [["q", "r"], [], None, ["q"]],
+        "pairs": [[{"k": "v"}], [], None, [{"k": "v"}] * 2],
+        "number": [1, 2, None, 3],
+    }
+    pq.write_table(pa.table(columns), path)
+    assert dict(read_table(path).columns) == columns
+
+
+def test_the_time_to_read_a_file_is_linear_in_its_columns(tmp_path: Path):
+    def calls(columns: int) -> int:
+        names = ",".join(f"c{number}" for number in range(columns))
+        path = put(tmp_path, "a.csv", f"{names}\n" + ",".join("1" * columns) + "\n")
+        profile = cProfile.Profile()
+        profile.runcall(read_table, path)
+        return pstats.Stats(profile).total_calls  # pyright: ignore[reportAttributeAccessIssue]
+
+    calls(1)
+    assert calls(160) < 5 * calls(40)

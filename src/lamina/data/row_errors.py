@@ -1,0 +1,36 @@
+"""Errors of files of examples, which name the file, the row and the column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lamina.errors import DataError
+from lamina.utils import is_dir, is_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def existing(path: str | Path) -> Path:
+    """Return the path of a file; raise DataError if it does not exist or is a folder."""
+    if not is_file(path):
+        problem = "is a folder" if is_dir(path) else "is not there"
+        raise DataError(f"read: {path} {problem}; a file is needed.", path=str(path))
+    return Path(path)
+
+
+def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
+    """Return the error for a file without a column of some name; `known` are the names of its columns."""
+    reason = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
+    return DataError(f"read: {path} {reason}.", path=str(path), column=name)
+
+
+def missing_value(path: object, row: int, column: str) -> DataError:
+    """Return the error for a row without a value in a column."""
+    return bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
+
+
+def bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:
+    """Return the error for a row of a file; `reason` continues the message after "row 3 " and says what is wrong."""
+    return DataError(f"read: {path} row {row} {reason}.", path=str(path), row=row, column=column)
