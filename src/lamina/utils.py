@@ -154,9 +154,14 @@ def seed_torch(seed: int) -> None:
 
 
 def rank() -> int:
-    """Return this process's rank among the processes of a distributed run, from 0; 0 in a single process."""
-    group = _group()
-    return group.get_rank() if group else 0
+    """Return this process's rank among the processes of a distributed run, from 0; 0 in a single process.
+
+    The processes of `torchrun` know their rank from the start, before they join a process group: only the first of them
+    may reserve the output.
+    """
+    if group := _group():
+        return group.get_rank()
+    return int(os.environ["RANK"]) if {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys() else 0
 
 
 def world_size() -> int:

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,28 +15,49 @@ import pytest
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 from tests.support.in_processes import BANKS, MODELS, run
+from tests.support.stored import save_base
 from torch.multiprocessing import start_processes
 
+from lamina.cli import main
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 ROOT = Path(__file__).parents[2]
 
 
-def train_as_rank(rank: int, folder: Path, port: int) -> None:
-    """Train everything as one of two processes, in a process that is a fork of this one."""
+def become(rank: int, port: int) -> None:
+    """Give this process, a fork of the test's, the environment that torchrun gives to one of two processes."""
     AcceleratorState._reset_state(reset_partial_state=True)
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""})
     os.environ.update({name: str(value) for name, value in names.items()})
+
+
+def train_as_rank(rank: int, folder: Path, port: int) -> None:
+    """Train everything as one of two processes."""
+    become(rank, port)
     for name in (*BANKS, *MODELS):
         run(folder / name, name)
 
 
-def fork_two(folder: Path) -> None:
+def command_as_rank(rank: int, folder: Path, port: int) -> None:
+    """Run `lamina train` on both recipes of a folder as one of two processes; the second one is late, as may happen."""
+    become(rank, port)
+    for name in ("readers", "methods"):
+        time.sleep(rank / 5)
+        with pytest.raises(SystemExit) as ended:
+            main(["train", str(folder / f"{name}.yaml"), "-o", str(folder / name), "--no-progress"])
+        if ended.value.code:
+            raise RuntimeError(f"lamina train ended with code {ended.value.code}")
+
+
+def fork_two(folder: Path, work: Callable[[int, Path, int], None] = train_as_rank) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    start_processes(train_as_rank, args=(folder, port), nprocs=2, start_method="fork")
+    start_processes(work, args=(folder, port), nprocs=2, start_method="fork")
 
 
 def launch_two(folder: Path) -> None:
@@ -88,3 +110,20 @@ def test_two_processes_train_as_one_does(name: str, two: Path, tmp_path: Path):
     assert [row["epoch"] for row in one] == [row["epoch"] for row in other]
     assert len(other) == (9 if name in BANKS else 2)
     assert (theirs / "run" / ("lamina.json" if name in BANKS else "tokenizer.json")).is_file()
+
+
+def test_two_processes_of_one_recipe_share_its_output(tmp_path: Path):
+    base = save_base(tmp_path / "base")
+    rows = "".join(f"{'good' if row % 2 else 'bad'},{row % 2}\n" for row in range(24))
+    (tmp_path / "train.csv").write_text(f"text,label\n{rows}")
+    task = {"kind": "sequence_classification", "files": {"train": str(tmp_path / "train.csv")}, "text": "text"}
+    readers = {"last": {"fusion": "last_layer", "head": {"pooling": "mean"}}}
+    common = {"model": str(base), "seeds": [0], "fit": {"epochs": 1, "batch_size": 4}}
+    for name, recipe in {
+        "readers": {**common, "tasks": {"a": {**task, "readers": readers}}},
+        "methods": {**common, "tasks": {"a": task}, "methods": {"plain": {}}},
+    }.items():
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(recipe))
+    fork_two(tmp_path, command_as_rank)
+    assert (tmp_path / "readers" / "lamina.json").is_file()
+    assert (tmp_path / "methods" / "models" / "a" / "config.json").is_file()

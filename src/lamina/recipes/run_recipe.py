@@ -471,7 +471,8 @@ class SeparateRuns:
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
         for name, state in done.items():
             self._note_score(name, state)
-        check_room(self.folder, self._models_left() * self._base[1])
+        if rank() == 0:  # the others may come here before the folder exists
+            check_room(self.folder, self._models_left() * self._base[1])
         for name, spec in self.specs.items():
             if name in done or not spec.options.get("resume"):
                 self._clear(name)
