@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from lamina.errors import ModelNotFoundError, error_context
+from lamina.errors import ConfigError, ModelNotFoundError, error_context
 from lamina.recipes.edits import config_of
 from lamina.recipes.expand import expand_recipe, grid_of
 from lamina.recipes.load_tasks import NOT_DATA, check_parts, load_tasks
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 FORWARD, TRAINING = 2, 6  # operations per parameter and token; the backward pass takes twice as many as the forward
 WEIGHT_BYTES = 4  # size of a weight, a gradient or a moment of the optimizer
+MOST_READERS = 2000  # readers of an estimate, each of which takes about 10 ms
 CACHED_BYTES = 2  # size of a number in a cached hidden state
 # Where the config of the model came from: `Estimate.model["config"]`.
 OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
@@ -72,10 +73,17 @@ def estimate(
         **options: Options of `lamina.fit`, as for `run_recipe`.
 
     Raises:
+        ConfigError: If the recipe has more than 2,000 readers that differ in more than their seed.
         LaminaError: Any error that `run_recipe` raises before training, as far as it can be found without weights.
     """
     outlines, tasks = load_outlines(recipe, data)
     specs = expand_recipe(recipe, options, outlines)
+    readers = {replace(spec.reader, seed=0) for spec in specs.values() if spec.reader is not None}
+    if len(readers) > MOST_READERS:
+        raise ConfigError(
+            f"estimate: the recipe has {len(readers):,} readers besides seeds; a dry run builds each of them, "
+            f"and takes at most {MOST_READERS:,}. Give fewer values, or train without a dry run."
+        )
     config, source = _load_config(recipe)
     notes = [] if data is not None else ["rows and lengths are as published; --data counts those of local files"]
     if source != OWN:
@@ -87,7 +95,7 @@ def estimate(
     if source == OWN:  # without the model's files, the recipe will be run on another machine
         check_machine(specs, folder)
         check_model(recipe, specs, {run.spec.name: run.model.model for run in planned}, tasks)
-    passes = [] if recipe.methods else _passes(planned)
+    passes = [] if recipe.methods else _passes(planned, tasks)
     base, runs = sum(shared.flops for shared in passes), sum(run.flops for run in planned)
     kept = max((_reader_memory(shared.runs) for shared in passes if shared.part == "train"), default=None)
     trained, parameters = recipe.train_base or bool(recipe.methods), planned[0].model.parameters
@@ -243,22 +251,30 @@ def _pass(part: str, runs: list[_SizedRun]) -> _Pass:
     return _Pass(part, first.spec.task, longest.steps, flops, cache_bytes, runs)
 
 
-def _passes(planned: Iterable[_SizedRun]) -> list[_Pass]:
+def _passes(planned: Iterable[_SizedRun], tasks: Mapping[str, Sequence[Task]]) -> list[_Pass]:
     """Return all passes of the base model that a recipe needs, each with the runs of readers that share it.
 
-    Tasks with equal data share their passes. Readers share training passes if they learn from the same repeat of a
+    `tasks` is name -> copies of a task, for the tasks whose data was read. Tasks with equal examples share their
+    passes, also if they have other labels; tasks that were not read, if their recipes name the same data. Readers share
+    training passes if they learn from the same repeat of a
     subsample, and they always share validation and test passes. If the recipe sets `separately`, nothing is shared.
     """
     passes: dict[tuple[str, ...], list[_SizedRun]] = {}
+    named: dict[str, str] = {}
     for run in planned:
         recipe, spec = run.recipe, run.spec
         task = recipe.tasks[spec.task]
-        texts = task.model_dump_json(exclude={*NOT_DATA, "metric"})
+        if spec.task not in named:
+            named[spec.task] = task.model_dump_json(exclude={*NOT_DATA, "metric"})
         separate = spec.name if recipe.separately else ""
         sample = "" if task.subsample is None else task.subsample.model_dump_json()
-        passes.setdefault(("train", texts, separate, sample, str(spec.repeat)), []).append(run)
-        for part in ("validation", *([recipe.evaluate] if recipe.evaluate else [])):
-            passes.setdefault((part, texts, separate), []).append(run)
+        for part in ("train", "validation", *([recipe.evaluate] if recipe.evaluate else [])):
+            if spec.task in tasks:
+                read = tasks[spec.task][spec.repeat]
+                data = (read.kind.inputs, read.split(part).key, str(read.by_row), str(read.image_size))
+            else:
+                data = (named[spec.task], *((sample, str(spec.repeat)) if part == "train" else ()))
+            passes.setdefault((part, separate, *data), []).append(run)
     return [_pass(part, runs) for (part, *_), runs in passes.items()]
 
 

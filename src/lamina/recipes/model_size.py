@@ -14,8 +14,8 @@ from torch import nn
 
 from lamina.bank import ReaderModule
 from lamina.errors import UnsupportedModelError
-from lamina.layers import default_stack, stacks
-from lamina.layers.discovery import same_stacks
+from lamina.layers import stacks
+from lamina.layers.discovery import pick_stack, same_stacks
 from lamina.layers.stack import by_path
 from lamina.layers.towers import tower_for
 from lamina.recipes.edits import apply_edits
@@ -150,8 +150,9 @@ class ModelSize:
         """
         key = replace(reader, seed=0)
         if key not in self._readers:
-            name = reader.stack or tower_for(stacks(self.model), reader.head.inputs)
-            stack = default_stack(self.model, name, op="estimate")
+            by_name = self._stacks or stacks(self.model)  # the latter compares all modules with those it knows
+            name = reader.stack or tower_for(by_name, reader.head.inputs)
+            stack = pick_stack(by_name, name, op="estimate")
             with torch.device("meta"):
                 module = ReaderModule(reader, stack, self.model)
             self._readers[key] = ReaderSize(module.size(), stack.name, module.layers, stack.width, module)

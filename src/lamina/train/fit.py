@@ -216,15 +216,15 @@ def fit(  # noqa: PLR0913
         **unknown,
     )
     result = train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)
-    _mention_unused(tasks if isinstance(tasks, Mapping) else {tasks.name: tasks}, test=test)
+    _mention_unused("fit", tasks if isinstance(tasks, Mapping) else {tasks.name: tasks}, test=test)
     return result
 
 
-def _mention_unused(tasks: Mapping[str, Task], *, test: bool) -> None:
-    """Log a warning if tasks (by learner name) have a test part that was not scored."""
+def _mention_unused(op: str, tasks: Mapping[str, Task], *, test: bool) -> None:
+    """Log a warning of the operation `op` if tasks (by learner name) have a test part that was not scored."""
     if not test and not rank() and (names := [name for name, task in tasks.items() if "test" in task.splits]):
         hint = "Give test=True, or call lamina.evaluate with split='test'"
-        logger.warning("fit: the test part of %s was not scored. %s.", ", ".join(map(repr, names)), hint)
+        logger.warning("%s: the test part of %s was not scored. %s.", op, ", ".join(map(repr, names)), hint)
 
 
 def finetune(
@@ -256,4 +256,7 @@ def finetune(
     """
     known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - _OF_BANKS]
     check_known("finetune", options, ["processor", "output", *known], "option")
-    return train(model, task, FitOptions.of(options, "finetune"), op="finetune", processor=processor, output=output)
+    chosen = FitOptions.of(options, "finetune")
+    result = train(model, task, chosen, op="finetune", processor=processor, output=output)
+    _mention_unused("finetune", {task.name: task}, test=chosen.test)
+    return result

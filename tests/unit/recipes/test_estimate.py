@@ -494,3 +494,21 @@ def test_as_json():
 )
 def test_large_numbers_are_readable(count: float, said: str):
     assert readable(count) == said
+
+
+def test_tasks_over_one_file_count_their_shared_steps_once(tmp_path: Path):
+    file = tmp_path / "train.csv"
+    file.write_text("text,mood,place\n" + "".join(f"{row},{row % 2},{row % 3}\n" for row in range(30)))
+    common = {"kind": "sequence_classification", "files": {"train": str(file)}, "text": "text"}
+    tasks = {name: {**common, "label": name, "readers": {"last": LAST}} for name in ("mood", "place")}
+    one, both = (
+        estimate(recipe(some, fit={"epochs": 1, "batch_size": 9})) for some in ({"mood": tasks["mood"]}, tasks)
+    )
+    assert [sum(row["steps"] for row in found.tasks) for found in (one, both)] == [3, 3]
+    assert one.flops["base"] == both.flops["base"]
+
+
+def test_a_dry_run_of_very_many_readers_is_refused_with_their_number():
+    grid = {"fusion.alpha": [float(value) for value in range(1, 2002)]}
+    with pytest.raises(ConfigError, match=r"2,001 readers besides seeds; .* takes at most 2,000"):
+        estimate(recipe({"a": task({"Ada": {**ADA, "grid": grid}})}))

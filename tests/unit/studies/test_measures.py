@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lamina.errors import ConfigError
-from lamina.studies.states.measures import MinibatchCKA
+from lamina.studies.states.measures import BlockDistance, Curvature, Entropy, LayerMeasure, MinibatchCKA
 
 
 def hsic_1(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -94,3 +94,26 @@ def test_cka_of_equal_rows_is_refused_and_a_layer_of_equal_rows_has_none(noise: 
     cka = MinibatchCKA()
     cka.add([equal, 5.0 + 1e-3 * torch.randn(8, 3)])
     assert cka.cka().isnan().tolist() == [[True, True], [True, False]]
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"), [(Entropy, {"entropy": np.log(4)}), (Curvature, {"curvature": np.pi / 2})]
+)
+def test_states_without_a_direction_do_not_count(measure: type[LayerMeasure], expected: dict[str, float]):
+    corners = torch.eye(4)
+    path = torch.tensor(
+        [[0.0, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]]
+    )  # a right angle, then it stands still
+    state = torch.stack([corners if measure is Entropy else path, torch.zeros(4, 4)])
+    measured = measure(1)
+    measured.on_state(0, state, torch.ones(2, 4, dtype=torch.bool))
+    assert {name: value for name, (value,) in measured.scores().items()} == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_token_of_zeros_has_no_distance():
+    measured, real = BlockDistance(2), torch.ones(1, 2, dtype=torch.bool)
+    measured.on_state(0, torch.tensor([[[1.0, 0], [0, 0]]]), real)
+    measured.on_state(1, torch.tensor([[[0.0, 1], [0, 1]]]), real)
+    assert {name: value[1] for name, value in measured.scores().items()} == pytest.approx(
+        {"angular_distance": 0.5, "block_influence": 1.0}
+    )

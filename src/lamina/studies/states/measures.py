@@ -79,11 +79,16 @@ class BlockDistance(LayerMeasure):
     _previous: Tensor | None = None
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return both distances of every token that is not padding, `[2, tokens]`; `[2, 0]` for the lowest layer."""
+        """Return both distances of every token that is not padding, `[2, tokens]`; `[2, 0]` for the lowest layer.
+
+        Tokens with a state of zeros, which has no direction, do not count.
+        """
         unit = F.normalize(state[real], dim=-1)
         previous, self._previous = self._previous, unit
         if index == 0 or previous is None:
             return unit.new_zeros(2, 0)
+        has_direction = unit.any(-1) & previous.any(-1)
+        unit, previous = unit[has_direction], previous[has_direction]
         difference = (unit - previous).norm(dim=-1)
         # 2 atan2(|a - b|, |a + b|) is the angle between unit vectors, exact for small ones too, unlike arccos
         angle = 2 * torch.atan2(difference, (unit + previous).norm(dim=-1))
@@ -108,7 +113,8 @@ class Entropy(LayerMeasure):
         """Return the entropy of every text, `[1, texts]`."""
         del index
         states = state * real.unsqueeze(-1)
-        states = states / states.flatten(1).norm(dim=1).clamp(min=torch.finfo(states.dtype).tiny)[:, None, None]
+        lengths = states.flatten(1).norm(dim=1)
+        states = states[lengths > 0] / lengths[lengths > 0, None, None]
         # the sum of squared eigenvalues is the squared norm of the matrix; both Gram matrices have the same eigenvalues
         smaller = states if states.shape[1] <= states.shape[2] else states.mT
         return -(smaller @ smaller.mT).square().sum((1, 2)).log().unsqueeze(0)
@@ -118,8 +124,8 @@ class Entropy(LayerMeasure):
 class Curvature(LayerMeasure):
     """How much the path from token to token bends: the mean angle between consecutive steps, in radians.
 
-    A step is the difference between the states of two neighbouring tokens. Texts with fewer than three tokens have no
-    angle and do not count.
+    A step is the difference between the states of two neighbouring tokens. A step of length 0 has no direction: angles
+    with it do not count, nor do texts without any angle, such as those with fewer than three tokens.
 
     Source:
         Hosseini and Fedorenko 2023, arXiv:2311.04930, eq. 1 and 2, who report degrees.
@@ -128,12 +134,12 @@ class Curvature(LayerMeasure):
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the mean angle of every text with at least three neighbouring tokens (not padding), `[1, texts]`."""
+        """Return the mean angle of every text that has one, `[1, texts]`; padding has none."""
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)
         first, second = steps[:, :-1], steps[:, 1:]
         angles = 2 * torch.atan2((second - first).norm(dim=-1), (second + first).norm(dim=-1))
-        counted = real[:, 2:] & real[:, 1:-1] & real[:, :-2]
+        counted = real[:, 2:] & real[:, 1:-1] & real[:, :-2] & first.any(-1) & second.any(-1)
         angles, count = angles.masked_fill(~counted, 0).sum(1), counted.sum(1)
         return (angles[count > 0] / count[count > 0]).unsqueeze(0)
 
