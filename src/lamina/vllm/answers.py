@@ -176,10 +176,7 @@ def install(engine: Any, layout: Layout) -> None:
     process_outputs = processor.process_outputs
 
     def check_and_process(request_id: str, prompt: object, params: Any, *args: Any, **kwargs: Any) -> Any:
-        try:
-            layout.asked(getattr(params, "extra_args", None))
-        except LaminaError as error:
-            raise ValueError(str(error)) from error  # vLLM answers a ValueError with the status of a bad request
+        _check_choice(params, layout)
         if kwargs.get("resumable"):
             raise ValueError(
                 "vllm: the prompt comes in pieces, as a stream; readers need the whole prompt. Send it whole."
@@ -190,7 +187,7 @@ def install(engine: Any, layout: Layout) -> None:
         add_request(request, *args, **kwargs)
         state = processor.request_states[request.request_id]
         if not hasattr(state, KEY):
-            names = layout.asked(getattr(request.sampling_params, "extra_args", None))
+            names = layout.asked(_arguments(request.sampling_params or request.pooling_params))
             _attach(state, Answers(layout, names, state.prompt_len))
 
     def collect_and_process(engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
@@ -205,6 +202,37 @@ def install(engine: Any, layout: Layout) -> None:
 
     engine.input_processor.process_inputs = check_and_process
     processor.add_request, processor.process_outputs = add_and_follow, collect_and_process
+
+
+def _check_choice(params: Any, layout: Layout) -> None:
+    """Raise ValueError if a request names a reader that does not exist; see that a pooling request reads no cache."""
+    try:
+        layout.asked(_arguments(params))
+    except LaminaError as error:
+        raise ValueError(str(error)) from error  # vLLM answers a ValueError with the status of a bad request
+    if layout.pooling:
+        params.skip_reading_prefix_cache = True  # readers of whole texts need the states of every token
+
+
+def _arguments(params: Any) -> Any:
+    """Return the free-form arguments of a request, from its `SamplingParams` or `PoolingParams`."""
+    return getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None)
+
+
+def keep_answers(output: Any) -> None:
+    """Make a class of outputs that vLLM converts from pooling outputs keep the attribute `lamina`."""
+    convert = output.from_base
+    if hasattr(convert, KEY):
+        return
+
+    def convert_with_answers(base: Any) -> Any:
+        converted = convert(base)
+        if hasattr(base, KEY):
+            converted.lamina = base.lamina
+        return converted
+
+    convert_with_answers.lamina = True
+    output.from_base = staticmethod(convert_with_answers)
 
 
 def _attach(state: Any, answers: Answers) -> None:
@@ -226,7 +254,8 @@ def _attach(state: Any, answers: Answers) -> None:
     def output_with_answers(*args: Any, **kwargs: Any) -> Any:
         output = make_output(*args, **kwargs)
         if output is not None:
-            output.lamina = output.outputs[0].lamina
+            first = output.outputs[0] if isinstance(output.outputs, list) else None
+            output.lamina = getattr(first, KEY, answers)  # a pooling output has no sequences
         return output
 
     state._new_completion_output, state.make_request_output = completion_with_answers, output_with_answers

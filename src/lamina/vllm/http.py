@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+
 from lamina.errors import ConfigError, LaminaError
 from lamina.vllm.layout import KEY, Layout
 
@@ -66,6 +69,37 @@ def install_completion(serving: Any, layout: Layout) -> None:
 
     serving.request_output_to_completion_response = respond_with_answers
     serving.completion_stream_generator = stream_with_answers
+
+
+def install_pooling(serving: Any, layout: Layout) -> None:
+    """Add the field `lamina` to the texts of a response of `/pooling`, `/v1/embeddings` or `/classify`.
+
+    Responses that hold bytes instead of JSON are left as they are. `serving` is a `PoolingBaseServing`.
+    """
+    init, build = serving._init_ctx, serving._build_response
+
+    async def check_and_init(processor: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        chosen = (request.model_extra or {}).get("vllm_xargs")
+        try:
+            layout.asked(chosen)
+        except LaminaError as error:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, str(error)) from error
+        context = await init(processor, request, *args, **kwargs)
+        if chosen:
+            context.pooling_params.extra_kwargs = {**(context.pooling_params.extra_kwargs or {}), **chosen}
+        return context
+
+    def build_with_answers(context: Any) -> Any:
+        response = build(context)
+        if not isinstance(response, JSONResponse):
+            return response
+        body = json.loads(response.body)
+        if isinstance(texts := body.get("data"), list) and len(texts) == len(context.final_res_batch):
+            for text, result in zip(texts, context.final_res_batch, strict=True):
+                text[KEY] = result.lamina.to_dict()
+        return JSONResponse(body)
+
+    serving._init_ctx, serving._build_response = check_and_init, build_with_answers
 
 
 def _check_requests(serving: Any, method: str, layout: Layout) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, final, get_args
 from lamina.bank.monitoring import saved_monitors
 from lamina.errors import BaseMismatchError, ConfigError, check_known
 from lamina.heads import HEADS
+from lamina.heads.sequence_classification import SequenceClassification
 from lamina.store.hub import local_folder
 from lamina.store.manifest import MANIFEST, READER, READERS, Manifest, ReaderFacts
 
@@ -65,6 +66,8 @@ class Layout:
         readers: Reader name -> its columns.
         monitors: Monitor name -> monitor, for those that are saved with the readers.
         on_flag: What happens when a monitor flags a request: "end" ends the request, "report" only reports the flag.
+        pooling: Whether the engine serves a pooling model. Every reader of texts then pools the whole prompt, and there
+            are no monitors.
     """
 
     folder: Path
@@ -72,10 +75,13 @@ class Layout:
     readers: Mapping[str, ReaderColumns]
     monitors: Mapping[str, AnyMonitor]
     on_flag: OnFlag = "end"
+    pooling: bool = False
 
     @classmethod
-    def from_config(cls, additional_config: object) -> Self | None:
+    def from_config(cls, additional_config: object, *, pooling: bool = False) -> Self | None:
         """Return the layout that an engine's `additional_config` describes; None if it names no bank.
+
+        `pooling` says whether the engine serves a pooling model.
 
         Raises:
             ConfigError: If the settings are not a mapping, or a key is unknown or missing.
@@ -93,12 +99,12 @@ class Layout:
             raise ConfigError(f"vllm: additional_config['{KEY}'] names no bank. Give its folder or hub id as 'bank'.")
         on_flag = settings.get("on_flag", "end")
         check_known("vllm", [on_flag], get_args(OnFlag), "on_flag")
-        return cls.of_bank(str(settings["bank"]), settings.get("readers"), settings.get("revision"), on_flag)
+        folder = local_folder(str(settings["bank"]), settings.get("revision"), settings.get("readers"), base=False)
+        return cls.of_bank(folder, settings.get("readers"), on_flag, pooling=pooling)
 
     @classmethod
-    def of_bank(cls, place: str, readers: list[str] | None, revision: str | None, on_flag: OnFlag) -> Self:
-        """Return the layout of some readers (None: all) of the bank at `place`; errors as in `from_config`."""
-        folder = local_folder(place, revision, readers, base=False)
+    def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
+        """Return the layout of some readers (None: all) of the bank in `folder`; errors as in `from_config`."""
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers
         check_known(f"vllm: {folder}", names, manifest.readers, "reader")
@@ -108,16 +114,18 @@ class Layout:
         for name in names:
             saved = ReaderFacts.read(folder / READERS / name / READER)
             head, whole = HEADS.from_dict(saved.head), saved.fusion["name"] == "pooled_layers"
+            if pooling:
+                whole = isinstance(head, SequenceClassification)
             columns[name] = ReaderColumns(name, head, whole, first[whole], len(head.labels))
             first[whole] = columns[name].last
             infos[name] = saved.info
-        monitors = saved_monitors(infos)
+        monitors = {} if pooling else saved_monitors(infos)
         for name, monitor in monitors.items():
             for reader in monitor.readers:
                 if reader not in columns or columns[reader].whole:
                     why = "has no scores of tokens" if reader in columns else "is not among the engine's readers"
                     raise ConfigError(f"vllm: monitor '{name}' needs reader '{reader}', which {why}.")
-        return cls(folder, manifest, columns, monitors, on_flag)
+        return cls(folder, manifest, columns, monitors, on_flag, pooling)
 
     def check_base(self, *, layers: int, width: int) -> None:
         """Raise BaseMismatchError if the bank was trained on a model with another number or width of layers.

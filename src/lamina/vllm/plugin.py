@@ -68,7 +68,7 @@ def _layout(vllm_config: Any) -> Layout | None:
         return None
     from lamina.vllm.layout import Layout
 
-    return Layout.from_config(vllm_config.additional_config)
+    return Layout.from_config(vllm_config.additional_config, pooling=vllm_config.model_config.runner_type == "pooling")
 
 
 def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
@@ -88,13 +88,18 @@ def _start_frontend(engine: Any) -> None:
     if (layout := _layout(engine.vllm_config)) is not None:
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+        from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
+        from vllm.outputs import ClassificationRequestOutput, EmbeddingRequestOutput
 
         from lamina.vllm import answers, http
 
         answers.install(engine, layout)
+        for output in (EmbeddingRequestOutput, ClassificationRequestOutput) if layout.pooling else ():
+            answers.keep_answers(output)
         # the routes of a server are made after its engine
         _hook(OpenAIServingChat, "__init__", after=partial(_start_route, http.install_chat))
         _hook(OpenAIServingCompletion, "__init__", after=partial(_start_route, http.install_completion))
+        _hook(PoolingBaseServing, "__init__", after=partial(_start_route, http.install_pooling))
 
 
 def _start_route(install: Callable[[Any, Layout], None], serving: Any) -> None:
@@ -114,9 +119,9 @@ def _start_scheduler(scheduler: Any) -> None:
 def _start_worker(runner: Any) -> None:
     """Install the hooks of a model runner, if its engine was started with a bank."""
     if (layout := _layout(runner.vllm_config)) is not None:
-        from lamina.vllm import worker
+        from lamina.vllm import pooling_models, worker
 
-        worker.install(runner, layout)
+        (pooling_models if layout.pooling else worker).install(runner, layout)
 
 
 def _refuse_second_runner(runner: Any) -> None:

@@ -20,22 +20,18 @@ def check_engine(config: Any) -> None:
     Args:
         config: The `VllmConfig` of the engine.
     """
+    model = config.model_config
+    pooler, stored = model.pooler_config, getattr(model.hf_config, "quantization_config", None)
     refused = {
         "speculative decoding": config.speculative_config is not None,
         "LoRA": config.lora_config is not None,
         "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
         "a KV connector": config.kv_transfer_config is not None,
-        "a pooling model": config.model_config.runner_type == "pooling",
+        "quantisation that the checkpoint does not have": model.quantization is not None and stored is None,
+        "long texts in chunks (enable_chunked_processing)": bool(pooler and pooler.enable_chunked_processing),
     }
     if used := [name for name, uses in refused.items() if uses]:
         raise ConfigError(f"vllm: the engine uses {used[0]}, with which readers do not run. Start it without.")
-
-
-def check_model(model: object) -> None:
-    """Raise ConfigError if a model of vLLM cannot return its hidden states."""
-    if not hasattr(model, "set_aux_hidden_state_layers"):
-        problem = f"the model class {type(model).__name__} cannot return its hidden states"
-        raise ConfigError(f"vllm: {problem}: it has no set_aux_hidden_state_layers. Use a model that supports EAGLE-3.")
 
 
 def warn_untried(layout: Layout, version: str, dtype: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
 
 import numpy as np
@@ -17,7 +17,8 @@ from lamina.errors import ConfigError
 from lamina.layers.causality import is_causal
 from lamina.store.load_model import load
 from lamina.vllm.pooled import PendingTokens, PooledReaders
-from lamina.vllm.refusals import check_engine, check_model, logger
+from lamina.vllm.refusals import check_engine, logger
+from lamina.vllm.taps import tap
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -55,7 +56,6 @@ def install(runner: Any, layout: Layout) -> None:
         BaseMismatchError: If the bank was trained on another model.
     """
     check_engine(runner.vllm_config)
-    check_model(runner.get_model())
     readers = EngineReaders(layout, runner)
     sample_tokens = runner.sample_tokens
 
@@ -83,7 +83,7 @@ class EngineReaders:
 
     def __init__(self, layout: Layout, runner: Any) -> None:
         self._layout, self._runner = layout, runner
-        bank, stack = _load_bank(layout, runner)
+        bank, stack = load_bank(layout, runner, _check_readers)
         readers = {name: bank[name].to(runner.device) for name in layout.readers}
         self._token_pass = StackPass(
             bank.model, stack, {name: readers[name] for name in layout.names(whole=False)}, grad=False
@@ -94,8 +94,14 @@ class EngineReaders:
         # The engine returns the state after the last block before the final norm, but layer `depth` is after it: the
         # engine's own output. At least one layer must be asked for, or the engine returns its output alone.
         self._layers = [layer for layer in layers if layer < self._depth] or [0]
-        runner.use_aux_hidden_state_outputs = True
-        runner.get_model().set_aux_hidden_state_layers(tuple(self._layers))
+        if hasattr(runner.get_model(), "set_aux_hidden_state_layers"):
+            self._taps = None
+            runner.use_aux_hidden_state_outputs = True
+            runner.get_model().set_aux_hidden_state_layers(tuple(self._layers))
+            # vLLM stores compiled code under a hash of the settings, and the code returns the states of these layers
+            runner.vllm_config.additional_config["lamina_layers"] = self._layers
+        else:
+            self._taps = tap(runner, stack)
         self._buffers: _Buffers | None = None  # made when the size of the cache is known
         self._sent: dict[str, int] = {}  # request id -> number of its tokens whose scores were sent
         self._answered: set[str] = set()  # requests whose prompt the readers of whole prompts have answered
@@ -117,7 +123,8 @@ class EngineReaders:
             self._sent.pop(new.req_id, None)
             self._answered.discard(new.req_id)
         slots = torch.as_tensor(table.slot_mapping.gpu[: ends[-1]]).cpu().numpy()
-        inner = zip(self._layers, state.aux_hidden_states, strict=True)
+        inner = state.aux_hidden_states if self._taps is None else self._taps.states(self._layers, int(ends[-1]))
+        inner = zip(self._layers, inner, strict=True)
         states = {layer: part[: ends[-1]] for layer, part in (*inner, (self._depth, state.hidden_states))}
         rows = self._score(states)
         self._buffers.tokens[torch.from_numpy(slots)] = rows
@@ -220,10 +227,13 @@ def _slots_of(table: Any, row: int, first: int, last: int) -> Tensor:
     return torch.from_numpy(blocks * table.block_size + positions % table.block_size)
 
 
-def _load_bank(layout: Layout, runner: Any) -> tuple[ReaderBank, LayerStack]:
-    """Load the bank's readers, check that they fit the engine's model, and return the bank and the stack they read.
+def load_bank(
+    layout: Layout, runner: Any, check: Callable[[ReaderBank, LayerStack, Layout], None]
+) -> tuple[ReaderBank, LayerStack]:
+    """Load the bank's readers, check that its base is the engine's model, and return the bank and the stack they read.
 
-    The model is loaded with transformers for the check, and its weights are freed afterwards.
+    The model is loaded with transformers for the check, and its weights are freed afterwards. `check` raises an error
+    if the readers cannot run; it gets the bank with the model.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
@@ -233,12 +243,18 @@ def _load_bank(layout: Layout, runner: Any) -> tuple[ReaderBank, LayerStack]:
     if len(stacks) > 1:
         raise ConfigError(f"vllm: the readers read several stacks ({', '.join(sorted(stacks))}); an engine has one.")
     stack = bank.stacks[stacks.pop()]
+    check(bank, stack, layout)
+    cast("nn.Module", bank.model).to("meta")
+    return bank, stack
+
+
+def _check_readers(bank: ReaderBank, stack: LayerStack, layout: Layout) -> None:
+    """Raise ConfigError if the readers cannot read a text while it is written."""
     if not is_causal(bank.model, stack):
-        raise ConfigError(f"vllm: the states of {type(model).__name__} depend on later tokens; use a causal model.")
+        model = type(bank.model).__name__
+        raise ConfigError(f"vllm: the states of {model} depend on later tokens; use a causal model.")
     for name, columns in layout.readers.items():
         if not columns.whole:
             check_token_wise("vllm", name, bank[name])
         elif bank[name].config.fusion.reads_pairs:
             raise ConfigError(f"vllm: reader '{name}' tells two texts apart, which an engine does not. Leave it out.")
-    cast("nn.Module", bank.model).to("meta")
-    return bank, stack

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -339,8 +340,10 @@ def assert_answers(answers: list[Answer], bank: ReaderBank, name: str, texts: li
         torch.testing.assert_close(part, own, rtol=0, atol=1e-5)
     if name == "last":
         assert answer.positions is None  # the norm is given none
+        assert answer.requests is None
     else:
         assert answer.positions is not None
+        assert answer.requests == [*"xxxxyzzzzzz"]
         assert answer.positions.tolist() == [place for text in texts for place in range(len(text))]
 
 
@@ -367,7 +370,8 @@ def register_forward_hooks(model: nn.Module, specs: list[dict[str, Any]]) -> Non
 def test_a_reader_takes_part_in_the_passes_of_sglang(sink: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = llama()
     bank, texts = bank_on(model, SERVED), texts_of(4, 1, 6)
-    served = Served(model, object())  # the forward batch
+    batch = SimpleNamespace(rids=["x", "y", "z"], extend_seq_lens_cpu=[4, 1, 6])
+    served = Served(model, batch)
     expected = served(texts)
     for name in bank:
         export_reader(bank, name, tmp_path / name)
@@ -402,9 +406,34 @@ def test_hooks_that_would_give_wrong_states_are_refused(tmp_path: Path):
     served.model.layers[0].register_forward_hook(late)  # of an SGLang that has no hook_type
     with pytest.raises(ValueError, match="layer 0 is the input of a block, which has changed by its end"):
         served(texts_of(3))
-    other = plain_reader.hook_factory({"folder": str(tmp_path / "ada"), "layer": 1})
+    other = plain_reader.hook_factory({"folder": str(tmp_path / "low"), "layer": 1})
     with pytest.raises(ValueError, match="states have width 16; the reader needs 32"):
         other(nn.Identity(), (), torch.zeros(3, 16))
+
+
+@torch.no_grad()
+def test_a_pass_of_sglang_that_was_not_heard_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    bank = bank_on(llama(), {"low": SERVED["low"]})
+    export_reader(bank, "low", tmp_path / "low")
+    lower, upper = (plain_reader.hook_factory({"folder": str(tmp_path / "low"), "layer": layer}) for layer in (1, 2))
+    states, decoding = torch.zeros(2, 32), SimpleNamespace(rids=["x", "y"], extend_seq_lens_cpu=None)
+    positions = torch.tensor([4, 7])
+    for _ in range(2):
+        lower(nn.Identity(), (positions, states, decoding), states)
+        upper(nn.Identity(), (), states)
+        positions += 1  # a buffer that the server uses again
+    answers = plain_reader._listeners[str(tmp_path / "low")].answers
+    assert [answer.requests for answer in answers] == [["x", "y"]] * 2
+    assert [answer.positions.tolist() for answer in answers if answer.positions is not None] == [[4, 7], [5, 8]]
+    with pytest.raises(RuntimeError, match="layer 2 was read, but not every layer below"):
+        upper(nn.Identity(), (), states)
+    lower(nn.Identity(), (SimpleNamespace(rids=["x"], extend_seq_lens_cpu=[5]),), states)
+    with pytest.raises(ValueError, match="the requests of the pass have 5 tokens; the states have 2"):
+        upper(nn.Identity(), (), states)
+    for name in ("is_available", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    with pytest.raises(RuntimeError, match="captured or compiled code calls no hooks"):
+        lower(nn.Identity(), (), states)
 
 
 @torch.no_grad()

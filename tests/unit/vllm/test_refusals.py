@@ -13,9 +13,15 @@ from tiny import FAMILIES
 
 from lamina import AdaLayers, PairedLayers, Reader, ReaderBank, SequenceClassification, TokenClassification, save
 from lamina.errors import BaseMismatchError, ConfigError
+from lamina.heads.masked_lm import MaskedLM
+from lamina.vllm import pooling_models
 from lamina.vllm.layout import Layout
-from lamina.vllm.refusals import check_engine, check_model, warn_untried
-from lamina.vllm.worker import _load_bank, cache_group
+from lamina.vllm.refusals import check_engine, warn_untried
+from lamina.vllm.worker import _check_readers, cache_group, load_bank
+
+MODEL = SimpleNamespace(pooler_config=None, quantization=None, hf_config=SimpleNamespace())
+STORED = SimpleNamespace(quantization_config={"quant_method": "fp8"})
+CHUNKS = SimpleNamespace(enable_chunked_processing=True)
 
 
 def engine_config(**changes: Any) -> SimpleNamespace:
@@ -24,7 +30,7 @@ def engine_config(**changes: Any) -> SimpleNamespace:
         "lora_config": None,
         "kv_transfer_config": None,
         "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
-        "model_config": SimpleNamespace(runner_type="generate"),
+        "model_config": MODEL,
     }
     return SimpleNamespace(**{**fields, **changes})
 
@@ -36,17 +42,16 @@ def engine_config(**changes: Any) -> SimpleNamespace:
         ("LoRA", {"lora_config": object()}),
         ("a KV connector", {"kv_transfer_config": object()}),
         ("pipeline parallelism", {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}),
+        ("quantisation", {"model_config": SimpleNamespace(**{**vars(MODEL), "quantization": "fp8"})}),
+        ("long texts in chunks", {"model_config": SimpleNamespace(**{**vars(MODEL), "pooler_config": CHUNKS})}),
     ],
 )
 def test_an_engine_that_readers_do_not_support_is_refused(name: str, changes: dict[str, Any]):
     check_engine(engine_config())
-    with pytest.raises(ConfigError, match=f"the engine uses {name}, with which readers do not run"):
+    quantised = {**vars(MODEL), "quantization": "fp8", "hf_config": STORED}  # a checkpoint of quantised weights
+    check_engine(engine_config(model_config=SimpleNamespace(**quantised)))
+    with pytest.raises(ConfigError, match=f"the engine uses {name}.*, with which readers do not run"):
         check_engine(engine_config(**changes))
-
-
-def test_a_model_that_cannot_give_its_states_is_refused():
-    with pytest.raises(ConfigError, match="model class SimpleNamespace cannot return its hidden states"):
-        check_model(SimpleNamespace())
 
 
 def test_a_cache_that_forgets_tokens_is_refused():
@@ -85,18 +90,38 @@ MEAN = SequenceClassification(("a", "b"), pooling="mean")
 def test_a_bank_that_needs_later_tokens_is_refused(tmp_path: Path, family: str, reader: Reader, message: str):
     layout, runner = saved(tmp_path, family, reader)
     with pytest.raises(ConfigError, match=message):
-        _load_bank(layout, runner)
+        load_bank(layout, runner, _check_readers)
+
+
+@pytest.mark.parametrize(
+    ("family", "reader", "message"),
+    [
+        ("bert", Reader(PairedLayers(dim=4), SequenceClassification(("a", "b"), pooling="first")), "'it' tells two"),
+        ("bert", Reader(AdaLayers(dim=4), MaskedLM()), "'it' has a head of the kind masked_lm for a vocabulary"),
+        ("bert", Reader(AdaLayers(dim=4, positions=True), MEAN), None),
+        ("bert", Reader(AdaLayers(dim=8), TokenClassification(("O", "X"), encoder_layers=1)), None),
+    ],
+)
+def test_a_pooling_model_refuses_readers_that_need_more_than_one_text(
+    tmp_path: Path, family: str, reader: Reader, message: str | None
+):
+    layout, runner = saved(tmp_path, family, reader)
+    if message is None:
+        load_bank(layout, runner, pooling_models._check_readers)
+        return
+    with pytest.raises(ConfigError, match=message):
+        load_bank(layout, runner, pooling_models._check_readers)
 
 
 def test_a_base_with_other_weights_is_refused(tmp_path: Path):
     layout, runner = saved(tmp_path, "llama", Reader(AdaLayers(dim=4), MEAN))
-    _load_bank(layout, runner)
+    load_bank(layout, runner, _check_readers)
     model = FAMILIES["llama"].build()
     with torch.no_grad():
         next(model.parameters())[3, 0] += 1
     save(model, tmp_path / "model")
     with pytest.raises(BaseMismatchError, match="fingerprint"):
-        _load_bank(layout, runner)
+        load_bank(layout, runner, _check_readers)
 
 
 def test_what_was_not_tried_gives_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):

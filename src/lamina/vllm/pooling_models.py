@@ -1,0 +1,146 @@
+"""Readers of encoders and embedding models: answers over whole texts, from the pass that computes the embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from lamina.bank.stack_pass import StackPass
+from lamina.errors import ConfigError
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.vllm.layout import Layout
+from lamina.vllm.refusals import check_engine
+from lamina.vllm.taps import tap
+from lamina.vllm.worker import ATTRIBUTE, StepScores, load_bank
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+    from lamina.bank import ReaderBank
+    from lamina.layers import LayerStack
+
+
+def install(runner: Any, layout: Layout) -> None:
+    """Make a model runner of a pooling model run readers on each text; called after its model was loaded.
+
+    Args:
+        runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
+        layout: The readers to run.
+
+    Raises:
+        ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
+        BaseMismatchError: If the bank was trained on another model.
+    """
+    check_engine(runner.vllm_config)
+    readers = TextReaders(layout, runner)
+    pool = runner._pool
+
+    def pool_and_answer(hidden_states: Tensor, tokens: int, *args: Any, **kwargs: Any) -> Any:
+        scores = readers.read_step(hidden_states[:tokens])
+        output = pool(hidden_states, tokens, *args, **kwargs)
+        setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
+        return output
+
+    runner._pool = pool_and_answer
+
+
+@final
+class TextReaders:
+    """The readers of a bank in one engine of a pooling model. They read each text when its last token is computed.
+
+    Args:
+        layout: The readers to run.
+        runner: The model runner.
+    """
+
+    def __init__(self, layout: Layout, runner: Any) -> None:
+        self._layout, self._runner = layout, runner
+        bank, stack = load_bank(layout, runner, _check_readers)
+        readers = {name: bank[name].to(runner.device) for name in layout.readers}
+        self._pass = StackPass(bank.model, stack, readers, grad=False, processor=bank.processor)
+        self._taps = tap(runner, stack)
+        self._depth = stack.depth
+        self._begun: dict[str, list[list[Tensor]]] = {}  # request id -> states of each piece of its text, by layer
+
+    @torch.inference_mode()
+    def read_step(self, last: Float[Tensor, "tokens width"]) -> dict[str, StepScores]:
+        """Return request id -> scores of the texts that end in the step that the model has just computed.
+
+        Args:
+            last: The model's output: states of the last layer, of all requests one after the other.
+        """
+        batch, count = self._runner.input_batch, len(last)
+        states = [*self._taps.states(range(self._depth), count), last]
+        scheduled = self._runner.query_start_loc.np[: batch.num_reqs + 1].tolist()
+        ended: dict[str, list[Tensor]] = {}
+        ids: dict[str, Tensor] = {}
+        begun: dict[str, list[list[Tensor]]] = {}
+        for row, request in enumerate(batch.req_ids):
+            first, end = scheduled[row], scheduled[row + 1]
+            before = int(batch.num_computed_tokens_cpu[row])
+            pieces = [*(self._begun.get(request, []) if before else []), [state[first:end] for state in states]]
+            whole = [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+            read, prompt = before + end - first, int(self._runner.requests[request].num_prompt_tokens)
+            if len(whole[0]) != read:
+                raise RuntimeError(f"vllm: readers got {len(whole[0])} of the {read} tokens of request {request}.")
+            if read < prompt:
+                begun[request] = [[part.clone() for part in whole]]
+            else:
+                ended[request], ids[request] = whole, torch.from_numpy(batch.token_ids_cpu[row, :read].copy())
+        self._begun = begun
+        scores: dict[str, StepScores] = {}
+        for group in _groups({request: len(part) for request, part in ids.items()}, self._runner.max_num_tokens):
+            scores |= self._answer({request: ended[request] for request in group}, [ids[request] for request in group])
+        return scores
+
+    def _answer(self, texts: dict[str, list[Tensor]], ids: Sequence[Int[Tensor, " tokens"]]) -> dict[str, StepScores]:
+        """Return request id -> scores, from request id -> the states of all its layers, and the texts' token ids."""
+        device = self._runner.device
+        mask = pad_sequence([torch.ones_like(part) for part in ids], batch_first=True).to(device)
+        tokens = pad_sequence(list(ids), batch_first=True).to(device)
+        stack_pass = self._pass.restart()
+        stack_pass.begin({"input_ids": tokens, "attention_mask": mask})
+        for layer in stack_pass.layers:
+            stack_pass.on_state(layer, pad_sequence([states[layer] for states in texts.values()], batch_first=True))
+        outputs = {name: output.logits.float().cpu() for name, output in stack_pass.finish().items()}
+        whole = [outputs[name] for name in self._layout.names(whole=True)]
+        single = [outputs[name] for name in self._layout.names(whole=False)]
+        empty = torch.empty(len(ids), mask.shape[1], 0)
+        whole_rows, token_rows = torch.cat([empty[:, 0], *whole], -1), torch.cat([empty, *single], -1)
+        return {
+            request: StepScores(
+                0, token_rows[row, : len(ids[row])].numpy().tobytes(), whole_rows[row].numpy().tobytes()
+            )
+            for row, request in enumerate(texts)
+        }
+
+
+def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None:
+    """Raise ConfigError if a reader needs more than the states of one text, or has no labels."""
+    for name in layout.readers:
+        fusion, head = bank[name].config.fusion, bank[name].config.head
+        if fusion.reads_pairs:
+            raise ConfigError(f"vllm: reader '{name}' tells two texts apart, which an engine does not. Leave it out.")
+        if fusion.needs_block_inputs or fusion.site != "output":
+            raise ConfigError(f"vllm: reader '{name}' reads inside the blocks, where an engine does not. Leave it out.")
+        if not isinstance(head, SequenceClassification | TokenClassification):
+            raise ConfigError(
+                f"vllm: reader '{name}' has a head of the kind {head.kind} for a vocabulary. Leave it out."
+            )
+
+
+def _groups(lengths: dict[str, int], most: int) -> Iterator[list[str]]:
+    """Yield groups of requests of similar length that have at most `most` tokens when padded to their longest text."""
+    group: list[str] = []
+    for request in sorted(lengths, key=lengths.__getitem__):
+        if group and (len(group) + 1) * lengths[request] > most:
+            yield group
+            group = []
+        group.append(request)
+    if group:
+        yield group

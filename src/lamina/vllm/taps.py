@@ -1,0 +1,117 @@
+"""Keep the states of a model of vLLM that has no interface for them, also where the model is compiled."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from lamina.layers import LayerStack
+
+_STATE = "lamina_state"  # name of the buffer in a block that holds the block's input
+
+
+@final
+class Taps:
+    """Buffers with the input of every block of a model, which each pass of the model fills.
+
+    Compiled code calls no hooks. So the blocks' own `forward` writes the buffers, and compilers see it as a part of the
+    model. For that, a block gets a subclass of its class. Every block is tapped, so that the compiled code, which vLLM
+    stores for later engines, does not depend on the layers that a bank reads.
+
+    Args:
+        model: The model, loaded and not yet compiled.
+        depth: Number of its blocks.
+        tokens: Maximum number of tokens of a pass.
+        width: Width of a state.
+        dtype: Data type of a state.
+
+    Raises:
+        ConfigError: If the blocks of the model are not found, or do not get their state as `hidden_states`.
+    """
+
+    def __init__(self, model: nn.Module, *, depth: int, tokens: int, width: int, dtype: torch.dtype) -> None:
+        blocks = _blocks_of(model, depth)
+        device = next(model.parameters()).device
+        self._buffers = [torch.full((tokens, width), torch.nan, dtype=dtype, device=device) for _ in blocks]
+        for block, buffer in zip(blocks, self._buffers, strict=True):
+            block.register_buffer(_STATE, buffer, persistent=False)
+            block.__class__ = _tapped(type(block))
+
+    def states(self, layers: Sequence[int], tokens: int) -> list[Float[Tensor, "tokens width"]]:
+        """Return copies of the states of layers in the last pass. The last layer is not among them.
+
+        Args:
+            layers: The layers. Layer i is the input of block i.
+            tokens: Number of tokens of the pass.
+
+        Raises:
+            RuntimeError: If the last pass did not write every buffer.
+        """
+        states = [self._buffers[layer][:tokens].clone() for layer in layers]
+        self.check()
+        return states
+
+    def check(self) -> None:
+        """Raise RuntimeError if the last pass did not write every buffer; then make the buffers ready for the next."""
+        marks = torch.stack([buffer[0, 0] for buffer in self._buffers])
+        if marks.isnan().any():
+            raise RuntimeError("vllm: the readers got no states from a pass of the model. Start with --enforce-eager.")
+        for buffer in self._buffers:
+            buffer[0, 0] = torch.nan
+
+
+def tap(runner: Any, stack: LayerStack) -> Taps:
+    """Tap the model of a model runner, and check the passes with which the engine warms up when it starts."""
+    dummy_run = runner._dummy_run
+    taps = Taps(
+        runner.get_model(),
+        depth=stack.depth,
+        tokens=runner.max_num_tokens,
+        width=stack.width,
+        dtype=runner.model_config.dtype,
+    )
+
+    def dummy_run_and_check(*args: Any, **kwargs: Any) -> Any:
+        result = dummy_run(*args, **kwargs)
+        taps.check()
+        return result
+
+    runner._dummy_run = dummy_run_and_check
+    return taps
+
+
+def _blocks_of(model: nn.Module, depth: int) -> nn.ModuleList:
+    """Return the list of the model's blocks; ConfigError if not exactly one list has `depth` modules of one class."""
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
+    lists = [blocks for blocks in lists if len({type(block) for block in blocks}) == 1]
+    if len(lists) != 1:
+        what = f"the model class {type(model).__name__} has {len(lists)} lists of {depth} equal modules"
+        raise ConfigError(f"vllm: {what}; one is needed to find its blocks. Use a model with one stack of blocks.")
+    return lists[0]
+
+
+def _tapped(block: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of a class of blocks whose `forward` also writes its input into the block's buffer."""
+    names = list(inspect.signature(block.forward).parameters)[1:]
+    if "hidden_states" not in names:
+        what = f"blocks of the class {block.__name__} take no argument hidden_states"
+        raise ConfigError(f"vllm: {what}, so their states are not found. Use a model of another class.")
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        state, residual = given["hidden_states"], given.get("residual")
+        if residual is not None:
+            state = state + residual
+        self.lamina_state[: state.shape[0]].copy_(state)
+        return block.forward(self, *args, **kwargs)
+
+    return type(block.__name__, (block,), {"forward": forward})
