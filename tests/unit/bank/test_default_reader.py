@@ -30,6 +30,8 @@ def test_a_whole_text_has_its_layers_pooled_and_a_pair_has_its_texts_compared(
 
 @pytest.mark.parametrize("make", [yes_no, length_of_text, several, names, pairs])
 def test_a_task_in_place_of_a_reader_learns(make: Callable[[], Task]):
+    if make is names:
+        pytest.importorskip("seqeval", reason="the environment of vLLM has no metrics of names")
     task, bank = make(), tiny_bank({})
     module = bank.add("it", task)
     assert module is bank["it"]
