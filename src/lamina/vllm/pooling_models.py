@@ -38,10 +38,11 @@ def install(runner: Any, layout: Layout) -> None:
     """
     check_engine(runner.vllm_config)
     readers = TextReaders(layout, runner)
-    pool = runner._pool
+    pool, parallel = runner._pool, runner.vllm_config.parallel_config
+    answers = parallel.rank % parallel.tensor_parallel_size == 0  # workers that share the weights have equal states
 
     def pool_and_answer(hidden_states: Tensor, tokens: int, *args: Any, **kwargs: Any) -> Any:
-        scores = readers.read_step(hidden_states[:tokens])
+        scores = readers.read_step(hidden_states[:tokens]) if answers else {}
         output = pool(hidden_states, tokens, *args, **kwargs)
         setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
         return output

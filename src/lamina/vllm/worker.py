@@ -57,10 +57,11 @@ def install(runner: Any, layout: Layout) -> None:
     """
     check_engine(runner.vllm_config)
     readers = EngineReaders(layout, runner)
-    sample_tokens = runner.sample_tokens
+    sample_tokens, parallel = runner.sample_tokens, runner.vllm_config.parallel_config
+    answers = parallel.rank % parallel.tensor_parallel_size == 0  # workers that share the weights have equal states
 
     def sample_and_score(grammar_output: object) -> object:
-        scores = readers.read_step() if runner.execute_model_state is not None else {}
+        scores = readers.read_step() if answers and runner.execute_model_state is not None else {}
         output = sample_tokens(grammar_output)
         setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
         return output
