@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
-
     from lamina.layers import LayerStack
 
 _STATE = "lamina_state"  # name of the buffer in a block that holds the block's input
@@ -46,8 +44,8 @@ class Taps:
             block.register_buffer(_STATE, buffer, persistent=False)
             block.__class__ = _tapped(type(block))
 
-    def states(self, layers: Sequence[int], tokens: int) -> list[Float[Tensor, "tokens width"]]:
-        """Return copies of the states of layers in the last pass. The last layer is not among them.
+    def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
+        """Return copies of the states `[tokens, width]` of layers in the last pass. The last layer is not among them.
 
         Args:
             layers: The layers. Layer i is the input of block i.
