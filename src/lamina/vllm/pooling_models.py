@@ -93,7 +93,9 @@ class TextReaders:
                 begun[request] = [[part.clone() for part in whole]]
             else:
                 ended[request], ids[request] = whole, torch.from_numpy(batch.token_ids_cpu[row, :read].copy())
-        self._begun = begun
+        # a text whose turn did not come in this step goes on later
+        going_on = self._begun.keys() & self._runner.requests.keys() - ended.keys()
+        self._begun = {request: self._begun[request] for request in going_on} | begun
         scores: dict[str, StepScores] = {}
         for group in _groups({request: len(part) for request, part in ids.items()}, self._runner.max_num_tokens):
             scores |= self._answer({request: ended[request] for request in group}, [ids[request] for request in group])

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lamina.layers import LayerStack
 
 _STATE = "lamina_state"  # name of the buffer in a block that holds the block's input
+_CALLS = "lamina_calls"  # name of the buffer in a block that counts its passes
 
 
 @final
@@ -39,9 +40,12 @@ class Taps:
     def __init__(self, model: nn.Module, *, depth: int, tokens: int, width: int, dtype: torch.dtype) -> None:
         blocks = _blocks_of(model, depth)
         device = next(model.parameters()).device
-        self._buffers = [torch.full((tokens, width), torch.nan, dtype=dtype, device=device) for _ in blocks]
-        for block, buffer in zip(blocks, self._buffers, strict=True):
+        self._buffers = [torch.empty(tokens, width, dtype=dtype, device=device) for _ in blocks]
+        self._counts = [torch.zeros(1, dtype=torch.long, device=device) for _ in blocks]
+        self._seen = torch.cat(self._counts)  # the counts after the last pass that was read
+        for block, buffer, count in zip(blocks, self._buffers, self._counts, strict=True):
             block.register_buffer(_STATE, buffer, persistent=False)
+            block.register_buffer(_CALLS, count, persistent=False)
             block.__class__ = _tapped(type(block))
 
     def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
@@ -59,12 +63,11 @@ class Taps:
         return states
 
     def check(self) -> None:
-        """Raise RuntimeError if the last pass did not write every buffer; then make the buffers ready for the next."""
-        marks = torch.stack([buffer[0, 0] for buffer in self._buffers])
-        if marks.isnan().any():
+        """Raise RuntimeError if no pass has written every buffer since the last check."""
+        counts = torch.cat(self._counts)
+        if (counts <= self._seen).any():
             raise RuntimeError("vllm: the readers got no states from a pass of the model. Start with --enforce-eager.")
-        for buffer in self._buffers:
-            buffer[0, 0] = torch.nan
+        self._seen = counts
 
 
 def tap(runner: Any, stack: LayerStack) -> Taps:
@@ -110,6 +113,7 @@ def _tapped(block: type[nn.Module]) -> type[nn.Module]:
         if residual is not None:
             state = state + residual
         self.lamina_state[: state.shape[0]].copy_(state)
+        self.lamina_calls.add_(1)
         return block.forward(self, *args, **kwargs)
 
     return type(block.__name__, (block,), {"forward": forward})

@@ -44,6 +44,7 @@ class Engine:
             device=torch.device("cpu"),
             get_model=lambda: SimpleNamespace(set_aux_hidden_state_layers=lambda layers: None),
             kv_cache_config=config,
+            vllm_config=SimpleNamespace(additional_config={}),
             requests={},
         )
         self.readers = EngineReaders(layout, self.runner)
