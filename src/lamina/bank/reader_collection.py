@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
@@ -69,6 +70,7 @@ class ReaderCollection(nn.Module):
         self.processor: Any = processor
         self.readers = nn.ModuleDict()
         self.info: Info = dict(info or {})
+        self.folder: Path | None = None  # from which the bank was loaded; exports are kept there
         self._stacks: tuple[dict[str, LayerStack], LayerGuard] | None = None
         self._checked_ids: tuple[int, int] | None = None  # identity and size of the tokenizer whose ids were checked
         self.check_ids("bank", processor)

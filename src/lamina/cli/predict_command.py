@@ -32,6 +32,7 @@ _OUTPUT = "Write the predictions to this .jsonl, .csv or .parquet file. Default:
 _SKIP_BAD = "With --output: skip and count rows that cannot be read. Default: such a row is an error."
 _RAY = "With --output: predict with Ray workers on this machine (local), on the running cluster (auto) or at HOST:PORT."
 _WORKERS = "With --ray: number of workers. Default: one per GPU, or one per core without GPUs."
+_BATCH = "Number of texts per pass of the model. Default: 32; with --output as many as have 2,048 tokens together."
 _RESUME = "With --output: continue a run that was interrupted."
 
 
@@ -47,7 +48,8 @@ def predict(  # noqa: PLR0913
     resume: Annotated[bool, Option(help=_RESUME)] = True,
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
-    batch_size: options.BatchSizeOption = 32,
+    batch_size: Annotated[int | None, Option(min=1, help=_BATCH)] = None,
+    backend: options.BackendOption = options.Backend.AUTO,
     ray: Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)] = None,
     workers: Annotated[int | None, Option(min=1, help=_WORKERS)] = None,
     as_json: options.JsonOption = False,
@@ -84,6 +86,7 @@ def predict(  # noqa: PLR0913
             text_pair=pair,
             readers=names,
             batch_size=batch_size,
+            backend=backend.value,
             skip_bad=skip_bad,
             resume=resume,
             ray=ray,
@@ -93,8 +96,11 @@ def predict(  # noqa: PLR0913
         line = f"{pluralize(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return
-    progress = sys.stderr.isatty() and len(examples) > batch_size
-    answers = prediction.predict(target, examples, readers=names, batch_size=batch_size, progress=progress)
+    size = batch_size or 32
+    progress = sys.stderr.isatty() and len(examples) > size
+    answers = prediction.predict(
+        target, examples, readers=names, batch_size=size, backend=backend.value, progress=progress
+    )
     if as_json:
         for example, answer in zip(examples, answers, strict=True):
             print_json({"text": example, "readers": answer}, indent=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,21 @@ _DATA = (
 _TEXT = 'Column of the text in a file. Default: the only column, or one with a usual name ("sentence", "text").'
 _RAY = "Run cells in parallel as Ray tasks: on this machine (local), on the running cluster (auto) or at HOST:PORT."
 
+_BACKEND = (
+    "torch: PyTorch. onnx: ONNX Runtime on a CPU; the bank is exported on first use, into its folder. int8: the export "
+    "that `lamina export --int8` wrote there. auto: ONNX Runtime if such an export is there or the job is long."
+)
+
+
+class Backend(StrEnum):
+    """What computes a bank's answers."""
+
+    AUTO = "auto"
+    TORCH = "torch"
+    ONNX = "onnx"
+    INT8 = "int8"
+
+
 SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
 DataOption = Annotated[Path | None, Option(help=_DATA)]
@@ -31,6 +47,7 @@ TextOption = Annotated[str | None, Option(help=_TEXT)]
 PairOption = Annotated[str | None, Option(help="Column of the second text, where a row is a pair. Default: no pairs.")]
 ModelOption = Annotated[str | None, Option(help=_BASE)]
 DeviceOption = Annotated[str, Option(help=_DEVICE)]
+BackendOption = Annotated[Backend, Option(help=_BACKEND)]
 BatchSizeOption = Annotated[int, Option(min=1, help="Number of texts per pass of the model.")]
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]

@@ -11,14 +11,17 @@ import functools
 import json
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, final
 
 import torch
 
 from lamina.data.arrow import chunks
+from lamina.data.batches import Budget
 from lamina.data.read import existing, read_chunks
 from lamina.errors import ConfigError, DataError, LaminaError, NotFiniteError, StoreError, convert_errors
 from lamina.prediction.predict import Predictor
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.layers.types import Processor
+    from lamina.prediction.backends import Backend
+    from lamina.prediction.predict import Answers, Prepared
     from lamina.store.files import Fields
 
 logger = logging.getLogger(__name__)
@@ -43,6 +48,11 @@ _OWN = ("row", "text", "text_pair")  # columns of CSV and Parquet beside those o
 FORMATS = (".jsonl", ".csv", ".parquet")
 _STATE = ("size", "rows", "read", "skipped", "bad")  # fields of a `Partial` that its note records
 _OF_ANSWERS = {"add_prefix_space", "prefix", "max_target_length", "num_beams", "length_penalty"}
+_TOKEN_BYTES = 4  # of a file; a rough number
+_FILE_ROWS, _MOST_ROWS = 32, 512  # of a pass: of images and audio clips; of texts, if their tokens limit it
+# A pass of so many tokens is as fast per token as a longer one.
+_BUDGETS = {"cpu": Budget(2048, 64), "accelerator": Budget(16384, 4096)}
+_tokenizing = Lock()  # truncation is a state of the tokenizer, so two threads would cut each other's texts
 _SHOWN = 20  # bad rows that are logged one by one; further ones are only counted
 
 
@@ -71,7 +81,7 @@ def predict_file(  # noqa: PLR0913
     readers: Sequence[str] | None = None,
     kind: str | None = None,
     processor: Processor | None = None,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     chunk_rows: int = 1000,
     add_prefix_space: bool = False,
     prefix: str = "",
@@ -79,6 +89,7 @@ def predict_file(  # noqa: PLR0913
     num_beams: int = 1,
     length_penalty: float = 1.0,
     num_workers: int = 0,
+    backend: Backend = "auto",
     skip_bad: bool = False,
     resume: bool = True,
     ray: str | None = None,
@@ -103,7 +114,8 @@ def predict_file(  # noqa: PLR0913
         kind: Kind of task that a whole model is used for. None: what its head is for.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`.
-        batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip.
+        batch_size: Rows per pass. A row is a window of tokens, an image or an audio clip. None: for texts as many rows
+            of similar length as have 2,048 tokens together (16,384 on a GPU), for images and audio clips 32.
         chunk_rows: Number of rows that are read, sorted by length and written at a time.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
             any other word. False: only for readers that were trained with this option.
@@ -112,6 +124,7 @@ def predict_file(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
+        backend: What computes a bank's answers, as in `predict`. A file of more than 8 MB counts as 2,000,000 tokens.
         skip_bad: Leave out rows that cannot be read, and count them. False: the first such row ends the run.
         resume: Continue an earlier run with the same arguments that was stopped. False: start again from the first row.
         ray: Predict in worker processes of Ray: "local" (on this machine), "auto" (the cluster that runs on this
@@ -145,7 +158,7 @@ def predict_file(  # noqa: PLR0913
         raise ConfigError(f"predict: workers is {workers}, but ray was not given; they are processes of Ray.")
     options = PassOptions.checked(
         "predict",
-        batch_size=batch_size,
+        batch_size=_FILE_ROWS if batch_size is None else batch_size,
         add_prefix_space=add_prefix_space,
         prefix=prefix,
         max_target_length=max_target_length,
@@ -153,7 +166,13 @@ def predict_file(  # noqa: PLR0913
         length_penalty=length_penalty,
         num_workers=num_workers,
     )
-    predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)
+    tokens = source.stat().st_size / _TOKEN_BYTES if is_file(source) else 0
+    predictor = Predictor(
+        bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend, tokens=tokens
+    )
+    by_tokens = batch_size is None and not predictor.reads_files
+    if by_tokens:
+        predictor.options = options.model_copy(update={"batch_size": _MOST_ROWS})
     if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
         came = f"a reader is called '{clash[0]}', as a column that the output has anyway"
         raise ConfigError(f"predict: {came}. Rename it (bank.rename), or write JSONL.")
@@ -169,14 +188,12 @@ def predict_file(  # noqa: PLR0913
         "processor": predictor.processor_digest(),
         **options.model_dump(include=_OF_ANSWERS),
     }
-    answering = Answering(predictor, source, skip_bad=skip_bad)
+    answering = Answering(predictor, source, skip_bad=skip_bad, by_tokens=by_tokens)
+    predictor.choose_engine()  # an error, or an export, comes before the first row
+    predictor.engine = None  # Ray's workers have sessions of their own
     with Partial.open(output, same, resume=resume) as partial:
         job = _Job(source, columns, partial, skip_bad=skip_bad)
-        here = (
-            functools.partial(map, answering)
-            if ray is None
-            else functools.partial(in_order, answering, ray, workers, "predict")
-        )
+        here = answering.in_turn if ray is None else functools.partial(in_order, answering, ray, workers, "predict")
         job.run(here, chunk_rows, progress=progress)
         partial.finish(output)
     if partial.skipped:
@@ -389,8 +406,9 @@ class Answered:
 class Answering:
     """Predicts the rows of chunks. It can be pickled and sent to another process."""
 
-    def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool) -> None:
+    def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
+        self._by_tokens = by_tokens  # whether passes are limited by tokens; else by rows only
         self._folder = source.resolve().parent  # paths of images and audio clips are relative to it
 
     def _located(self, examples: Sequence[object]) -> Sequence[object]:
@@ -402,14 +420,42 @@ class Answering:
         if torch.cuda.is_available():
             self._predictor.to("cuda")
 
-    def __call__(self, chunk: Chunk) -> Answered:
+    def in_turn(self, chunks: Iterator[Chunk]) -> Iterator[Answered]:
+        """Yield the outcome of each chunk; a thread reads and tokenises the next chunk while the model runs.
+
+        An error of `chunks` is raised after the outcomes of the chunks before it.
+        """
+
+        def prepared() -> tuple[Chunk, Prepared | LaminaError] | None:
+            chunk = next(chunks, None)
+            return None if chunk is None else (chunk, self._prepare(chunk.examples))
+
+        with ThreadPoolExecutor(1) as thread:
+            following = thread.submit(prepared)
+            while (ready := following.result()) is not None:
+                following = thread.submit(prepared)
+                yield self(*ready)
+
+    def _prepare(self, examples: Sequence[object]) -> Prepared | LaminaError:
+        """Return examples encoded for the passes; or the error that one of them caused."""
+        try:
+            with _tokenizing:
+                return self._predictor.prepare(self._located(examples))
+        except LaminaError as error:
+            return error
+
+    def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
         """Return the outcome of a chunk; an error is in its fields, not raised.
 
         If the examples cannot be read together, each half is tried by itself, until the bad row is found.
+
+        Args:
+            chunk: The chunk.
+            prepared: Its examples from `_prepare`. None: they are not encoded yet.
         """
         answered = Answered(read=chunk.read, problems=list(chunk.problems))
         try:
-            for row in self._rows(chunk.lines, chunk.examples, answered.problems):
+            for row in self._rows(chunk.lines, chunk.examples, answered.problems, prepared):
                 answered.rows.append(row)
         except DataError as error:
             answered.failed, answered.read = error, len(answered.rows)
@@ -417,11 +463,26 @@ class Answering:
             answered = Answered(failed=error)
         return answered
 
-    def _rows(self, lines: Sequence[int], examples: Sequence[object], problems: list[DataError]) -> Iterator[Fields]:
+    def _answers(self, prepared: Prepared) -> list[Answers]:
+        """Return reader name -> prediction for each encoded example, from passes of limited size."""
+        predictor = self._predictor
+        budget = _BUDGETS["cpu" if predictor.device.type == "cpu" else "accelerator"]
+        return predictor.predict(prepared, budget=budget if self._by_tokens else None)
+
+    def _rows(
+        self,
+        lines: Sequence[int],
+        examples: Sequence[object],
+        problems: list[DataError],
+        prepared: Prepared | LaminaError | None = None,
+    ) -> Iterator[Fields]:
         if not examples:
             return
         try:
-            answers = self._predictor(self._located(examples))
+            prepared = self._prepare(examples) if prepared is None else prepared
+            if isinstance(prepared, LaminaError):
+                raise prepared
+            answers = self._answers(prepared)
         except NotFiniteError as error:
             row = lines[error.row or 0]
             raise NotFiniteError(f"predict: {self._source} row {row}: {error}", name=error.name, row=row) from None

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import unwrapped
+from lamina.prediction.backends import checked_backend, engine_of
 from lamina.prediction.file_tasks import FileColumns, tasks_of_file
 from lamina.prediction.text_baseline import tfidf_scores
 from lamina.tasks.metrics import require_metrics
+from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import groups_of, tasks_by_name
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import PassOptions
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
+    from lamina.prediction.backends import Backend
     from lamina.tasks.outputs import Results
     from lamina.tasks.task import Task
     from lamina.train.base import Runner
@@ -61,6 +64,7 @@ def evaluate(  # noqa: PLR0913
     num_beams: int = 1,
     length_penalty: float = 1.0,
     num_workers: int = 0,
+    backend: Backend = "torch",
     progress: bool = False,
     **unknown: object,
 ) -> Scores:
@@ -107,6 +111,8 @@ def evaluate(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
+        backend: What computes a bank's answers, as in `predict`. Tasks whose inputs contain the labels (masked or next
+            tokens) are computed by PyTorch.
         progress: Show a progress bar.
         **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
 
@@ -135,6 +141,7 @@ def evaluate(  # noqa: PLR0913
         num_workers=num_workers,
     )
     target = unwrapped(bank_or_model)
+    _check_backend(target, backend, precision)
     # a file has an ending, or is a folder of images; another text, such as the name of a preset, is no task
     if isinstance(tasks, Path) or (isinstance(tasks, str) and (Path(tasks).suffix or is_dir(tasks))):
         train = None if isinstance(tfidf, bool) else tfidf
@@ -150,10 +157,19 @@ def evaluate(  # noqa: PLR0913
     scores: Scores = {}
     for run in runs:
         runner, groups = _prepared(target, run, split, processor, options, errors)
+        if isinstance(runner, BankRunner):
+            runner.engine = engine_of(runner.bank, backend, list(run))
         scores |= runner.score(groups, options, more=more, progress=progress)
     for name, task in tasks.items() if tfidf else ():
         scores[name]["tfidf"] = tfidf_scores(task, split)
     return {name: scores[name] for name in tasks}
+
+
+def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
+    """Raise an error if a backend does not exist, or is not PyTorch for a whole model or in half precision."""
+    if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
+        what = "a whole model" if precision == "float32" else f"precision {precision}"
+        raise ConfigError(f"evaluate: backend is '{backend}' with {what}; it is for banks, in float32.")
 
 
 def _with_positive(tasks: Mapping[str, Task], positive: Mapping[str, str] | str | None) -> dict[str, Task]:

@@ -17,6 +17,7 @@ from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.wrappers import unwrapped
+from lamina.prediction.backends import checked_backend, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, TaskOutline
 from lamina.tasks.raw_examples import as_examples
@@ -29,13 +30,16 @@ from lamina.train.plan import Group
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
 
+    import torch
     from transformers import PreTrainedModel
 
     from lamina.data.batches import Budget
     from lamina.layers.types import Processor
+    from lamina.prediction.backends import Backend
     from lamina.tasks.base import Kind, KindedTask
     from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
+    from lamina.train.bank_runner import Engine
     from lamina.train.base import Runner
 
 logger = logging.getLogger(__name__)
@@ -61,6 +65,7 @@ def predict(  # noqa: PLR0913
     num_beams: int = 1,
     length_penalty: float = 1.0,
     num_workers: int = 0,
+    backend: Backend = "auto",
     progress: bool = False,
 ) -> list[Answers]:
     """Predict with the readers of a bank, which share every pass, or with a whole model.
@@ -89,6 +94,10 @@ def predict(  # noqa: PLR0913
         num_beams: Number of beams for generating. 1: greedy decoding.
         length_penalty: Exponent of the length in beam search; above 0 prefers longer texts.
         num_workers: Number of processes that prepare batches. 0: this process prepares them.
+        backend: What computes a bank's answers on a CPU: "torch"; "onnx", ONNX Runtime, for which the bank is exported
+            on first use; "int8", the quantised graph that `lamina export --int8` wrote into the bank's folder; or
+            "auto": ONNX Runtime if a fitting export is in the bank's folder already, or if there are more than
+            2,000,000 tokens, and PyTorch otherwise.
         progress: Show a progress bar on standard error.
 
     Returns:
@@ -104,6 +113,8 @@ def predict(  # noqa: PLR0913
             token to fill in.
         UnknownNameError: If a reader does not exist.
         NotFiniteError: If a reader gives NaN or infinity for an example.
+        UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
+        MissingExtraError: If `backend` is "onnx" or "int8" and its packages are not installed.
     """
     options = PassOptions.checked(
         "predict",
@@ -118,7 +129,8 @@ def predict(  # noqa: PLR0913
     )
     if isinstance(bank_or_model, str | Path):
         bank_or_model = open_cached(bank_or_model)
-    return Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor)(examples)
+    predictor = Predictor(bank_or_model, options, readers=readers, kind=kind, processor=processor, backend=backend)
+    return predictor(examples)
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,11 @@ class Predictor:
         readers: Names of readers. None: all readers of the bank.
         kind: Kind of task of a whole model. None: what its head is for.
         processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
+        backend: What computes the answers of a bank in `__call__` and `predict`; see the function `predict`.
+        tokens: Rough number of tokens of all calls together, for the backend "auto"; 0: it is not known.
+
+    Attributes:
+        options: Options of each pass.
     """
 
     def __init__(
@@ -183,10 +200,13 @@ class Predictor:
         readers: Sequence[str] | None = None,
         kind: str | None = None,
         processor: Processor | None = None,
+        backend: Backend = "torch",
+        tokens: float = 0,
     ) -> None:
+        self._backend, self._tokens = checked_backend(backend), tokens
         if not isinstance(target, ReaderBank):
             target = unwrapped(target)
-        self._options = options
+        self.options = options
         self._warned: set[str] = set()  # readers that `warn_about_pairs` has checked
         self._tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
         if kind is not None and isinstance(target, ReaderBank):
@@ -222,6 +242,11 @@ class Predictor:
         """Whether examples are images or audio clips, which may be given as paths."""
         return any(task.kind.file is not None for task in self._tasks.values())
 
+    @property
+    def device(self) -> torch.device:
+        """The device on which the model runs."""
+        return self._runner.device
+
     def to(self, device: str) -> None:
         """Move the model and its readers to a device, in place."""
         for module in (*self._runner.modules, self._runner.base):
@@ -229,12 +254,39 @@ class Predictor:
 
     def __call__(self, examples: Iterable[object]) -> list[Answers]:
         """Return for each example reader name -> prediction; log a warning if an example was too long."""
-        prepared = self.prepare(examples)
+        return self.predict(self.prepare(examples))
+
+    def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
+        """Do what a call does, for examples that `prepare` has encoded; see `answer` for `budget`."""
         prepared.warn("predict")
         if prepared.count and not self._warned.issuperset(self.names):
             self._runner.warn_about_pairs({name: prepared.splits[t.kind.name].pairs for name, t in self._tasks.items()})
             self._warned.update(self.names)
-        return self.answer(prepared)
+        if prepared.count:
+            self.choose_engine(prepared.tokens)
+        return self.answer(prepared, budget=budget)
+
+    def choose_engine(self, tokens: float = 0) -> None:
+        """Set the engine that the backend stands for, for a job of at least `tokens` tokens; see `engine_of`.
+
+        Raises:
+            LaminaError: If the backend cannot be used; see `engine_of`. Whole models have PyTorch only.
+        """
+        if isinstance(self._runner, BankRunner):
+            tokens = max(tokens, self._tokens)
+            self.engine = engine_of(self._runner.bank, self._backend, self.names, tokens=tokens)
+        elif self._backend not in ("auto", "torch"):
+            raise ConfigError(f"predict: backend is '{self._backend}' for a whole model; it is for banks.")
+
+    @property
+    def engine(self) -> Engine | None:
+        """What computes the answers of a bank in place of PyTorch; None: PyTorch. It may be set."""
+        return self._runner.engine if isinstance(self._runner, BankRunner) else None
+
+    @engine.setter
+    def engine(self, engine: Engine | None) -> None:
+        if isinstance(self._runner, BankRunner):
+            self._runner.engine = engine
 
     def prepare(self, examples: Iterable[object]) -> Prepared:
         """Encode examples, for instance as tokens, without running the model.
@@ -312,8 +364,8 @@ class Predictor:
             }
             for name, result in results.items():
                 result.set_learnt(self._runner.info(name))
-            progress = self._options.progress
-            yield from self._runner.passes(group, results, self._options, progress=progress, budget=budget)
+            progress = self.options.progress
+            yield from self._runner.passes(group, results, self.options, progress=progress, budget=budget)
             collected |= results
         return collected
 
@@ -330,7 +382,7 @@ class Predictor:
         depends = (
             self._tasks,
             trained,
-            (self._options.add_prefix_space, self._options.prefix),
+            (self.options.add_prefix_space, self.options.prefix),
             (id(runner.processor), limit),
         )
         before, readings = _plans.get(target, (None, ()))
@@ -343,7 +395,7 @@ class Predictor:
         """Return one `Reading` per set of readers with equal kinds of input and equal `add_prefix_space`."""
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
-            space = self._options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
+            space = self.options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
             together[task.kind.predict_inputs, space].append(name)
         readings: list[Reading] = []
         for (_, space), names in together.items():
@@ -368,7 +420,7 @@ class Predictor:
             stride=self._runner.trained_with(per_token or names, "stride"),
             windows=encoder.per_token,
             add_prefix_space=add_prefix_space,
-            prefix=self._options.prefix if encoder.takes_prefix else "",
+            prefix=self.options.prefix if encoder.takes_prefix else "",
         )
         return Reading({name: self._tasks[name] for name in names}, encoder, options)
 

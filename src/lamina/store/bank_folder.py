@@ -359,6 +359,7 @@ def _load_bank(
         if reader.stack not in manifest.base.stacks:
             raise damaged(folder / MANIFEST, f"has no fingerprint of the stack '{reader.stack}', which '{name}' reads")
     bank.accept_base({name: stack.fingerprint for name, stack in manifest.base.stacks.items()})
+    bank.folder = folder.absolute()
     return bank.eval()
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
+import json
 import logging
 import warnings
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,7 +23,10 @@ from lamina.bank import ReaderBank
 from lamina.bank.segments import separators_of
 from lamina.bank.stack_pass import StackPass, attach
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, StoreError, UnsupportedModelError, first_line
+from lamina.fusion import FUSIONS
 from lamina.fusion.base import Fusion
+from lamina.heads import HEADS
+from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.layers.preserve import uncompiled
 from lamina.layers.probe_input import probe_input
 from lamina.layers.wrappers import unwrapped
@@ -56,6 +62,7 @@ class OutputFacts(SavedFacts):
         labels: Class names in the order of the logits; empty if the classes are a vocabulary.
         axes: Names of the axes: "batch", "tokens" if there is one row per token, and "classes" or "width".
         max_length: Number of tokens to which texts were truncated when the reader was trained; None if unknown.
+        digest: Digest of the reader and its base, see `reader_digests`; None for the model's own output.
     """
 
     kind: str | None
@@ -63,6 +70,21 @@ class OutputFacts(SavedFacts):
     labels: list[str]
     axes: list[str]
     max_length: int | None
+    digest: str | None = None
+
+
+class Int8Score(SavedFacts):
+    """The score of a task on its validation rows, before and after the base was quantised.
+
+    Attributes:
+        metric: The task's metric.
+        float32: Its value in PyTorch.
+        int8: Its value with the quantised graph.
+    """
+
+    metric: str
+    float32: float
+    int8: float
 
 
 class OnnxFacts(SavedFacts):
@@ -76,6 +98,8 @@ class OnnxFacts(SavedFacts):
         outputs: Output name -> facts.
         max_difference: Largest difference to PyTorch that was measured.
         files: All files of the export.
+        sha256: SHA-256 of the graph's files, in hexadecimal; None in exports of earlier versions.
+        int8: Task -> metric, and its value in PyTorch and in the quantised graph; None if the graph is not quantised.
     """
 
     format: int
@@ -85,6 +109,8 @@ class OnnxFacts(SavedFacts):
     outputs: dict[str, OutputFacts]
     max_difference: float
     files: list[str]
+    sha256: str | None = None
+    int8: dict[str, Int8Score] | None = None
 
 
 def export_onnx(
@@ -127,7 +153,9 @@ def export_onnx(
             import_module(package)
         except ModuleNotFoundError as error:
             raise MissingExtraError.of(error, op=_OP, extra="onnx") from error
-    plan = _Plan(_copied(bank_or_model, processor), readers, main=main or not isinstance(bank_or_model, ReaderBank))
+    is_bank = isinstance(bank_or_model, ReaderBank)
+    digests = reader_digests(bank_or_model, readers) if is_bank else {}
+    plan = _Plan(_copied(bank_or_model, processor), readers, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
     with staged(folder, [MARK, GRAPH, WEIGHTS], _listed(folder)) as stage:
         with _as_traced(plan):
@@ -140,12 +168,52 @@ def export_onnx(
             base=str(plan.model.name_or_path or "") or None,
             model_type=plan.model_type,
             inputs=list(plan.inputs(*_TRACED)),
-            outputs=plan.outputs(),
+            outputs=plan.outputs(digests),
             max_difference=difference,
+            sha256=hash_of_graph(stage),
             files=sorted(path.relative_to(stage).as_posix() for path in stage.rglob("*") if path.is_file()),
         )
         write_json(stage / MARK, facts.model_dump())
     return facts
+
+
+def probe_batch(bank: ReaderBank, names: Sequence[str], rows: int, tokens: int) -> Batch:
+    """Return a batch of ordinary tokens, as a graph of these readers takes it; every second row is padded."""
+    return _Plan(bank, names, main=False).inputs(rows, tokens)
+
+
+def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict[str, str]:
+    """Return reader name -> digest of everything that the reader's logits depend on: its base, settings and weights.
+
+    Args:
+        bank: The bank.
+        names: Names of the readers. None: all.
+    """
+    readers, known, bases = bank.select(names, _OP), bank.fingerprints_of_base(), dict[str, str]()
+    bank.check_base(_OP, stacks := {reader.stack for reader in readers.values()})
+    for stack in stacks:
+        settings = bank.settings_of_base()[stack]
+        weights = known.get(stack) if not bank.train_base else None
+        weights = weights or fingerprint_of(bank.stacks[stack])
+        bases[stack] = json.dumps([weights, settings.config, settings.modules], sort_keys=True)
+    digests: dict[str, str] = {}
+    for name, reader in readers.items():
+        config = reader.config
+        kept = {"fusion": FUSIONS.to_dict(config.fusion), "head": HEADS.to_dict(config.head), "layers": reader.layers}
+        own = fingerprint_of_tensors([*reader.state_dict().items(), *reader.head.borrowed_tensors().items()])
+        text = json.dumps([bases[reader.stack], reader.stack, kept, own], sort_keys=True)
+        digests[name] = hashlib.sha256(text.encode()).hexdigest()
+    return digests
+
+
+def hash_of_graph(folder: Path) -> str:
+    """Return the SHA-256 of an export's graph and, if they are in a file of their own, its weights."""
+    digest = hashlib.sha256()
+    for path in (folder / GRAPH, folder / WEIGHTS):
+        if path.is_file():
+            with path.open("rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
 
 
 def _listed(folder: Path) -> list[str]:
@@ -264,9 +332,9 @@ class _Plan:
             values[self.main] = getattr(output, self.main), mask
         return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in values.items()}
 
-    def outputs(self) -> dict[str, OutputFacts]:
-        """Return output name -> its description for `onnx.json`."""
-        facts = {name: _reader_facts(self.bank[name]) for name in self.names}
+    def outputs(self, digests: Mapping[str, str]) -> dict[str, OutputFacts]:
+        """Return output name -> its description for `onnx.json`; `digests` are those of the readers."""
+        facts = {name: _reader_facts(self.bank[name], digests[name]) for name in self.names}
         if self.main:
             value, _ = self.expected(self.inputs(*_TRACED))[self.main]
             logits = self.main == "logits"
@@ -311,8 +379,8 @@ class _Graph(nn.Module):
         return self.plan.answer(batch)
 
 
-def _reader_facts(reader: ReaderModule) -> OutputFacts:
-    """Return the description of a reader's output for `onnx.json`."""
+def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
+    """Return the description of a reader's output for `onnx.json`; `digest` is the reader's."""
     head = reader.config.head
     length, listed = reader.info.get("max_length"), len(head.labels) == reader.head.outputs
     return OutputFacts(
@@ -321,6 +389,7 @@ def _reader_facts(reader: ReaderModule) -> OutputFacts:
         labels=[str(label) for label in head.labels] if listed else [],
         axes=["batch", "classes"] if reader.head.pools else ["batch", "tokens", "classes"],
         max_length=length if isinstance(length, int) else None,
+        digest=digest,
     )
 
 
@@ -365,9 +434,20 @@ def _write(plan: _Plan, path: Path) -> None:
             cause = cause.__cause__
         if isinstance(cause, LaminaError):
             raise cause from error
-        raise _refusal(
-            plan.model_type, f"a part of the pass cannot be written as ONNX ({first_line(cause)})"
-        ) from error
+        reader = _reader_in(cause, plan) or _reader_in(error, plan)
+        what = "a part of the pass" if reader is None else f"its reader '{reader}'"
+        raise _refusal(plan.model_type, f"{what} cannot be written as ONNX ({first_line(cause)})") from error
+
+
+def _reader_in(error: BaseException, plan: _Plan) -> str | None:
+    """Return the name of the reader whose fusion or head raised an error in a trace; None if no reader did."""
+    owners = {id(part): name for name in plan.names for part in plan.bank[name].modules()}
+    for frame, _ in walk_tb(error.__traceback__):
+        acting = frame.f_locals.get("self")
+        parts = (acting, *(vars(acting).get("fusions", ()) if hasattr(acting, "__dict__") else ()))
+        if name := next((owners[id(part)] for part in parts if id(part) in owners), None):
+            return name
+    return None
 
 
 def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:

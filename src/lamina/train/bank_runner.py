@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import psutil
@@ -40,6 +40,14 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 
+class Engine(Protocol):
+    """Computes what readers answer to a batch in place of PyTorch, as a session of ONNX Runtime does."""
+
+    def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
+        """Return reader name -> logits for a tokenised batch; None if PyTorch must compute this batch."""
+        ...
+
+
 class BankRunner(Runner):
     """Runs batches through the readers of a bank; trains the base model too if the bank has `train_base`.
 
@@ -48,9 +56,14 @@ class BankRunner(Runner):
         op: The public operation, which errors name.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
 
+    Attributes:
+        engine: Computes the outputs of batches without labels. None: PyTorch computes them.
+
     Raises:
         ConfigError: If there is no processor.
     """
+
+    engine: Engine | None = None
 
     def __init__(self, bank: ReaderBank, op: str, processor: Processor | None = None) -> None:
         self.bank, self.base, self.op, self.uses_global_rng = bank, bank.model, op, bank.train_base
@@ -279,6 +292,10 @@ class BankRunner(Runner):
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, Tensor]:
         """Return reader name -> logits of a batch. With `labels`, some heads compute those of labelled tokens only."""
+        if self.engine is not None and labels is None and states is None:
+            answered = self.engine.run(self.bank, batch, names)
+            if answered is not None:
+                return answered
         labels_by_reader = {} if labels is None else dict.fromkeys(names, labels)
         out = self._run(batch, labels_by_reader, names, states)
         return {name: output.logits for name, output in out.readers.items()}

@@ -189,7 +189,7 @@ def test_a_run_that_was_ended_goes_on(
         return call
 
     target: Any = {"answers": bulk.Predictor, "lines": bulk.Partial, "note": bulk}[place]
-    name = {"answers": "__call__", "lines": "add", "note": "write_text"}[place]
+    name = {"answers": "predict", "lines": "add", "note": "write_text"}[place]
     with monkeypatch.context() as patch:
         patch.setattr(target, name, dying(getattr(target, name)))
         with pytest.raises(KilledError):

@@ -1,0 +1,162 @@
+"""Choose what computes a bank's answers: PyTorch, or an exported graph in ONNX Runtime."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast, get_args
+from weakref import WeakKeyDictionary
+
+from lamina.errors import ConfigError, LaminaError, StoreError, UnknownNameError
+from lamina.store.manifest import MANIFEST
+from lamina.store.onnx import MARK, export_onnx
+from lamina.store.onnx_engine import OnnxEngine
+from lamina.utils import is_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from lamina.bank import ReaderBank
+    from lamina.layers.types import Batch
+
+logger = logging.getLogger(__name__)
+
+Backend: TypeAlias = Literal["auto", "torch", "onnx", "int8"]
+EXPORTED = {"onnx": "onnx", "int8": "onnx-int8"}  # backend -> folder of its export, inside the bank's folder
+LONG_JOB_TOKENS = 2_000_000  # an export takes half a minute, so it pays for jobs of at least this many tokens
+
+# Bank -> backend -> its engine. A bank that is changed gets another engine.
+_engines: WeakKeyDictionary[ReaderBank, dict[str, OnnxEngine]] = WeakKeyDictionary()
+# Bank -> when the export was written that "auto" has refused, so that it is not tried again in every call.
+_refused: WeakKeyDictionary[ReaderBank, float] = WeakKeyDictionary()
+_opening = Lock()  # an export is opened, or written, by one thread at a time
+
+
+@dataclass(frozen=True)
+class ChosenEngine:
+    """An engine for a job, as `BankRunner.engine`.
+
+    Attributes:
+        engine: The session.
+        strict: Whether a batch that the engine cannot answer is an error. False: PyTorch answers it.
+    """
+
+    engine: OnnxEngine
+    strict: bool
+
+    def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
+        """Return reader name -> logits; None if PyTorch must answer. Raises ConfigError instead if `strict`."""
+        answered = self.engine.run(bank, batch, names)
+        if answered is None and self.strict:
+            reason = self.engine.obstacle(bank, batch, names)
+            raise ConfigError(f"predict: ONNX Runtime cannot answer: {reason}. Use backend='torch' or 'auto'.")
+        return answered
+
+
+def checked_backend(backend: str) -> Backend:
+    """Return the backend of a name; raise UnknownNameError if there is none."""
+    if backend not in get_args(Backend):
+        raise UnknownNameError(op="predict", got=str(backend), known=get_args(Backend), what="backend")
+    return cast("Backend", backend)
+
+
+def engine_of(
+    bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None, *, tokens: float = 0
+) -> ChosenEngine | None:
+    """Return the engine that a backend stands for; None: PyTorch.
+
+    "auto" takes ONNX Runtime on a CPU if it is installed, and an export that fits the bank is in the folder from which
+    the bank was loaded, or the job is so long that an export pays. An export whose answers to a check batch are not
+    PyTorch's is never taken: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the bank's
+    folder, or only for this process if the bank was not loaded from a folder that can be written.
+
+    Args:
+        bank: The bank.
+        backend: "auto", "torch", "onnx" or "int8".
+        names: Readers that will be asked. None: all.
+        tokens: Rough number of tokens of the job.
+
+    Raises:
+        ConfigError: If "onnx" or "int8" cannot answer for the bank; the message has the reason.
+        MissingExtraError: If "onnx" or "int8" was asked for and its packages are not installed.
+    """
+    names = list(bank if names is None else names)
+    if backend == "torch" or (backend == "auto" and not _is_worth_trying(bank, tokens)):
+        return None
+    exports = backend == "onnx" or tokens >= LONG_JOB_TOKENS
+    try:
+        with _opening:
+            engine = _engine(bank, "onnx" if backend == "auto" else backend, names, exports=exports)
+    except LaminaError as error:
+        if backend != "auto":
+            raise
+        _refused[bank] = _written(bank)
+        logger.warning("predict: PyTorch answers, since ONNX Runtime cannot: %s", error)
+        return None
+    return ChosenEngine(engine, strict=backend != "auto")
+
+
+def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
+    """Return whether "auto" should look for an export of a bank, or write one, for a job of so many tokens."""
+    if bank.device.type != "cpu" or find_spec("onnxruntime") is None:
+        return False
+    written = _written(bank)
+    if _refused.get(bank) == written:
+        return False
+    return bank in _engines or written > 0 or (tokens >= LONG_JOB_TOKENS and find_spec("onnxscript") is not None)
+
+
+def _written(bank: ReaderBank) -> float:
+    """Return when the export in the bank's folder was written, in seconds since 1970; 0 without one."""
+    folder = export_folder(bank, "onnx")
+    return (folder / MARK).stat().st_mtime if folder is not None and is_file(folder / MARK) else 0.0
+
+
+def export_folder(bank: ReaderBank, backend: str) -> Path | None:
+    """Return the folder inside a bank's folder for the export of a backend; None if the bank is in no folder."""
+    if bank.folder is None or not is_file(bank.folder / MANIFEST):
+        return None
+    return bank.folder / EXPORTED[backend]
+
+
+def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bool) -> OnnxEngine:
+    """Return the engine of a bank that was opened before, or open its export; with `exports`, write one if need be."""
+    engines = _engines.get(bank, {})
+    if backend in engines and engines[backend].answers_for(bank, names):
+        return engines[backend]
+    if bank.device.type != "cpu":
+        raise ConfigError(f"predict: backend is '{backend}', and the bank is on {bank.device}; it is for CPUs.")
+    folder = export_folder(bank, backend)
+    if backend == "int8" and (folder is None or not is_file(folder / MARK)):
+        hint = "Load the bank from its folder, after `lamina export BANK --int8 --validation FILE`"
+        raise ConfigError(f"predict: backend is 'int8', and the bank has no int8 export in its folder. {hint}.")
+    engine = None
+    if folder is not None and is_file(folder / MARK):
+        try:
+            engine = OnnxEngine.open(bank, folder, names=names)
+        except StoreError as error:
+            if backend == "int8" or not exports:
+                raise
+            logger.warning("predict: the bank is exported again: %s", error)
+    engine = engine or _exported(bank, folder)
+    _engines.setdefault(bank, {})[backend] = engine
+    return engine
+
+
+def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
+    """Export all readers of a bank into a folder, or if that cannot be written only for this process, and open them."""
+    if folder is not None:
+        try:
+            export_onnx(bank, folder)
+            return OnnxEngine.open(bank, folder)
+        except StoreError as error:  # if it is not the folder's fault, the second export raises it again
+            logger.info("predict: the export is kept in memory: %s", error)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+        export_onnx(bank, temporary)
+        return OnnxEngine.open(bank, Path(temporary))

@@ -1,0 +1,183 @@
+"""Answer batches with an exported bank: a session of ONNX Runtime in place of PyTorch."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, final
+from weakref import ref
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from lamina.errors import MissingExtraError, StoreError, first_line
+from lamina.layers.preserve import evaluating
+from lamina.store.onnx import GRAPH, MARK, TOLERANCE, OnnxFacts, hash_of_graph, probe_batch, reader_digests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from lamina.bank import ReaderBank
+    from lamina.layers.types import Batch
+
+_OP = "onnx"
+_PROBES = ((2, 9), (1, 5))  # rows and tokens of the batches on which the answers are compared with PyTorch's
+
+
+@final
+class OnnxEngine:
+    """A session of ONNX Runtime on the CPU for some readers of a bank. Several threads may use it at once.
+
+    `OnnxEngine.open` compares its answers with PyTorch's before it is used.
+
+    Args:
+        bank: The bank that was exported.
+        session: The session of onnxruntime.
+        facts: The contents of `onnx.json`.
+        names: Names of the readers that the bank and the graph share.
+
+    Attributes:
+        facts: The contents of `onnx.json`.
+        names: Names of the readers that it answers for.
+    """
+
+    def __init__(self, bank: ReaderBank, session: Any, facts: OnnxFacts, names: frozenset[str]) -> None:  # noqa: ANN401
+        self.facts, self.names, self._session = facts, names, session
+        self._weights = _Weights(bank, {name: str(facts.outputs[name].digest) for name in names})
+        self._options = import_module("onnxruntime").RunOptions()
+        self._options.only_execute_path_to_fetches = True  # readers that are not asked for cost nothing
+
+    @classmethod
+    def open(cls, bank: ReaderBank, folder: Path, *, names: Sequence[str] | None = None) -> OnnxEngine:
+        """Open an export for a bank, and compare its answers to a batch with PyTorch's.
+
+        Args:
+            bank: The bank, on the CPU.
+            folder: The folder of the export.
+            names: Readers for which the graph must answer. None: all readers of the bank.
+
+        Raises:
+            StoreError: If the files are damaged, or belong to another bank or base, or the answers differ from
+                PyTorch's. The answers of a quantised graph are not compared: its scores were, when it was exported.
+            MissingExtraError: If onnxruntime is not installed.
+        """
+        try:
+            runtime = import_module("onnxruntime")
+        except ModuleNotFoundError as error:
+            raise MissingExtraError.of(error, op=_OP, extra="onnx") from error
+        facts = OnnxFacts.read(folder / MARK)
+        digests = reader_digests(bank)
+        same = frozenset(
+            name for name, own in digests.items() if name in facts.outputs and facts.outputs[name].digest == own
+        )
+        if others := [name for name in (bank if names is None else names) if name not in same]:
+            raise StoreError(
+                f"{_OP}: {folder} was not exported from reader '{others[0]}' of this bank. Export it again."
+            )
+        if facts.sha256 != hash_of_graph(folder):
+            raise StoreError(f"{_OP}: the graph in {folder} is damaged; its SHA-256 is another. Export it again.")
+        settings = runtime.SessionOptions()
+        settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
+        settings.log_severity_level = 3
+        try:
+            session = runtime.InferenceSession(str(folder / GRAPH), settings, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has classes of its own
+            raise StoreError(f"{_OP}: onnxruntime cannot open {folder / GRAPH} ({first_line(error)}).") from error
+        engine = cls(bank, session, facts, same)
+        if facts.int8 is None:
+            engine._compare(bank)
+        return engine
+
+    def _compare(self, bank: ReaderBank) -> None:
+        """Raise StoreError unless the logits for two small batches are PyTorch's; see `export_onnx` for the limit."""
+        names = sorted(self.names)
+        for rows, tokens in _PROBES:
+            batch = probe_batch(bank, names, rows, tokens)
+            with evaluating(bank), torch.no_grad():
+                expected = bank(**batch, readers=names)
+            for name, logits in self._logits(batch, names).items():
+                right, mask = expected[name].logits, expected[name].mask
+                if right.ndim > 2 and mask is not None:
+                    logits, right = logits[mask.bool()], right[mask.bool()]
+                difference = float((logits - right).abs().max() / right.abs().max().clamp(min=1))
+                if not difference <= TOLERANCE:  # NaN too
+                    problem = f"'{name}' differs by {difference:.1e} between onnxruntime and PyTorch"
+                    raise StoreError(f"{_OP}: {problem}; at most {TOLERANCE:.0e} is right.")
+
+    def _logits(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+        """Run the session on a batch, and return reader name -> logits in float32."""
+        given = {name: np.asarray(batch[name].to(torch.int64)) for name in self.facts.inputs}
+        found = self._session.run(list(names), given, self._options)
+        return dict(zip(names, map(torch.from_numpy, found), strict=True))
+
+    def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:
+        """Return why PyTorch must answer this batch, as part of a sentence; None if this engine can answer it."""
+        if not self.answers_for(bank, names):
+            return "the exported graph has other readers, or their weights have changed since the export"
+        if set(batch) != set(self.facts.inputs):
+            return f"the inputs are {', '.join(sorted(batch))}; the graph takes {', '.join(sorted(self.facts.inputs))}"
+        return None
+
+    def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
+        """Return reader name -> logits for a tokenised batch; None if there is an `obstacle`."""
+        return None if self.obstacle(bank, batch, names) else self._logits(batch, names)
+
+    def answers_for(self, bank: ReaderBank, names: Iterable[str]) -> bool:
+        """Return whether these readers of a bank are in the graph, with the weights that they have now.
+
+        The bank may be another one than that of `open`, if it shares the model and the readers' modules.
+        """
+        names = list(names)
+        return bank.device.type == "cpu" and self.names.issuperset(names) and self._weights.are_same(bank, names)
+
+
+class _Weights:
+    """Remembers the weights of a bank's readers and of its model, to tell whether they have changed.
+
+    A write in place raises a tensor's version. Fused optimizers do not raise it, so after a step of any optimizer the
+    values are compared.
+    """
+
+    def __init__(self, bank: ReaderBank, digests: Mapping[str, str]) -> None:
+        self._digests, self._steps = dict(digests), _steps
+        self._readers = {name: _mark(bank[name]) for name in digests}
+        self._model, self._base = ref(bank.model), list(bank.model.parameters())
+        self._versions = list(map(_version, self._base))
+
+    def are_same(self, bank: ReaderBank, names: Sequence[str]) -> bool:
+        """Return whether the weights of the model and of these readers are those that were remembered."""
+        bank.check_base("bank", {bank[name].stack for name in names})
+        if bank.model is not self._model() or list(map(_version, self._base)) != self._versions:
+            return False
+        if any(_mark(bank[name]) != self._readers[name] for name in names):
+            return False
+        if self._steps != _steps:
+            if any(self._digests[name] != now for name, now in reader_digests(bank, names).items()):
+                return False
+            self._steps = _steps
+        return True
+
+
+def _version(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; tensors of inference mode cannot be."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _mark(module: nn.Module) -> list[tuple[int, int, int]]:
+    """Return identity, version and address of every weight and buffer of a module."""
+    tensors = (*module.parameters(), *module.buffers())
+    return [(id(tensor), _version(tensor), tensor.data_ptr()) for tensor in tensors]
+
+
+_steps = 0  # steps of all optimizers in this process
+
+
+def _count_step(*_: object) -> None:
+    """Count a step of an optimizer."""
+    global _steps
+    _steps += 1
+
+
+register_optimizer_step_post_hook(_count_step)
