@@ -46,6 +46,7 @@ def serve(  # noqa: PLR0913
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8080,
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
+    backend: options.BackendOption = options.Backend.AUTO,
     max_batch_tokens: Annotated[int, Option(min=1, help="Maximum tokens per pass, padding included.")] = 16384,
     max_concurrent_passes: Annotated[int, Option(min=1, help=_PASSES)] = 1,
     max_concurrent_requests: Annotated[
@@ -101,6 +102,7 @@ def serve(  # noqa: PLR0913
             "serve: --readers-root was given, but not --admin-key; without a key nobody may change the readers."
         )
     settings = Settings.of(
+        backend=backend.value,
         max_batch_tokens=max_batch_tokens,
         max_concurrent_passes=max_concurrent_passes,
         max_concurrent_requests=max_concurrent_requests,

@@ -203,7 +203,8 @@ class Predictor:
         backend: Backend = "torch",
         tokens: float = 0,
     ) -> None:
-        self._backend, self._tokens = checked_backend(backend), tokens
+        self._backend: Backend = checked_backend(backend)
+        self._tokens = tokens
         if not isinstance(target, ReaderBank):
             target = unwrapped(target)
         self.options = options

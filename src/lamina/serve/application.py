@@ -222,7 +222,7 @@ def _add_health(app: FastAPI, scheduler: Scheduler, metrics: ServerMetrics, name
     @app.get("/info")
     async def info() -> dict[str, JSON]:
         """Return the tasks with their labels, layers and parameters, and all limits of the server."""
-        return await run_in_threadpool(info_of, scheduler.served, scheduler.settings, name)
+        return await run_in_threadpool(info_of, scheduler.served, scheduler.settings, name, scheduler.engine.name)
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def prometheus(request: Request) -> Response:

@@ -18,14 +18,21 @@ if TYPE_CHECKING:
     from lamina.serve.scheduler import ServedBank
     from lamina.serve.settings import Settings
 
-_NO_LIMITS = {"api_key", "admin_key", "cors_allow_origin", "title", "examples"}  # settings that are not limits
+_NO_LIMITS = {
+    "backend",
+    "api_key",
+    "admin_key",
+    "cors_allow_origin",
+    "title",
+    "examples",
+}  # settings that are not limits
 
 # Bank -> reader name -> hash of the reader's weights, and stack name -> fingerprint of the base model's stack.
 # Hashing reads all weights, and none of them changes while the bank is served.
 _HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = WeakKeyDictionary()
 
 
-def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, JSON]:
+def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "torch") -> dict[str, JSON]:
     """Return the public facts about a server: its bank, model, tasks and limits, but no keys.
 
     "max_input_length" is the number of tokens that the model reads, and a task's "max_length" the number that its
@@ -35,6 +42,7 @@ def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, JSON
         served: The bank, with versions.
         settings: The server's settings.
         name: Name of the bank.
+        backend: What answers now: "torch", "onnx" or "int8".
     """
     bank = served.bank
     limit = length_limit(bank.model, bank.processor)
@@ -51,6 +59,7 @@ def info_of(served: ServedBank, settings: Settings, name: str) -> dict[str, JSON
         "writes_text": generates_text(bank),
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
         "tasks": {task: _task_info(served, task, limit) for task in bank},
+        "backend": backend,
         **settings.model_dump(exclude=_NO_LIMITS),
     }
 

@@ -94,7 +94,7 @@ class Reloader:
         with self._lock:
             bank = self._scheduler.bank
             loaded = ReaderBank.from_pretrained(self._source, bank.model, bank.processor)
-            return self._serve({}, dict.fromkeys(loaded, loaded))
+            return self._serve({}, dict.fromkeys(loaded, loaded), loaded.folder)
 
     def try_reload(self) -> None:
         """Reload the bank and log the outcome. An error is logged too, since a signal has no caller to answer."""
@@ -105,15 +105,18 @@ class Reloader:
         else:
             logger.info("serve: reloaded %s", ", ".join(f"{name} {served.versions[name]}" for name in served.bank))
 
-    def _serve(self, unchanged: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank]) -> ServedBank:
+    def _serve(
+        self, unchanged: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank], folder: Path | None = None
+    ) -> ServedBank:
         """Build a bank from readers of other banks (reader name -> bank) and serve it; the caller holds the lock.
 
         The served bank itself is not changed, because its readers answer requests meanwhile. The version of a `new`
         reader is 1 higher than the latest of its name. Raises LaminaError if a reader does not exist or does not fit, a
-        weight is NaN or infinite, or no reader is left.
+        weight is NaN or infinite, or no reader is left. An export of the new bank may be in `folder`.
         """
         old = self._scheduler.served
         bank = ReaderBank(old.bank.model, old.bank.processor, saves_base=old.bank.saves_base, info=old.bank.info).eval()
+        bank.folder = folder
         for name, source in {**unchanged, **new}.items():
             bank.update(source, [name])
         for name in new:

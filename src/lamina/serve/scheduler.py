@@ -18,6 +18,7 @@ from lamina.layers.pass_lock import pass_lock
 from lamina.serve.explain import ExplainWorker, Explanation
 from lamina.serve.lengths import TooLongError
 from lamina.serve.queue import AnyJob, Job, next_batch
+from lamina.serve.served_engine import ServedEngine
 from lamina.serve.uploads import Example, readers_of, sized
 from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, Worker
 
@@ -133,18 +134,20 @@ class Scheduler:
 
     Args:
         bank: The readers and their model, which are put into evaluation mode; its processor tokenises the texts.
-        settings: The limits.
+        settings: The limits, and the backend that answers.
         on_batch: Called in a thread of the scheduler after each batch, with its worker and its `BatchTiming`.
 
     Attributes:
         served: The bank that is served now, with its versions.
         settings: The limits.
+        engine: What answers in place of PyTorch, where it can.
         pass_lock: The model's lock, held `shared` during a pass. Code that changes the model for a moment waits for it.
         tokenizer_lock: Held while a tokenizer runs. Truncation is a state of the tokenizer object, which is set before
             each call, so two threads at once would cut each other's texts.
 
     Raises:
         ConfigError: If the bank has no reader.
+        LaminaError: If the backend is "onnx" or "int8" and cannot answer for the bank.
     """
 
     def __init__(
@@ -153,6 +156,7 @@ class Scheduler:
         if not len(bank):
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
         self.served, self.settings = ServedBank(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
+        self.engine = ServedEngine(settings.backend, bank)
         self._on_batch = on_batch
         self.pass_lock = pass_lock(bank.model)
         self.tokenizer_lock = Lock()
@@ -190,6 +194,7 @@ class Scheduler:
         with self._changed:
             self.served = served
             self._workers.clear()  # they hold the old bank, which can be freed once its last request is answered
+        self.engine.follow(served.bank)
 
     @property
     def unanswered(self) -> int:
@@ -234,7 +239,9 @@ class Scheduler:
         bank = self.bank if bank is None else bank
         names = readers_of(bank, tasks, texts)
         examples = sized(bank, names, texts)
-        return self.submit(examples, (bank, names, raw), lambda: PredictWorker(bank, names, raw=raw), truncate)
+        return self.submit(
+            examples, (bank, names, raw), lambda: PredictWorker(bank, names, raw=raw, engine=self.engine), truncate
+        )
 
     def explain(
         self, text: Example, tasks: Sequence[str] | None = None, *, truncate: bool = True
@@ -313,6 +320,7 @@ class Scheduler:
 
     def close(self) -> None:
         """Stop accepting requests and answer the queued ones; those left at the timeout fail with ClosedError."""
+        self.engine.close()
         with self._changed:
             self._closing = True
             self._changed.notify_all()

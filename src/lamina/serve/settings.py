@@ -7,6 +7,7 @@ from typing import Annotated, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from lamina.errors import ConfigError
+from lamina.prediction.backends import Backend
 
 _Text = Annotated[str, StringConstraints(min_length=1)]
 Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
@@ -20,6 +21,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    backend: Backend = "auto"  # what computes the readers' answers; see `lamina.predict`
     max_batch_tokens: int = Field(16384, ge=1)  # per pass, padding included; a single longer text still has a pass
     max_concurrent_passes: int = Field(1, ge=1)  # each uses as many threads as torch is set to
     max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; a further request gets status 429

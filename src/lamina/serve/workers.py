@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.data.batches import Budget
     from lamina.data.encode import Encoded
+    from lamina.train.bank_runner import Engine
 
 _ROWS = 4096  # maximum rows of a pass; in practice the budget of tokens limits a pass first
 
@@ -172,11 +173,13 @@ class PredictWorker(Worker[Prepared, Prediction]):
         bank: The readers and their model.
         tasks: Names of the readers.
         raw: Return logits in place of probabilities.
+        engine: What computes the answers. None: PyTorch.
     """
 
-    def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool) -> None:
+    def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool, engine: Engine | None = None) -> None:
         self.bank, self.tasks, self._raw = bank, tasks, raw
         self._predictor = predictor_of(bank, tasks)
+        self._predictor.engine = engine
 
     def read(self, texts: Sequence[Example]) -> Prepared:
         """Encode texts or files as inputs of the model; raise ConfigError if a reader does not read such examples."""

@@ -109,8 +109,8 @@ class OnnxEngine:
     def _logits(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         """Run the session on a batch, and return reader name -> logits in float32."""
         given = {name: np.asarray(batch[name].to(torch.int64)) for name in self.facts.inputs}
-        found = self._session.run(list(names), given, self._options)
-        return dict(zip(names, map(torch.from_numpy, found), strict=True))
+        found: list[Any] = self._session.run(list(names), given, self._options)
+        return {name: torch.as_tensor(logits) for name, logits in zip(names, found, strict=True)}
 
     def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:
         """Return why PyTorch must answer this batch, as part of a sentence; None if this engine can answer it."""

@@ -1,0 +1,146 @@
+"""The engine that answers requests in place of PyTorch, and its renewal while the readers of a server change."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, final
+
+from lamina.errors import LaminaError, StoreError
+from lamina.prediction.backends import Backend, engine_of, export_folder
+from lamina.store.onnx import MARK
+from lamina.store.onnx_engine import OnnxEngine
+from lamina.utils import is_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from lamina.bank import ReaderBank
+    from lamina.layers.types import Batch
+
+logger = logging.getLogger(__name__)
+
+_EXPORT = """
+import pickle, sys
+from lamina.store.onnx import export_onnx
+with open(sys.argv[1], "rb") as file:
+    export_onnx(pickle.load(file), sys.argv[2])
+"""
+
+
+@final
+class ServedEngine:
+    """Answers batches of a server with ONNX Runtime, where the backend allows it; an `Engine` of `BankRunner`.
+
+    A batch that the graph cannot answer is left to PyTorch, and the reason is logged. After a change of the readers,
+    another process exports the new bank. Until its graph is there, PyTorch answers for the readers that are new.
+
+    Args:
+        backend: "auto", "torch", "onnx" or "int8"; see `engine_of`.
+        bank: The bank that is served first.
+
+    Raises:
+        LaminaError: If the backend is "onnx" or "int8" and cannot answer for the bank.
+    """
+
+    def __init__(self, backend: Backend, bank: ReaderBank) -> None:
+        chosen = engine_of(bank, backend)
+        self._backend, self._engine = backend, None if chosen is None else chosen.engine
+        self._told: set[str] = set()  # obstacles that were logged
+        self._lock = Lock()  # for the fields below
+        self._wanted: ReaderBank | None = None  # the bank that will be exported next
+        self._thread: Thread | None = None  # exports, as long as a bank is wanted
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """What answers now: "torch", "onnx" or "int8"."""
+        return "torch" if self._engine is None else "onnx" if self._engine.facts.int8 is None else "int8"
+
+    def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
+        """Return reader name -> logits for a tokenised batch; None if PyTorch must answer it."""
+        engine = self._engine
+        if engine is None:
+            return None
+        answered = engine.run(bank, batch, names)
+        if answered is None and (reason := str(engine.obstacle(bank, batch, names))) not in self._told:
+            self._told.add(reason)
+            logger.warning("serve: PyTorch answers some requests: %s", reason)
+        return answered
+
+    def follow(self, bank: ReaderBank) -> None:
+        """Get an engine for a bank that replaces the served one, in the background, if ONNX Runtime is in use."""
+        engine = self._engine
+        if engine is None or engine.answers_for(bank, bank):
+            return
+        if self._backend == "int8":
+            logger.warning("serve: PyTorch answers for readers that the int8 export does not have")
+            return
+        with self._lock:
+            self._wanted = bank
+            if self._thread is None and not self._closed:
+                self._thread = Thread(target=self._catch_up, daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End an export that is under way."""
+        with self._lock:
+            self._closed, self._wanted = True, None
+            if self._process is not None:
+                self._process.kill()
+
+    def _catch_up(self) -> None:
+        """Export the bank that is wanted until none is; an error is logged, and PyTorch goes on answering."""
+        while True:
+            with self._lock:
+                bank, self._wanted = self._wanted, None
+                if bank is None or self._closed:
+                    self._thread = None
+                    return
+            try:
+                engine = self._opened(bank)
+            except (LaminaError, OSError) as error:
+                if not self._closed:
+                    logger.warning("serve: PyTorch answers for the changed readers: %s", error)
+                continue
+            self._engine = engine
+            self._told.clear()
+            logger.info("serve: ONNX Runtime answers for %s", ", ".join(engine.names))
+
+    def _opened(self, bank: ReaderBank) -> OnnxEngine:
+        """Open the export in the bank's folder, if it fits; otherwise export the bank in another process.
+
+        A trace in this process would slow down the requests, and changes global settings of torch meanwhile.
+        """
+        folder = export_folder(bank, "onnx")
+        if folder is not None and is_file(folder / MARK):
+            try:
+                return OnnxEngine.open(bank, folder)
+            except StoreError as error:
+                logger.info("serve: the bank is exported again: %s", error)
+        with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
+            pickled, exported = Path(temporary, "bank"), Path(temporary, "onnx")
+            with pickled.open("wb") as file:
+                pickle.dump(bank, file)
+            with self._lock:
+                if self._closed:
+                    raise StoreError("serve: the server is shutting down.")
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _EXPORT, str(pickled), str(exported)],
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},  # the other cores answer requests
+                )
+            told = self._process.communicate()[1].strip()
+            if self._process.returncode:
+                raise StoreError(f"serve: the export failed ({told.rpartition(chr(10))[2]}).")
+            return OnnxEngine.open(bank, exported)
