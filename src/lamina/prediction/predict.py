@@ -324,9 +324,9 @@ class Predictor:
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", reading.tasks, inputs, {})
 
-    def answer(self, prepared: Prepared) -> list[Answers]:
+    def answer(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
         """Run the model and return for each example reader name -> prediction; see `answer_by_pass`."""
-        return _finish(self.answer_by_pass(prepared))
+        return _finish(self.answer_by_pass(prepared, budget=budget))
 
     def answer_by_pass(
         self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
