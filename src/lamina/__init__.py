@@ -49,6 +49,7 @@ _MODULES = {
     "load": "lamina.store.load_model",
     "Task": "lamina.tasks.task",
     "evaluate": "lamina.prediction",
+    "monitor": "lamina.prediction",
     "finetune": "lamina.train",
     "fit": "lamina.train",
     "predict": "lamina.prediction",

@@ -34,6 +34,7 @@ from lamina.layers import stacks as stacks
 from lamina.layers import tap as tap
 from lamina.monitors.monitor import Monitor as Monitor
 from lamina.prediction import evaluate as evaluate
+from lamina.prediction import monitor as monitor
 from lamina.prediction import predict as predict
 from lamina.prediction import predict_file as predict_file
 from lamina.store.load_model import load as load

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from lamina.bank import monitoring, watching
 from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening
-from lamina.bank.reader import BankOutput
+from lamina.bank.reader import BankOutput, Reader, ReaderModule
 from lamina.bank.reader_collection import ReaderCollection
 from lamina.bank.stack_pass import Inputs
 from lamina.bank.watching import Prompts, Step, Watch, Watched
+from lamina.errors import ConfigError
+from lamina.heads.base import ReadTask
 from lamina.layers.preserve import evaluating
 from lamina.monitors.cascade import AnyMonitor
 
@@ -137,6 +139,34 @@ class ReaderBank(ReaderCollection):
         monitoring.drop_monitor(self.select(None, "bank"), name)
 
     @torch.no_grad()
+    def add(self, name: str, reader: Reader | ReadTask, *, watch: bool = False) -> ReaderModule:
+        """Build a reader, add it to the bank, and return its trainable module, which is also `bank[name]`.
+
+        Args:
+            name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
+                reader's folder when the bank is saved.
+            reader: The reader's settings; for a `lamina.Task`, its recommended reader (`Reader.default`) is used.
+            watch: Whether the reader will be a monitor's. A task then gets a reader that does not look ahead, and a
+                reader that cannot score a text while it is written is refused here, before it is trained.
+
+        Raises:
+            ConfigError: If the name is taken or not allowed, the settings do not fit the model, or tasks of that kind
+                have no recommended reader. With `watch`, if the reader's scores of a token depend on later tokens, or
+                the model does not write text from left to right.
+            LayerIndexError: If the reader selects a layer that the model does not have.
+        """
+        if watch and not isinstance(reader, Reader) and isinstance(reader, ReadTask):
+            reader = Reader.default(reader, watch=True)
+        module = super().add(name, reader)
+        if watch:
+            try:
+                monitoring.check_token_wise("bank.add", name, module)
+                monitoring.causal_pass(self, "bank.add", [name])
+            except ConfigError:
+                self.remove(name)
+                raise
+        return module
+
     def monitor_scores(self, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None = None) -> Tensor:
         """Return a monitor's score of each text up to each token, from one plain pass of the model.
 

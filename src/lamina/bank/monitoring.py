@@ -141,11 +141,31 @@ def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackP
 
 def monitor_scores(bank: ReaderCollection, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None) -> Tensor:
     """Return the scores `[batch, tokens]` of a monitor for a batch; see `ReaderBank.monitor_scores`."""
+    return scores_of_monitors(bank, [monitor], batch, mask)[str(monitor.name)]
+
+
+def scores_of_monitors(
+    bank: ReaderCollection,
+    monitors: Sequence[AnyMonitor],
+    batch: Inputs,
+    mask: Tensor | None,
+    *,
+    finished: bool = False,
+) -> dict[str, Tensor]:
+    """Return monitor name -> scores `[batch, tokens]` of monitors over one stack for a batch, from one pass.
+
+    `mask` is as in `ReaderBank.monitor_scores`. `finished` allows models whose states change with later tokens: the
+    scores are then those of the finished text only.
+    """
     op = "bank.monitor_scores"
-    check_monitors(op, [monitor], {}, bank.select(None, op))
+    named = check_monitors(op, monitors, {}, bank.select(None, op))
+    readers = list(dict.fromkeys(reader for monitor in monitors for reader in monitor.readers))
     stop = StopForward()
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
-        stack_pass = causal_pass(bank, op, monitor.readers)
+        if finished:
+            (stack_pass,) = bank.passes(bank.select(readers, op), grad=False)
+        else:
+            stack_pass = causal_pass(bank, op, readers)
         with attach([stack_pass], batch, stop), uncompiled(), bank.eval_pass():
             run_until_stopped(bank.model, batch, stop)
             logits = token_logits(stack_pass)
@@ -155,9 +175,11 @@ def monitor_scores(bank: ReaderCollection, monitor: AnyMonitor, batch: Inputs, m
         raise ConfigError(f"{op}: {problem}; it must be [batch, tokens], like the texts.")
     for part in (stack_pass.mask, mask):
         real = real if part is None else real & part.cpu().bool()
-    heads = {name: bank[name].config.head for name in monitor.readers}
-    ((_, running),) = start_monitors({"": monitor}, heads)
-    return running.add(lambda name, rows: logits[name][rows], real)[0]
+    heads = {name: bank[name].config.head for name in readers}
+    scores: dict[str, Tensor] = {}
+    for names, running in start_monitors(named, heads):
+        scores |= dict(zip(names, running.add(lambda name, rows: logits[name][rows], real), strict=True))
+    return scores
 
 
 @torch.no_grad()

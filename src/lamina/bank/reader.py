@@ -59,7 +59,7 @@ class Reader:
     seed: int = 0
 
     @classmethod
-    def default(cls, task: ReadTask) -> Reader:
+    def default(cls, task: ReadTask, *, watch: bool = False) -> Reader:
         """Return the recommended reader for a task, which is usually a `lamina.Task`.
 
         The choice depends on the kind of the task and on its examples:
@@ -71,14 +71,21 @@ class Reader:
 
         The recipes recipes/small/default-*.yaml train each default next to its alternatives.
 
+        Args:
+            task: The task.
+            watch: Choose a reader whose scores of a token do not depend on later tokens, which a monitor needs: all
+                layers by `Concat`, under a head that labels each token by itself or takes the mean of the tokens.
+
         Raises:
-            ConfigError: If tasks of this kind have no reader at all, or no recommended one.
+            ConfigError: If tasks of this kind have no reader at all, or no recommended one; with `watch`, if
+                none of them can watch.
         """
         if str(task.kind) not in HEADS.names():
             have = ", ".join(HEADS.names())
             problem = f"tasks of kind '{task.kind}' have no readers; those of {have} do"
             raise ConfigError(f"reader: {problem}. Fine-tune a model for it with lamina.finetune.")
-        return cls(*HEADS.get(str(task.kind)).default(task))
+        head = HEADS.get(str(task.kind))
+        return cls(*(head.default_for_watching(task) if watch else head.default(task)))
 
     def __post_init__(self) -> None:
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)

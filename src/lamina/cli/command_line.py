@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 SECTIONS = {  # heading in the help of `lamina` -> its commands
     "Begin": ("demo", "inspect"),
-    "Train and use readers or whole models": ("train", "evaluate", "predict", "serve", "export"),
+    "Train and use readers or whole models": ("train", "evaluate", "predict", "monitor", "serve", "export"),
     "Change layers": ("edit",),
     "Study layers and report results": ("study", "report"),
     "Free disk space": ("cache",),

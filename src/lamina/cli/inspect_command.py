@@ -14,7 +14,10 @@ from lamina.errors import ConfigError, error_context
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lamina.layers import LayerStack
+    from lamina.monitors.cascade import AnyMonitor
 
 _PICTURE = "Draw the weights of an inserted layer before and after training to this .png, .svg or .html file."
 _BESIDE = "With --inserted-weights: another model to draw below; may be repeated."
@@ -80,6 +83,8 @@ def inspect(  # noqa: PLR0913
 ) -> None:
     """Show the layers of a model and the module at which each one is read.
 
+    For the folder of a bank with monitors, show the monitors with their rates.
+
     With --inserted-weights, draw an inserted layer before and after training, and print the mean weights of all
     inserted layers, on the diagonal and off it.
     """
@@ -91,6 +96,9 @@ def inspect(  # noqa: PLR0913
         raise ConfigError(
             "inspect: an option says what to draw, but there is no file to draw to. Use --inserted-weights OUT.png."
         )
+    if monitors := _monitors(model):
+        print_json([monitor.to_dict() for monitor in monitors]) if as_json else _show_monitors(model, monitors)
+        return
     facts = describe(model, weights=weights)
     if as_json:
         print_json(facts)
@@ -99,6 +107,22 @@ def inspect(  # noqa: PLR0913
     print(f"{facts['model']}: {architecture}, {text(facts['parameters'])} parameters")
     for name, stack_facts in facts["stacks"].items():
         _show(name, stack_facts)
+
+
+def _monitors(folder: str) -> list[AnyMonitor]:
+    """Return the monitors in the folder of a saved bank; [] if it is no such folder or has no monitor."""
+    from lamina.bank.monitoring import saved_monitors
+    from lamina.store.bank_folder import saved_infos
+
+    return list(saved_monitors(saved_infos(folder)).values())
+
+
+def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:
+    """Print a table of monitors with their rates on unseen texts."""
+    from lamina.store.card import MONITOR_COLUMNS, monitor_cells
+
+    rows = [monitor_cells(str(monitor.name), monitor) for monitor in monitors]
+    print_table(f"Monitors of {folder}", MONITOR_COLUMNS, rows)
 
 
 def _show(name: str, facts: StackFacts) -> None:

@@ -90,6 +90,16 @@ class HeadConfig(ABC):
         problem = f"no default reader was chosen for tasks of kind {task.kind}"
         raise ConfigError(f"reader: {problem}. Name its fusion and head, as Reader(ScalarMix(), {cls.__name__}()).")
 
+    @classmethod
+    def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
+        """Return the default fusion and head for a task whose reader does not look ahead, so that it can be a monitor.
+
+        Raises:
+            ConfigError: If this kind of task has none; subclasses with one override this method.
+        """
+        problem = f"tasks of kind {task.kind} have no reader that scores a text while it is written"
+        raise ConfigError(f"reader: {problem}. Use a task of kind token_classification or sequence_classification.")
+
     def build_on(self, model: PreTrainedModel, dim: int) -> Head:
         """Return a new module for features of size `dim` on `model`. By default the model is not used."""
         return self.build(dim)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.base import dropout
+from lamina.fusion.concat import Concat
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode
@@ -109,6 +110,11 @@ class SequenceClassification(PooledClassification):
     """A head with one output for a whole text; see `PooledClassification` for the settings."""
 
     kind: ClassVar[str] = "sequence_classification"
+
+    @classmethod
+    def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
+        """Return a fusion and a head that do not look ahead: all layers, and the mean of the tokens' logits."""
+        return Concat(dim=128, layers="all"), cls(task.labels, pooling="mean", problem_type=task.problem_type)
 
 
 @final

@@ -53,6 +53,11 @@ class TokenClassification(HeadConfig):
         """Return the default reader's fusion and head: all layers mapped to 128 numbers, and one encoder layer."""
         return Concat(dim=128, layers="all"), cls(task.labels, feedforward=512)
 
+    @classmethod
+    def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
+        """Return a fusion and a head that do not look ahead: the default without its encoder layer."""
+        return Concat(dim=128, layers="all"), cls(task.labels, encoder_layers=0)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "labels", label_names(self.kind, self.labels))
         check_range(self.kind, "dropout", self.dropout, 0, 1, open_high=True)

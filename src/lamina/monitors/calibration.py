@@ -37,6 +37,14 @@ class Calibration:
         task: Name of the task whose texts were scored.
         split: Name of the split whose texts were scored.
         asked: For a cascade, the fraction of tokens for which its second reader ran; else None.
+        guaranteed: Whether the threshold was chosen so that the false positive rate on other texts of the same kind is
+            at most `target` with probability `confidence`. False: only the rate on these texts is at most `target`.
+        alarms_per_thousand: Number of false alarms per thousand tokens of negative texts, read up to the alarm; None if
+            the tokens were not counted.
+        alarms_interval: Confidence interval of `alarms_per_thousand`: Garwood's, exact for a Poisson count.
+        tokens_to_flag: Mean number of tokens up to the flag, in the positive texts that are flagged; None: not counted.
+        data: Digest of the labelled texts; "" if it was not computed.
+        date: Day of the calibration, as "2026-01-31"; "" if it is not known.
     """
 
     threshold: float
@@ -51,10 +59,22 @@ class Calibration:
     task: str = ""
     split: str = ""
     asked: float | None = None
+    guaranteed: bool = False
+    alarms_per_thousand: float | None = None
+    alarms_interval: Interval | None = None
+    tokens_to_flag: float | None = None
+    data: str = ""
+    date: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("false_positive_interval", "recall_interval"):  # JSON files have lists in place of tuples
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name in ("false_positive_interval", "recall_interval", "alarms_interval"):
+            if getattr(self, name) is not None:  # JSON files have lists in place of tuples
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether the recall can be told from the false positive rate: its interval lies above that of the rate."""
+        return self.recall_interval[0] > self.false_positive_interval[1]
 
     def to_dict(self) -> dict[str, JSON]:
         """Return the fields as JSON-ready values; `Calibration(**fields)` builds the same object again."""
@@ -69,6 +89,7 @@ class Calibration:
         false_positive_rate: float = 0.01,
         threshold: float | None = None,
         confidence: float = 0.95,
+        guarantee: bool = False,
         **facts: Any,  # noqa: ANN401
     ) -> Self:
         """Choose the lowest threshold with a false positive rate of at most `false_positive_rate`; measure the rates.
@@ -79,7 +100,10 @@ class Calibration:
             false_positive_rate: Fraction of the negative texts that may be flagged, above 0 and below 1.
             threshold: A threshold to measure instead of choosing one. None: it is chosen.
             confidence: Confidence level of the intervals, above 0 and below 1.
-            **facts: The fields `task`, `split` and `asked` of the result.
+            guarantee: Choose the threshold so that with probability `confidence` the false positive rate on *other*
+                texts of the same kind is at most `false_positive_rate`; `needed_negatives` says how many negatives that
+                takes. False: the rate on these texts is at most `false_positive_rate`.
+            **facts: Other fields of the result, such as `task` and `split`.
 
         Raises:
             ConfigError: If the rate or the confidence level is out of range; if there are no positive texts, no
@@ -99,7 +123,15 @@ class Calibration:
                 )
         target = None if threshold is not None else false_positive_rate
         if threshold is None:
-            threshold = _lowest_threshold(negatives, highest, false_positive_rate)
+            _check_rate(false_positive_rate)
+            least = needed_negatives(false_positive_rate, confidence if guarantee else None)
+            if len(negatives) < least:
+                problem = f"there are {len(negatives)} negatives for a false_positive_rate of {false_positive_rate:g}"
+                sure = f" with {confidence:.0%} confidence" if guarantee else ""
+                hint = "Give more, or ask for a higher rate."
+                raise ConfigError(f"calibrate: {problem}{sure}; at least {least} are needed. {hint}")
+            allowed = allowed_positives(len(negatives), false_positive_rate, confidence if guarantee else None)
+            threshold = _lowest_threshold(negatives, highest, allowed)
         false_positives = sum(score >= threshold for score in negatives)
         true_positives = sum(score >= threshold for score in positives)
         return cls(
@@ -112,6 +144,7 @@ class Calibration:
             negatives=len(negatives),
             positives=len(positives),
             confidence=confidence,
+            guaranteed=guarantee and target is not None,
             **facts,
         )
 
@@ -122,21 +155,58 @@ def check_confidence(confidence: float) -> None:
         raise ConfigError(f"calibrate: confidence is {confidence}; it must be between 0 and 1, such as 0.95.")
 
 
-def _lowest_threshold(negatives: Sequence[float], highest: Sequence[float], false_positive_rate: float) -> float:
-    """Return the lowest threshold that flags at most the fraction `false_positive_rate` of the negative texts.
+def _check_rate(false_positive_rate: float) -> None:
+    """Raise ConfigError unless a false positive rate is between 0 and 1."""
+    if not 0 < false_positive_rate < 1:
+        raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
+
+
+def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95) -> int:
+    """Return the least number of negative texts from which a threshold for a false positive rate can be chosen.
+
+    Args:
+        false_positive_rate: The rate, above 0 and below 1.
+        confidence: Probability with which the rate shall hold on other texts; None: it holds on these texts only.
+
+    Raises:
+        ConfigError: If the rate or the confidence level is out of range.
+    """
+    _check_rate(false_positive_rate)
+    if confidence is None:
+        return math.ceil(1 / false_positive_rate - 1e-9)
+    check_confidence(confidence)
+    # the highest of n negatives bounds the rate unless all n lie below its quantile, with probability (1 - rate) ** n
+    return math.ceil(math.log1p(-confidence) / math.log1p(-false_positive_rate) - 1e-9)
+
+
+def allowed_positives(negatives: int, false_positive_rate: float, confidence: float | None) -> int:
+    """Return how many of the negative texts may be flagged; -1 if there are too few of them.
+
+    With a confidence level this is the exact conformal bound. If the threshold lies above all but k of n negatives, the
+    false positive rate on other texts is at most Beta(k + 1, n - k) distributed, so that it exceeds the wanted rate
+    with the probability that a binomial count of n trials at that rate is at most k.
+
+    Args:
+        negatives: Number of negative texts.
+        false_positive_rate: The wanted rate.
+        confidence: Probability with which the rate holds on other texts; None: it holds on these texts.
+    """
+    if confidence is None:
+        return math.floor(negatives * false_positive_rate + 1e-9)  # 0.29 * 100 is 28.999...
+    from scipy.stats import binom
+
+    count = int(binom.ppf(1 - confidence, negatives, false_positive_rate))  # the lowest count that is not too rare
+    return count if binom.cdf(count, negatives, false_positive_rate) <= 1 - confidence else count - 1
+
+
+def _lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allowed: int) -> float:
+    """Return the lowest threshold that flags at most `allowed` of the negative texts.
 
     `negatives` are the highest scores of the negative texts, in descending order; `highest` those of all texts.
 
     Raises:
-        ConfigError: If there are too few negatives, no text has a score, or no threshold keeps the rate.
+        ConfigError: If no text has a score, or no threshold keeps the number.
     """
-    if not 0 < false_positive_rate < 1:
-        raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
-    allowed = math.floor(len(negatives) * false_positive_rate + 1e-9)  # 0.29 * 100 is 28.999...
-    if not allowed:
-        needed = math.ceil(1 / false_positive_rate - 1e-9)
-        problem = f"there are {len(negatives)} negatives for a false_positive_rate of {false_positive_rate:g}"
-        raise ConfigError(f"calibrate: {problem}; at least {needed} are needed. Give more, or ask for a higher rate.")
     if not any(map(math.isfinite, highest)):
         problem = "no text has a token that is scored"
         raise ConfigError(f"calibrate: {problem}. Check the texts, and the first threshold of a cascade.")
@@ -154,6 +224,16 @@ def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
 
     low, high = binomtest(hits, count).proportion_ci(confidence, method="exact")
     return float(low), float(high)
+
+
+def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:
+    """Return the number of alarms per thousand tokens, and Garwood's confidence interval, exact for a Poisson count."""
+    from scipy.stats import chi2
+
+    tail, scale = (1 - confidence) / 2, 1000 / max(1, tokens)
+    low = float(chi2.ppf(tail, 2 * alarms)) / 2 if alarms else 0.0
+    high = float(chi2.ppf(1 - tail, 2 * alarms + 2)) / 2
+    return alarms * scale, (low * scale, high * scale)
 
 
 def _just_above(score: float, scores: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Use what was trained: predict, evaluate on labelled examples, and calibrate monitors.
+"""Use what was trained: predict, evaluate on labelled examples, and train monitors.
 
 The package is not named `predict`, because `lamina.predict` is the public function.
 """
@@ -7,5 +7,6 @@ from lamina.prediction.bulk import predict_file
 from lamina.prediction.calibrate import calibrate
 from lamina.prediction.evaluate import evaluate
 from lamina.prediction.predict import predict
+from lamina.prediction.train_monitor import monitor
 
-__all__ = ["calibrate", "evaluate", "predict", "predict_file"]
+__all__ = ["calibrate", "evaluate", "monitor", "predict", "predict_file"]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 
+from lamina.bank.monitoring import scores_of_monitors
 from lamina.data.batches import length_batches, tokenizer_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 
+logger = logging.getLogger(__name__)
+
 
 def calibrate(  # noqa: PLR0913
     bank: ReaderBank,
@@ -39,6 +43,7 @@ def calibrate(  # noqa: PLR0913
     positive: str | Sequence[str] | None = None,
     threshold: float | None = None,
     confidence: float = 0.95,
+    guarantee: bool = False,
     store: bool = True,
     processor: Processor | None = None,
     batch_size: int = 32,
@@ -64,6 +69,9 @@ def calibrate(  # noqa: PLR0913
         positive: Label or labels of the texts that should be flagged. None: the labels that the monitor flags.
         threshold: An existing threshold, whose rates on this part are measured. None: a threshold is chosen.
         confidence: Confidence level of the intervals, between 0 and 1.
+        guarantee: Choose the threshold so that with probability `confidence` at most `false_positive_rate` of *other*
+            negative texts of the same kind are flagged. It takes more negatives:
+            `lamina.monitors.calibration.needed_negatives` says how many. False: the rate holds on these texts.
         store: Keep the monitor in `bank.monitors`, which is saved with the bank.
         processor: Tokenizer. None: the bank's.
         batch_size: Rows per pass. A row is a window of tokens.
@@ -113,6 +121,7 @@ def calibrate(  # noqa: PLR0913
         false_positive_rate=false_positive_rate,
         threshold=threshold,
         confidence=confidence,
+        guarantee=guarantee,
         task=task.name,
         split=split,
         asked=asked if isinstance(monitor, Cascade) else None,
@@ -122,6 +131,15 @@ def calibrate(  # noqa: PLR0913
         monitor = replace(monitor, second=replace(monitor.second, **chosen))
     else:
         monitor = replace(monitor, **chosen)
+    if not calibration.is_useful:
+        rates = f"recall {calibration.recall:.3f}, false positive rate {calibration.false_positive_rate:.3f}"
+        logger.warning(
+            "calibrate: monitor '%s' cannot be told from chance on these texts: %s, and the intervals of both "
+            "overlap.%s",
+            monitor.name,
+            rates,
+            " It is stored; bank.drop_monitor removes it." if store else "",
+        )
     if store:
         bank.keep_monitor(monitor)
     return monitor
@@ -133,10 +151,32 @@ def _highest(
     """Return the highest score of each text `[texts]`, and the fraction of tokens that a second reader read."""
     inputs: Any = group.inputs
     highest = np.full(inputs.encoded.texts, -np.inf)
+    asked = count = 0
+    for rows, by_name, mask in running_scores(runner, group, task, [monitor], options):
+        scores = by_name[str(monitor.name)]
+        np.maximum.at(highest, inputs.encoded.text[rows], scores.masked_fill(~mask, -torch.inf).amax(1).numpy())
+        asked, count = asked + int((scores.isfinite() & mask).sum()), count + int(mask.sum())
+    return highest, asked / max(1, count)
+
+
+def running_scores(
+    runner: BankRunner,
+    group: Group,
+    task: Task,
+    monitors: Sequence[Monitor | Cascade],
+    options: PassOptions,
+    *,
+    finished: bool = False,
+) -> Iterator[tuple[Sequence[int], dict[str, Tensor], Tensor]]:
+    """Yield batches: the numbers of their windows, monitor name -> scores `[windows, tokens]`, and the mask of tokens.
+
+    The mask is True at the tokens that are judged: no special tokens, and of a pair only the second text where only it
+    has labels. `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score is NaN.
+    """
+    inputs: Any = group.inputs
     tokenizer: Any = tokenizer_of(cast("Any", runner.processor))
     special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
     second = task.split(group.part).pairs and task.kind.judges_second  # only the second text is judged
-    asked = count = 0
     batches = length_batches(inputs.lengths, options.scoring_batch_size)
     for rows in progress_bar(batches, show=options.progress, unit="batch", leave=False):
         batch = inputs.batch(rows)
@@ -146,14 +186,13 @@ def _highest(
         if second:
             mask &= _of_runs([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
         with runner.autocast(options):
-            scores = runner.bank.monitor_scores(monitor, runner.arguments(batch), mask)
-        if bool(scores[mask].isnan().any()):
-            row = int(inputs.encoded.text[rows[int((scores.isnan() & mask).any(1).nonzero()[0])]])
-            what = f"monitor '{monitor.name}' gives NaN for row {row} of the {group.part} part, counted from 0"
-            raise NotFiniteError(f"calibrate: {what}; a score is a finite number.", name=str(monitor.name), row=row)
-        np.maximum.at(highest, inputs.encoded.text[rows], scores.masked_fill(~mask, -torch.inf).amax(1).numpy())
-        asked, count = asked + int((scores.isfinite() & mask).sum()), count + int(mask.sum())
-    return highest, asked / max(1, count)
+            scores = scores_of_monitors(runner.bank, monitors, runner.arguments(batch), mask, finished=finished)
+        for name, values in scores.items():
+            if bool(values[mask].isnan().any()):
+                row = int(inputs.encoded.text[rows[int((values.isnan() & mask).any(1).nonzero()[0])]])
+                what = f"monitor '{name}' gives NaN for row {row} of the {group.part} part, counted from 0"
+                raise NotFiniteError(f"calibrate: {what}; a score is a finite number.", name=name, row=row)
+        yield rows, scores, mask
 
 
 def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:

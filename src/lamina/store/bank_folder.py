@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.bank.reader import MONITORS
+from lamina.bank.reader import MONITORS, Info
 from lamina.editing.record import location_of, set_location
 from lamina.errors import (
     BaseMismatchError,
@@ -361,6 +361,14 @@ def _load_bank(
     bank.accept_base({name: stack.fingerprint for name, stack in manifest.base.stacks.items()})
     bank.folder = folder.absolute()
     return bank.eval()
+
+
+def saved_infos(folder: str) -> dict[str, Info]:
+    """Return reader name -> the `info` that is saved with it in a local folder of a bank; {} for any other folder."""
+    path = Path(folder)
+    if not (path / MANIFEST).is_file():
+        return {}
+    return {name: ReaderFacts.read(path / READERS / name / READER).info for name in _read_manifest(path).readers}
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -128,21 +128,21 @@ _MONITORS = """
 A monitor scores a text while the model writes it, and flags the text once the score reaches the threshold. The rates
 count whole texts; in parentheses are their confidence intervals.
 
-| monitor | reader | flags | threshold | false positives | recall |
-|---|---|---|---|---|---|
 """
+MONITOR_COLUMNS = ("monitor", "reader", "flags", "threshold", "false positives", "recall", "calibrated")
 
 
 def _monitors(bank: ReaderBank) -> str:
     """Return the section on the monitors that are stored with the bank; "" if there are none."""
-    rows = [_table_row(_monitor_cells(name, monitor)) for name, monitor in bank.monitors.items()]
-    return _MONITORS + "\n".join(rows) + "\n" if rows else ""
+    rows = [_table_row(monitor_cells(name, monitor)) for name, monitor in bank.monitors.items()]
+    head = [_table_row(list(MONITOR_COLUMNS)), "|" + "---|" * len(MONITOR_COLUMNS)]
+    return _MONITORS + "\n".join(head + rows) + "\n" if rows else ""
 
 
-def _monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
+def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
     """Return the cells of one monitor's row: its settings, and its rates if it was calibrated."""
     deciding = monitor.second if isinstance(monitor, Cascade) else monitor
-    calibration, threshold, rates = monitor.calibration, monitor.threshold, ["", ""]
+    calibration, threshold, rates = monitor.calibration, monitor.threshold, ["", "", ""]
     if calibration is not None:
         negatives = calibration.false_positive_rate, calibration.false_positive_interval, calibration.negatives
         positives = calibration.recall, calibration.recall_interval, calibration.positives
@@ -150,6 +150,13 @@ def _monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
             f"{rate:.3f} ({low:.3f} to {high:.3f}, {count} texts)"
             for rate, (low, high), count in (negatives, positives)
         ]
+        promise = f"at most {calibration.target or 0:g} with {calibration.confidence:.0%} confidence"
+        facts = [
+            promise * calibration.guaranteed,
+            calibration.date,
+            f"data {calibration.data}" * bool(calibration.data),
+        ]
+        rates.append(", ".join(filter(None, facts)))
     readers, flags = ", ".join(monitor.readers), ", ".join(deciding.flag)
     return [name, readers, flags, "none" if threshold is None else f"{threshold:.4g}", *rates]
 

@@ -115,7 +115,7 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
     if not tokenizer.chat_template:
         got = f"{type(tokenizer).__name__} has no chat template, which turns a chat into a text"
         hint = "Set tokenizer.chat_template, or name the columns of prompts and replies: text=..., text_pair=..."
-        raise ConfigError(f"causal_lm: {got}. {hint}")
+        raise ConfigError(f"{op}: {got}. {hint}")
     with convert_errors(lambda reason: ConfigError(f"{op}: the chat template fails on {messages[0]} ... ({reason}).")):
         if prompt:
             return _text(tokenizer, messages, prompt=True), []

@@ -10,7 +10,7 @@ import torch
 
 from lamina.errors import ConfigError
 from lamina.monitors import Calibration
-from lamina.monitors.calibration import interval
+from lamina.monitors.calibration import alarms_per_thousand, allowed_positives, interval, needed_negatives
 
 
 def scores(negatives: int = 200, positives: int = 50) -> tuple[list[float], list[bool]]:
@@ -139,3 +139,37 @@ def test_a_rate_that_the_first_of_a_cascade_exceeds_is_refused():
 def test_confidence_is_between_0_and_1(confidence: float):
     with pytest.raises(ConfigError, match=f"calibrate: confidence is {confidence}; it must be between 0 and 1"):
         Calibration.of([0.1, 0.9], [False, True], threshold=0.5, confidence=confidence)
+
+
+@pytest.mark.parametrize(("rate", "confidence", "needed"), [(0.01, 0.95, 299), (0.05, 0.95, 59), (0.01, 0.99, 459)])
+def test_as_many_negatives_are_needed_as_make_the_highest_of_them_a_bound(rate: float, confidence: float, needed: int):
+    assert needed_negatives(rate, confidence) == needed
+    assert (1 - rate) ** needed <= 1 - confidence < (1 - rate) ** (needed - 1)
+    assert [allowed_positives(count, rate, confidence) for count in (needed - 1, needed)] == [-1, 0]
+    highest, positive = scores(needed - 1)
+    with pytest.raises(ConfigError, match=rf"{confidence:.0%} confidence; at least {needed} are needed"):
+        Calibration.of(highest, positive, false_positive_rate=rate, confidence=confidence, guarantee=True)
+
+
+@pytest.mark.parametrize(("rate", "negatives"), [(0.01, 740), (0.05, 300), (0.2, 60)])
+def test_a_guaranteed_rate_holds_on_other_texts_as_often_as_promised(rate: float, negatives: int):
+    """Scores are uniform, so that the true rate of a threshold t is 1 - t."""
+    rng, held = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        no = torch.rand(negatives, generator=rng, dtype=torch.float64).tolist()
+        found = Calibration.of([*no, 2.0], [False] * negatives + [True], false_positive_rate=rate, guarantee=True)
+        held += 1 - found.threshold <= rate
+        assert found.guaranteed
+    assert held >= 0.93 * 400  # 0.95 are promised; two standard errors of 400 draws are 0.022
+    assert negatives * rate > allowed_positives(negatives, rate, 0.95) >= 0
+
+
+def test_a_monitor_is_useful_if_its_recall_lies_above_its_rate():
+    highest, positive = scores()
+    assert Calibration.of(highest, positive, false_positive_rate=0.05).is_useful
+    assert not Calibration.of(highest, positive[::-1], false_positive_rate=0.05).is_useful
+
+
+def test_alarms_per_thousand_tokens_have_an_exact_poisson_interval():
+    assert alarms_per_thousand(0, 3000) == (0.0, (0.0, pytest.approx(3.6889 / 3, rel=1e-4)))
+    assert alarms_per_thousand(10, 2000)[1] == pytest.approx((4.7954 / 2, 18.3904 / 2), rel=1e-4)  # Garwood 1936

@@ -1,0 +1,219 @@
+"""Read prompts and replies with a label from a file, and divide them into parts that share no prompt."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+from lamina.data.batches import tokenizer_of
+from lamina.data.read import Table, missing_column, read_table
+from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
+from lamina.tasks.label_cells import LabelCellError, class_name, is_missing
+from lamina.tasks.span_forms import SpanError, places, read_spans
+from lamina.tasks.words import Span, word_spans
+
+if TYPE_CHECKING:
+    from lamina.layers.types import Processor
+
+USUAL = {  # what a column holds -> its usual names
+    "messages": ("messages", "conversation", "conversations", "chat"),
+    "prompt": ("prompt", "user_query", "query", "question", "instruction"),
+    "reply": ("reply", "response", "chatgpt_response", "completion", "answer"),
+    "label": ("label", "verdict", "class", "hallucination"),
+}
+SHARES = {"train": 0.4, "choosing": 0.15, "calibration": 0.25, "test": 0.2}  # of the rows
+
+
+@final
+@dataclass(frozen=True)
+class ReplyColumns:
+    """Names of the columns in a file of replies. None: the column with a usual name, see `USUAL`.
+
+    Args:
+        messages: Column of chats, whose last message is the reply; in place of `prompt` and `reply`.
+        prompt: Column of prompts, which come before the reply as they are.
+        reply: Column of replies.
+        label: Column of the label of the reply.
+        spans: Column of the spans of the reply that are bad; a positive reply without spans is bad as a whole. None:
+            no spans are read, and positive replies are bad as a whole.
+    """
+
+    messages: str | None = None
+    prompt: str | None = None
+    reply: str | None = None
+    label: str | None = None
+    spans: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class LabelledReply:
+    """A prompt, its reply, whether it is bad, and the spans of its words that are: characters of the reply."""
+
+    prompt: str
+    reply: str
+    positive: bool
+    spans: Sequence[Span] = field(default_factory=tuple)
+
+
+def read_replies(
+    path: str | Path, columns: ReplyColumns, positive: str | None, processor: Processor
+) -> tuple[list[LabelledReply], str]:
+    """Read a file of replies.
+
+    Args:
+        path: File: .jsonl, .csv, .tsv or .parquet.
+        columns: Names of its columns.
+        positive: The label that marks bad replies.
+        processor: Tokenizer of the model, whose chat template writes the prompts of chats.
+
+    Returns:
+        The replies, and the digest of their prompts, texts and labels.
+
+    Raises:
+        DataError: If a column is unclear, or a row has no prompt, reply or label, or a span that is not in its reply.
+        ConfigError: If no positive label is named, all rows have one label, or there are chats and no chat template.
+        UnknownNameError: If no row has the positive label.
+    """
+    table = read_table(path)
+    labels = _labels(table, _column(table, "label", columns.label))
+    known = sorted(set(labels))
+    if positive is None:
+        raise ConfigError(f"monitor: no positive label is named; {path} has {_listed(known)}. Use --positive LABEL.")
+    if positive not in known:
+        raise UnknownNameError(op="monitor", got=positive, known=known, what="label")
+    if len(known) == 1:
+        raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
+    by_chat = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
+    texts = _chats(table, str(by_chat), processor) if by_chat else _pairs(table, columns)
+    column = columns.spans or ""
+    spans = table.cells(column) if column else [None] * len(table)
+    replies: list[LabelledReply] = []
+    for row, (before, reply), label, cell in zip(table.rows, texts, labels, spans, strict=True):
+        bad = _bad_words(table, row, column, reply, cell) if label == positive else ()
+        replies.append(LabelledReply(before, reply, label == positive, bad))
+    digest = sha256()
+    for reply in replies:
+        digest.update(json.dumps([reply.prompt, reply.reply, reply.positive, list(reply.spans)]).encode())
+    return replies, digest.hexdigest()[:16]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return names for a message, at most ten of them."""
+    return ", ".join(f"'{name}'" for name in names[:10]) + (" and others" if len(names) > 10 else "")
+
+
+def _usual(table: Table, what: str) -> str | None:
+    """Return the only column with a usual name; None if there is none; DataError if there are several."""
+    found = [name for name in table.columns if name.lower() in USUAL[what]]
+    if len(found) > 1:
+        problem = f"the columns {_listed(found)} may each be the {what}"
+        raise DataError(f"monitor: {table.path}: {problem}. Use --{what} COLUMN.", path=table.path)
+    return found[0] if found else None
+
+
+def _column(table: Table, what: str, named: str | None) -> str:
+    """Return the column that holds `what`; DataError, which lists the columns, if it is not clear."""
+    if named is not None:
+        if named not in table.columns and "." not in named:
+            raise missing_column(table.path, named, table.columns)
+        return named
+    if (usual := _usual(table, what)) is None:
+        problem = f"no column is known to be the {what}; the columns are {_listed(list(table.columns))}"
+        raise DataError(f"monitor: {table.path}: {problem}. Use --{what} COLUMN.", path=table.path)
+    return usual
+
+
+def _bad(table: Table, row: int, column: str, problem: str) -> DataError:
+    """Return the error of a row."""
+    message = f"monitor: {table.path}, row {row}, column '{column}': {problem}"
+    return DataError(message, path=table.path, row=row, column=column)
+
+
+def _labels(table: Table, column: str) -> list[str]:
+    """Return the label of each row; DataError if one is missing or no name."""
+    labels: list[str] = []
+    for row, cell in zip(table.rows, table.cells(column), strict=True):
+        if is_missing(cell):
+            raise _bad(table, row, column, "the label is missing; every reply needs one. Label the row or remove it.")
+        try:
+            labels.append(class_name(cell))
+        except LabelCellError as error:
+            raise _bad(table, row, column, f"{error} is no label; it is a name. Correct the row.") from None
+    return labels
+
+
+def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
+    """Return prompt and reply of each row, from two columns."""
+    names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
+    for what, name in names.items():
+        for row, cell in zip(table.rows, table.cells(name), strict=True):
+            if not isinstance(cell, str) or not word_spans(cell):
+                got = "blank" if isinstance(cell, str) or cell is None else f"{type(cell).__name__}, no text"
+                raise _bad(table, row, name, f"the {what} is {got}; each row has a text. Correct the row or remove it.")
+    return list(zip(*(table.cells(name) for name in names.values()), strict=True))
+
+
+def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
+    """Return prompt and reply of each chat; the chat template of the tokenizer writes the prompt."""
+    tokenizer: Any = tokenizer_of(processor)
+    begins = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]  # a second begin token would be added
+    first = tokenizer.bos_token if begins and tokenizer.bos_token else ""
+    texts: list[tuple[str, str]] = []
+    for row, cell in zip(table.rows, table.column(column), strict=True):
+        chat: Any = json.loads(cell) if isinstance(cell, str) and cell.strip()[:1] == "[" else cell
+        if problem := chat_problem(chat):
+            raise _bad(table, row, column, f"the cell {problem}.")
+        last: Mapping[str, Any] = chat[-1]
+        if last["role"] != REPLIES or not word_spans(last["content"]):
+            problem = "the chat does not end with a reply: a message with the role 'assistant' and a text"
+            raise _bad(table, row, column, f"{problem}. Correct the row or remove it.")
+        if len(chat) == 1:
+            raise _bad(table, row, column, "the chat has a reply and no prompt. Correct the row or remove it.")
+        prompt, _ = render(Chat(chat[:-1]), processor, prompt=True, op="monitor")
+        texts.append((prompt.removeprefix(first), last["content"]))
+    return texts
+
+
+def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) -> tuple[Span, ...]:
+    """Return the bad words of a positive reply as spans of neighbouring words; without spans all words are bad."""
+    words = word_spans(reply)
+    try:
+        marks = [] if cell is None else read_spans(cell)
+        parts = [place for mark in marks for place in places(mark, reply)]
+    except SpanError as error:
+        what = f"{error}".split(", which")[0].split(", whose")[0]
+        problem = f"{what} is not in the reply of {len(reply)} characters"
+        raise _bad(table, row, column, f"{problem}; a span lies in its reply. Correct the row or remove it.") from None
+    bad = [at for at, (start, end) in enumerate(words) if any(start < stop and first < end for first, stop in parts)]
+    bad = bad or list(range(len(words)))
+    cuts = [0, *(at for at, (one, two) in enumerate(pairwise(bad), 1) if two > one + 1), len(bad)]
+    return tuple((words[bad[one]][0], words[bad[two - 1]][1]) for one, two in pairwise(cuts))
+
+
+def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[LabelledReply]]:
+    """Return part -> its replies: the parts of `SHARES`, no two of which have a prompt in common.
+
+    Prompts with a bad reply and those without are drawn apart, so that every part has about its share of both.
+    """
+    groups: dict[str, list[LabelledReply]] = defaultdict(list)
+    for reply in replies:
+        groups[" ".join(reply.prompt.split())].append(reply)
+    parts: dict[str, list[LabelledReply]] = {part: [] for part in SHARES}
+    for bad in (True, False):
+        own = [group for group in groups.values() if any(reply.positive for reply in group) is bad]
+        random.Random(seed).shuffle(own)
+        total, taken = sum(map(len, own)), dict.fromkeys(SHARES, 0)
+        for group in own:  # to the part that lacks most of its share
+            part = max(SHARES, key=lambda name: SHARES[name] * total - taken[name])
+            taken[part] += len(group)
+            parts[part] += group
+    return parts

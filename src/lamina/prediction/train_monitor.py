@@ -1,0 +1,365 @@
+"""Train a monitor from a file of replies: candidates, their choice, an exact threshold, and rates on unseen replies."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, final
+
+import numpy as np
+
+from lamina.bank import Reader, ReaderBank
+from lamina.data.batches import tokenizer_of
+from lamina.errors import ConfigError, MissingExtraError, require_packages
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.single_layer import SingleLayer
+from lamina.layers.causality import is_causal
+from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
+from lamina.monitors.calibration import alarms_per_thousand, check_confidence, needed_negatives
+from lamina.prediction.calibrate import running_scores
+from lamina.prediction.evaluate import scoring_groups
+from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_replies
+from lamina.store.load_model import load
+from lamina.store.models import writing_class
+from lamina.tasks.task import Task
+from lamina.train.bank_runner import BankRunner
+from lamina.train.fit import fit
+from lamina.train.options import PassOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.layers.types import Processor
+
+logger = logging.getLogger(__name__)
+
+AGGREGATES = (MeanScore(), EMA(half_life=8), RollingMax(window=8), LastScore())
+Scores = Sequence[np.ndarray[Any, Any]]  # for each text, the running score at each of its tokens
+Parts = Mapping[str, Sequence[LabelledReply]]
+
+
+@final
+@dataclass(frozen=True)
+class TrainedMonitor:
+    """A monitor that `lamina.monitor` trained, and what it found.
+
+    Attributes:
+        monitor: The best monitor, with its threshold and its rates on the test part.
+        bank: The bank with its reader; the monitor is stored in it.
+        candidates: Name of each candidate -> AUROC on the choosing part, best first.
+        rows: Part -> number of its replies.
+        tfidf_recall: Recall of TF-IDF and logistic regression on the finished texts of the test part, with a threshold
+            for the same rate; None if scikit-learn is not installed.
+        live: Whether the monitor can score a text while it is written. False: the model reads in both directions, so
+            that only finished replies can be judged.
+    """
+
+    monitor: Monitor
+    bank: ReaderBank
+    candidates: Mapping[str, float]
+    rows: Mapping[str, int]
+    tfidf_recall: float | None
+    live: bool
+
+    @property
+    def calibration(self) -> Calibration:
+        """The monitor's threshold and rates, measured on the test part."""
+        assert self.monitor.calibration is not None  # noqa: S101  `monitor` sets it
+        return self.monitor.calibration
+
+    @property
+    def stored(self) -> bool:
+        """Whether the monitor is in the bank, as it is if it is useful or `anyway` was set."""
+        return str(self.monitor.name) in self.bank.monitors
+
+    def sentences(self) -> str:
+        """Return what the monitor is worth, in sentences."""
+        found = self.calibration
+        flags = f"flags {_percent(found.false_positive_rate, found.false_positive_interval)} of good replies"
+        catches = f"catches {_percent(found.recall, found.recall_interval)} of bad ones"
+        when = "" if found.tokens_to_flag is None else f", on average after {found.tokens_to_flag:.0f} tokens"
+        words = self.tfidf_recall
+        rival = "" if words is None else f"; TF-IDF on the finished text catches {100 * words:.0f} %"
+        text = f"{flags}, {catches}{when if self.live else ', once they are finished'}{rival}."
+        bound = f"With {100 * found.confidence:g} % confidence it flags at most {100 * (found.target or 0):g} % of good"
+        bound += " replies of the same kind"
+        low, high = found.alarms_interval or (math.nan, math.nan)
+        alarms = f"{found.alarms_per_thousand:.2g} false alarms per thousand tokens ({low:.2g} to {high:.2g})"
+        useless = " It is useless: its recall cannot be told from its rate of false alarms." * (not found.is_useful)
+        return f"{text} {bound}; {alarms}.{useless}"
+
+
+def _percent(rate: float, interval: tuple[float, float]) -> str:
+    """Return a rate and its interval in percent."""
+    low, high = interval
+    return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+
+
+def monitor(  # noqa: PLR0913
+    train: str | Path,
+    *,
+    model: str | Path | PreTrainedModel,
+    positive: str | None = None,
+    rate: float = 0.01,
+    confidence: float = 0.95,
+    messages: str | None = None,
+    prompt: str | None = None,
+    reply: str | None = None,
+    label: str | None = None,
+    spans: str | None = None,
+    processor: Processor | None = None,
+    output: str | Path | None = None,
+    anyway: bool = False,
+    epochs: int = 4,
+    batch_size: int = 32,
+    learning_rate: float = 1e-3,
+    max_length: int | None = None,
+    device: str | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> TrainedMonitor:
+    """Train a monitor that flags bad replies, from a file of labelled replies, and measure it on unseen ones.
+
+    The replies are divided by prompt: 40 % to train, 15 % to choose, 25 % to calibrate, 20 % to test. Readers that do
+    not look ahead are trained in one pass; the best of them, with the best aggregation, gets the lowest threshold that
+    keeps the rate on other replies of the same kind with the given confidence (an exact conformal bound). The rates
+    are measured on the test part.
+
+    Args:
+        train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
+        model: The model whose replies are watched: a folder, a hub id or a loaded model. A model that reads in both
+            directions judges finished replies only.
+        positive: The label of bad replies.
+        rate: Fraction of good replies that may be flagged, above 0 and below 1.
+        confidence: Probability with which the rate holds, and confidence level of the intervals.
+        messages: Column of chats, whose last message is the reply. None: a column with a usual name, such as
+            "messages"; if there is none, `prompt` and `reply` are read.
+        prompt: Column of prompts. None: a column with a usual name.
+        reply: Column of replies. None: a column with a usual name.
+        label: Column of labels. None: a column with a usual name.
+        spans: Column of the bad spans of replies. None: bad replies are bad as a whole.
+        processor: Tokenizer. None: that of the model, which must be named then.
+        output: Folder for the bank with the monitor. None: nothing is written.
+        anyway: Store the monitor even if its recall cannot be told from its rate of false alarms.
+        epochs: Number of passes over the training part.
+        batch_size: Rows per pass of the model.
+        learning_rate: Peak learning rate of the readers.
+        max_length: Tokens per window. None: the most that the model allows.
+        device: Device to run on. None: that of the model.
+        seed: Seed of the division and of the readers.
+        progress: Show a progress bar.
+
+    Returns:
+        The monitor, its bank and its rates. If the monitor is useless it is in neither the bank nor the folder, unless
+        `anyway` is set.
+
+    Raises:
+        ConfigError: If the rate or the confidence is out of range, no positive label is named, there are too few good
+            or bad replies, or the tokenizer has no chat template for chats.
+        DataError: If a row or a column of the file cannot be used.
+        UnknownNameError: If no reply has the positive label.
+    """
+    needed = _needed(rate, confidence)
+    require_packages("monitor", "metrics", "scipy")
+    base, processor = _model(model, processor)
+    columns = ReplyColumns(messages, prompt, reply, label, spans)
+    replies, digest = read_replies(train, columns, positive, processor)
+    parts = divide(replies, seed)
+    _check_counts(parts, needed, rate, confidence)
+    options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
+    bank = ReaderBank(base if device is None else base.to(device), processor=processor)  # pyright: ignore[reportArgumentType]
+    tasks = _tasks(parts, str(positive))
+    live = _add_candidates(bank, tasks["train"], seed)
+    how: dict[str, Any] = {"learning_rate": learning_rate, "max_length": max_length, "seed": seed, "cache": "auto"}
+    known: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "keep": "last", "progress": progress}
+    fit(bank, dict.fromkeys(bank, tasks["train"]), **how, **known)
+    flags = [tag for tag in tasks["train"].labels if tag != "O"]
+    candidates = [
+        Monitor(name, flags, aggregate, scale="log_odds", name=f"{name}, {type(aggregate).__name__}")
+        for name in bank
+        for aggregate in AGGREGATES
+    ]
+    score = partial(_scores, bank, options=options, live=live)
+    compared = _compared(score(candidates, tasks["choosing"]), parts["choosing"])
+    best = next(one for one in candidates if one.name == next(iter(compared)))
+    for name in [name for name in bank if name != best.reader]:
+        bank.remove(name)
+    bank.rename(best.reader, "monitor")
+    best = replace(best, reader="monitor", name="monitor")
+    chosen = _rates(score([best], tasks["calibration"])["monitor"], parts["calibration"], rate, confidence, None)
+    found = _rates(score([best], tasks["test"])["monitor"], parts["test"], rate, confidence, chosen.threshold)
+    facts: dict[str, Any] = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True}
+    found = replace(found, **facts, data=digest, date=datetime.now(UTC).date().isoformat())
+    best = replace(best, threshold=found.threshold, calibration=found)
+    rival = _tfidf_recall(parts, rate, confidence)
+    trained = TrainedMonitor(best, bank, compared, {part: len(own) for part, own in parts.items()}, rival, live)
+    if found.is_useful or anyway:
+        bank.keep_monitor(best)
+        if output is not None:
+            bank.save_pretrained(output)
+    else:
+        where = f" Nothing is written to {output}; anyway=True (--anyway) writes it." if output is not None else ""
+        logger.warning(
+            "monitor: its recall cannot be told from its rate of false alarms, so it is not stored.%s", where
+        )
+    return trained
+
+
+def _needed(rate: float, confidence: float) -> int:
+    """Return how many negatives a rate needs; ConfigError if the rate or the confidence is out of range."""
+    if not 0 < rate < 1:
+        raise ConfigError(f"monitor: the rate is {rate}; it must be above 0 and below 1, such as 0.01.")
+    check_confidence(confidence)
+    return needed_negatives(rate, confidence)
+
+
+def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> tuple[PreTrainedModel, Processor]:
+    """Return the model and its tokenizer; a named model is loaded with the head that writes text, if it has one."""
+    own: Any = None
+    if isinstance(model, str | Path):
+        loaded, own = load(model, writing_class(model))
+    else:
+        loaded = model
+    if (processor := own if processor is None else processor) is None:
+        raise ConfigError("monitor: the model has no tokenizer; it is needed to read texts. Give processor=tokenizer.")
+    tokenizer_of(processor)
+    return loaded, processor
+
+
+def _check_counts(parts: Parts, needed: int, rate: float, confidence: float) -> None:
+    """Raise ConfigError if a part has no good or no bad replies, or too few good ones for the rate."""
+    good = sum(not one.positive for own in parts.values() for one in own)
+    negatives = sum(not one.positive for one in parts["calibration"])
+    if negatives < needed:
+        whole = math.ceil(needed / SHARES["calibration"])
+        problem = f"there are {good} good replies, {negatives} of them to calibrate on"
+        rule = f"a rate of {rate:g} with {100 * confidence:g} % confidence needs {needed}, about {whole} in the file"
+        raise ConfigError(f"monitor: {problem}; {rule}. Give more, or ask for a higher rate.")
+    for part, own in parts.items():
+        for what, count in (("bad", sum(one.positive for one in own)), ("good", sum(not one.positive for one in own))):
+            if not count:
+                rule = "each of the parts (train, choosing, calibration, test) needs one, with a prompt of its own"
+                raise ConfigError(f"monitor: the {part} part has no {what} reply; {rule}. Give more {what} replies.")
+
+
+def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
+    """Return part -> a task that tags the words of its replies."""
+    tasks: dict[str, Task] = {}
+    for part, own in parts.items():
+        rows = [
+            {"prompt": one.prompt, "reply": one.reply, "spans": [[*span, positive] for span in one.spans]}
+            for one in own
+        ]
+        tasks[part] = Task.from_dataset(
+            "token_classification",
+            {"train": rows},
+            text="prompt",
+            text_pair="reply",
+            label="spans",
+            labels=("O", f"B-{positive}", f"I-{positive}"),
+            metric="accuracy",
+            label_all_tokens=True,
+            name="monitor",
+        )
+    return tasks
+
+
+def _add_candidates(bank: ReaderBank, task: Task, seed: int) -> bool:
+    """Add the candidates' readers to a bank; return whether they can score a text while it is written."""
+    default = Reader.default(task, watch=True)
+    stack = next(iter(bank.stacks.values()))
+    live = is_causal(bank.model, stack)
+    readers = {"all": default.fusion, "weighted": AdaLayers(dim=64)}
+    readers |= {f"layer{at}": SingleLayer(layer=at) for at in sorted({stack.depth // 2, stack.depth})}
+    for name, fusion in readers.items():
+        bank.add(name, Reader(fusion, default.head, seed=seed), watch=live)
+    return live
+
+
+def _scores(
+    bank: ReaderBank, monitors: Sequence[Monitor], task: Task, *, options: PassOptions, live: bool
+) -> dict[str, Scores]:
+    """Return monitor name -> the running scores of each reply of a task, from one pass of the model."""
+    runner = BankRunner(bank, "monitor", None)
+    (group,) = scoring_groups(runner, {monitors[0].reader: task}, "train", options)
+    encoded: Any = group.inputs
+    encoded = encoded.encoded
+    pieces: dict[str, dict[int, list[tuple[int, np.ndarray[Any, Any]]]]] = defaultdict(lambda: defaultdict(list))
+    for rows, by_name, mask in running_scores(runner, group, task, monitors, options, finished=not live):
+        for name, scores in by_name.items():
+            for row, own, real in zip(rows, scores, mask, strict=True):
+                pieces[name][int(encoded.text[row])].append((int(encoded.window[row]), own[real].numpy()))
+    return {
+        name: [np.concatenate([part for _, part in sorted(own[at], key=lambda one: one[0])]) for at in range(len(own))]
+        for name, own in pieces.items()
+    }
+
+
+def _highest(scores: Scores) -> list[float]:
+    """Return the highest score of each reply; -inf for one without a token."""
+    return [float(own.max(initial=-math.inf)) for own in scores]
+
+
+def _compared(scores: Mapping[str, Scores], replies: Sequence[LabelledReply]) -> dict[str, float]:
+    """Return candidate -> AUROC of its highest scores, best first."""
+    positive = np.array([one.positive for one in replies])
+    auroc = {name: _auroc(np.array(_highest(own)), positive) for name, own in scores.items()}
+    return dict(sorted(auroc.items(), key=lambda item: -item[1]))
+
+
+def _auroc(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> float:
+    """Return the probability that a positive text has a higher score than a negative one; a tie counts half."""
+    from scipy.stats import rankdata
+
+    count, rest = int(positive.sum()), int((~positive).sum())
+    return float((rankdata(scores)[positive].sum() - count * (count + 1) / 2) / (count * rest))
+
+
+def _rates(
+    scores: Scores, replies: Sequence[LabelledReply], rate: float, confidence: float, threshold: float | None
+) -> Calibration:
+    """Return the rates of a threshold on some replies; without one, it is chosen so that the rate is guaranteed."""
+    positive = [one.positive for one in replies]
+    found = Calibration.of(
+        _highest(scores),
+        positive,
+        false_positive_rate=rate,
+        threshold=threshold,
+        confidence=confidence,
+        guarantee=True,
+    )
+    reached = [np.flatnonzero(own >= found.threshold) for own in scores]
+    until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(scores, reached, strict=True)]
+    alarms = sum(len(at) > 0 for at, bad in zip(reached, positive, strict=True) if not bad)
+    tokens = sum(count for count, bad in zip(until, positive, strict=True) if not bad)
+    per_thousand, interval = alarms_per_thousand(alarms, tokens, confidence)
+    caught = [count for count, at, bad in zip(until, reached, positive, strict=True) if bad and len(at)]
+    mean = float(np.mean(caught)) if caught else None
+    return replace(found, alarms_per_thousand=per_thousand, alarms_interval=interval, tokens_to_flag=mean)
+
+
+def _tfidf_recall(parts: Parts, rate: float, confidence: float) -> float | None:
+    """Return the recall of TF-IDF on the finished texts of the test part, at the same rate; None without sklearn."""
+    try:
+        require_packages("monitor", "sklearn", "sklearn")
+    except MissingExtraError:
+        return None
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    texts = {part: [f"{one.prompt}\n{one.reply}" for one in own] for part, own in parts.items()}
+    positive = {part: [one.positive for one in own] for part, own in parts.items()}
+    words: Any = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]", sublinear_tf=True)
+    rival: Any = make_pipeline(words, LogisticRegression(max_iter=1000, class_weight="balanced"))
+    rival.fit(texts["train"], positive["train"])
+    scores = {part: rival.decision_function(texts[part]).tolist() for part in ("calibration", "test")}
+    how: dict[str, Any] = {"confidence": confidence, "guarantee": True}
+    chosen = Calibration.of(scores["calibration"], positive["calibration"], false_positive_rate=rate, **how)
+    return Calibration.of(scores["test"], positive["test"], threshold=chosen.threshold, confidence=confidence).recall

@@ -1,0 +1,201 @@
+"""A monitor from a file of replies: trained, chosen, calibrated with a guarantee, measured, saved; and bad files."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.support.stored import WORDS, tiny_model, tiny_tokenizer
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.prediction import monitor
+from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
+from lamina.store.card import model_card
+from lamina.tasks.task import Task
+
+GOOD = ("the", "a", "film", "is", "good", "very", "paris", "anna", "went", "to", "and", "fun")
+TEMPLATE = "{% for message in messages %}{{ message.content }} . {% endfor %}"
+
+
+def replies(count: int = 360) -> list[dict[str, Any]]:
+    """Every fourth reply has two bad words; every prompt is that of two replies."""
+    rng, rows = random.Random(0), []
+    for row in range(count):
+        words = [rng.choice(GOOD) for _ in range(rng.randint(6, 9))]
+        bad = row % 4 == 0
+        if bad:
+            at = rng.randrange(len(words) - 2)
+            words[at : at + 2] = rng.sample(["not", "bad", "slow"], 2)
+        rows.append({"prompt": f"anna is {row // 2}", "reply": " ".join(words), "label": "bad" if bad else "ok"})
+    return rows
+
+
+def written(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "replies.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def writer(seed: int = 0) -> GPT2LMHeadModel:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        ids: dict[str, Any] = {"vocab_size": len(WORDS), "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+        return GPT2LMHeadModel(GPT2Config(**ids, n_embd=32, n_layer=2, n_head=4, n_positions=64)).eval()
+
+
+def trained(path: Path, **options: Any) -> Any:
+    how: dict[str, Any] = {"positive": "bad", "rate": 0.05, "epochs": 6, "learning_rate": 2e-2, **options}
+    return monitor(path, model=writer(), processor=tiny_tokenizer(), **how)
+
+
+def test_a_file_of_replies_becomes_a_monitor_that_is_saved_with_its_rates(tmp_path: Path):
+    found = trained(written(tmp_path, replies()), output=tmp_path / "bank")
+    rates = found.calibration
+    assert rates.recall > 0.8
+    assert rates.guaranteed
+    assert (rates.target, rates.negatives + rates.positives) == (0.05, found.rows["test"])
+    assert re.match(
+        r"flags \d+\.\d % \(.* to .*\) of good replies, catches .* of bad ones, on average after", found.sentences()
+    )
+    assert found.live
+    bank = ReaderBank.from_pretrained(tmp_path / "bank", writer())
+    stored = bank.monitors["monitor"]
+    assert stored == found.monitor
+    card = str(model_card(bank, "bank"))
+    assert f"at most 0.05 with 95% confidence, {rates.date}, data {rates.data}" in card
+    ids = tiny_tokenizer()("anna is 1", add_special_tokens=False, return_tensors="pt").input_ids
+    steps = list(bank.stream(bank.model, ids, monitors=["monitor"], max_new_tokens=4))
+    assert steps
+
+
+def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyway(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    rows = replies()
+    random.Random(1).shuffle(labels := [row["label"] for row in rows])
+    path = written(tmp_path, [row | {"label": label} for row, label in zip(rows, labels, strict=True)])
+    found = trained(path, epochs=1, output=tmp_path / "bank")
+    assert "useless" in found.sentences()
+    assert not found.stored
+    assert not (tmp_path / "bank").exists()
+    assert "cannot be told" in caplog.text
+    assert trained(path, epochs=1, output=tmp_path / "bank", anyway=True).stored
+    assert (tmp_path / "bank").exists()
+
+
+def test_no_prompt_is_in_two_parts(tmp_path: Path):
+    read, _ = read_replies(written(tmp_path, replies()), ReplyColumns(), "bad", tiny_tokenizer())
+    parts = divide(read, 0)
+    prompts = [{one.prompt for one in part} for part in parts.values()]
+    assert sum(map(len, prompts)) == len(set.union(*prompts))
+    shares = [sum(one.positive for one in part) / len(part) for part in parts.values()]
+    assert all(abs(share - 0.25) < 0.05 for share in shares)
+
+
+def test_chats_are_read_by_the_chat_template_and_spans_by_their_words(tmp_path: Path):
+    tokenizer = tiny_tokenizer()
+    turns = [{"role": "user", "content": "anna went"}, {"role": "assistant", "content": "the film is not bad ."}]
+    rows = [
+        {"messages": turns, "verdict": "bad", "where": [[12, 18]]},  # of "not bad" the end is inside a word
+        {"messages": turns, "verdict": "ok", "where": []},
+        {"messages": turns, "verdict": "bad", "where": []},
+    ]
+    path = written(tmp_path, rows)
+    with pytest.raises(ConfigError, match=r"monitor: .* has no chat template"):
+        read_replies(path, ReplyColumns(spans="where"), "bad", tokenizer)
+    tokenizer.chat_template = TEMPLATE
+    read, _ = read_replies(path, ReplyColumns(spans="where"), "bad", tokenizer)
+    assert [(one.prompt, one.spans) for one in read] == [
+        ("anna went . ", ((12, 19),)),
+        ("anna went . ", ()),
+        ("anna went . ", ((0, 21),)),
+    ]
+
+
+ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "error", "message"),
+    [
+        (
+            [ROW, ROW | {"label": "bad"}],
+            {"positive": None},
+            ConfigError,
+            "no positive label is named; .* has 'bad'",
+        ),
+        ([ROW, ROW | {"label": "bad"}], {"positive": "evil"}, UnknownNameError, "'evil'"),
+        ([ROW | {"label": "bad"}] * 2, {}, ConfigError, "every reply has the label 'bad'"),
+        ([ROW, ROW | {"reply": " ", "label": "bad"}], {}, DataError, "row 2, column 'reply': the reply is blank"),
+        ([ROW, ROW | {"reply": 3, "label": "bad"}], {}, DataError, "the reply is int, no text"),
+        (
+            [ROW, ROW | {"label": None}, ROW | {"label": "bad"}],
+            {},
+            DataError,
+            "row 2, column 'label': the label is",
+        ),
+        (
+            [{"a": "x", "b": "y", "label": label} for label in ("bad", "ok")],
+            {},
+            DataError,
+            "prompt; the columns are 'a', 'b'",
+        ),
+        (
+            [ROW | {"answer": "x", "label": label} for label in ("bad", "ok")],
+            {},
+            DataError,
+            "'reply', 'answer' may each be",
+        ),
+        ([{"x": 1} | ROW | {"label": label} for label in ("bad", "ok")], {"reply": "y"}, DataError, "y"),
+        (
+            [ROW, ROW | {"label": "bad", "at": [[3, 99]]}],
+            {"spans": "at"},
+            DataError,
+            "row 2, column 'at': .* is not in the reply of 8 characters",
+        ),
+        (
+            [{"messages": [{"role": "user", "content": "x"}], "label": label} for label in ("bad", "ok")],
+            {},
+            DataError,
+            "row 1, .*does not end with a reply",
+        ),
+        (replies(100), {"rate": 0.01}, ConfigError, "a rate of 0.01 with 95 % confidence needs 299, about 1196 in the"),
+        (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1"),
+        (replies(100), {"rate": 1}, ConfigError, "the rate is 1"),
+        (
+            [ROW | {"prompt": f"{n}"} for n in range(400)] + [ROW | {"label": "bad"}],
+            {},
+            ConfigError,
+            "has no bad reply",
+        ),
+    ],
+)
+def test_bad_files_end_in_one_sentence(
+    tmp_path: Path, rows: list[dict[str, Any]], options: dict[str, Any], error: type[Exception], message: str
+):
+    with pytest.raises(error, match=message):
+        trained(written(tmp_path, rows), **options)
+
+
+def test_a_reader_that_looks_ahead_is_refused_when_it_is_added_to_watch():
+    rows = [{"text": "the film", "label": label} for label in ("bad", "ok")] * 4
+    task = Task.from_dataset("sequence_classification", {"train": rows}, text="text")
+    bank = ReaderBank(writer(), tiny_tokenizer())
+    for reader in (
+        Reader.default(task),
+        Reader(Reader.default(task, watch=True).fusion, SequenceClassification(task.labels)),
+    ):
+        with pytest.raises(ConfigError, match=r"bank\.add: reader 'mood' has a (fusion|head) .* looks at other tokens"):
+            bank.add("mood", reader, watch=True)
+        assert "mood" not in bank
+    assert bank.add("mood", task, watch=True).head.is_token_wise()
+    with pytest.raises(ConfigError, match=r"bank\.add: reader 'mood' reads the stack"):
+        ReaderBank(tiny_model(), tiny_tokenizer()).add("mood", task, watch=True)
