@@ -256,9 +256,9 @@ def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
             {"prompt": one.prompt, "reply": one.reply, "spans": [[*span, positive] for span in one.spans]}
             for one in own
         ]
-        tasks[part] = Task.from_dataset(
+        task = Task.from_dataset(
             "token_classification",
-            {"train": rows},
+            {"train": rows, "validation": rows[:1]},  # without a validation part, a tenth of the rows would become one
             text="prompt",
             text_pair="reply",
             label="spans",
@@ -267,6 +267,7 @@ def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
             label_all_tokens=True,
             name="monitor",
         )
+        tasks[part] = replace(task, splits={"train": task.split("train")})
     return tasks
 
 
