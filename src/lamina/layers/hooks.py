@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.errors import ConfigError
+from lamina.layers.probe_input import MAIN_INPUTS
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, Side, TapPoint
 
@@ -149,8 +150,9 @@ class StopForward(BaseException):
 def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
     """Call `model(**batch)` and return its output, or None if a hook raised the object `stop`.
 
-    Another StopForward object was raised for another call and propagates.
+    Another StopForward object was raised for another call and propagates. Raises ConfigError if the batch is empty.
     """
+    _check_not_empty(batch)
     try:
         return model(**batch)
     except StopForward as raised:
@@ -158,6 +160,17 @@ def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopF
             raise
         stop.__traceback__ = None  # its frames hold the states of the pass and the exception itself, a cycle
         return None
+
+
+def _check_not_empty(batch: Mapping[str, object]) -> None:
+    """Raise ConfigError if an input of a batch has no rows or no tokens: models fail there, each in its own words."""
+    for name in (*MAIN_INPUTS, "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"):
+        value = batch.get(name)
+        if isinstance(value, Tensor) and 0 in value.shape:
+            raise ConfigError(
+                f"bank: '{name}' has the shape {list(value.shape)}; a batch has at least one row, and each row one "
+                "token. Leave out empty batches, and add a special token to empty texts."
+            )
 
 
 DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs_embeds", "labels")

@@ -123,6 +123,7 @@ def evaluate(  # noqa: PLR0913
         UnknownNameError: If a reader, the part or an option does not exist.
         ConfigError: If a task does not fit its reader or the model, or `errors` is set for a kind of task whose
             predictions are not right or wrong.
+        BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
     """
     check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")

@@ -112,6 +112,7 @@ def predict(  # noqa: PLR0913
         ConfigError: If there is no processor or reader, an example is not what a reader reads, or there is no mask
             token to fill in.
         UnknownNameError: If a reader does not exist.
+        BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If a reader gives NaN or infinity for an example.
         UnsupportedModelError: If `backend` is "onnx" and the model or a reader cannot be exported.
         MissingExtraError: If `backend` is "onnx" or "int8" and its packages are not installed.

@@ -6,11 +6,14 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from lamina.errors import BaseMismatchError
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lamina.errors import BaseMismatchError, ConfigError
 from lamina.store.manifest import BASE, PROCESSOR, ProcessorFacts, library_versions
 from lamina.store.models import load_processor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -107,11 +110,60 @@ def check_processor(saved: ProcessorFacts, processor: Processor, library: str | 
     """
     facts = processor_facts(processor)
     names = {*saved.facts, *facts} if library == library_versions() else saved.facts.keys() & facts.keys() & {*_LASTING}
-    differs: dict[str, tuple[object, object]] = {
-        name: (saved.facts.get(name), facts.get(name))
-        for name in sorted(names)
-        if saved.facts.get(name) != facts.get(name)
-    }
+    if differs := _differences(saved.facts, facts, names):
+        raise BaseMismatchError(op="load", differs=differs, what=_kind(saved.facts))
+
+
+def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
+    """Check that a processor that is passed to a call makes the same inputs as the bank's own.
+
+    Processors of two kinds are not compared: a bank may read images and texts, and have the processor of one of them.
+
+    Args:
+        op: The operation that the message begins with.
+        known: The bank's processor.
+        processor: The processor that was passed.
+
+    Raises:
+        ConfigError: If it makes other inputs, and readers would be trained on these.
+        BaseMismatchError: If it makes other inputs than those that the readers were trained on.
+    """
+    if processor is known:
+        return
+    bank_facts, facts = _remembered_facts(known), _remembered_facts(processor)
+    alike = ("vocabulary" in bank_facts) == ("vocabulary" in facts)
+    differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys() if alike else ())
+    if differs and op == "fit":
+        listed = "; ".join(f"{name} is {own}, and {other} there" for name, (own, other) in differs.items())
+        problem = f"the bank's {_kind(bank_facts)}, which is saved with its readers, makes other inputs: {listed}"
+        raise ConfigError(
+            f"{op}: {problem}. Leave processor= out, or make a bank with it: ReaderBank(model, processor)."
+        )
     if differs:
-        what = "tokenizer" if "vocabulary" in saved.facts else "processor"
-        raise BaseMismatchError(op="load", differs=differs, what=what)
+        raise BaseMismatchError(op=op, differs=differs, what=_kind(bank_facts))
+
+
+def _remembered_facts(processor: Processor) -> dict[str, JSON]:
+    """Return `processor_facts`, computed again only if the size or a limit of a tokenizer has changed."""
+    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    size = len(tokenizer) if hasattr(tokenizer, "get_vocab") else 0
+    key = size, *(getattr(tokenizer, name, None) for name in _SET)
+    if processor not in _facts or _facts[processor][0] != key:
+        _facts[processor] = key, processor_facts(processor)
+    return _facts[processor][1]
+
+
+# A vocabulary takes a tenth of a second to digest, and a processor may be passed with every call.
+_facts: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def _differences(
+    known: Mapping[str, JSON], facts: Mapping[str, JSON], names: Iterable[str]
+) -> dict[str, tuple[object, object]]:
+    """Return name -> (known value, present value) of the facts that differ, among these names."""
+    return {name: (known.get(name), facts.get(name)) for name in sorted(names) if known.get(name) != facts.get(name)}
+
+
+def _kind(facts: Mapping[str, JSON]) -> str:
+    """Return the word for a processor with these facts."""
+    return "tokenizer" if "vocabulary" in facts else "processor"

@@ -12,7 +12,7 @@ from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
 from lamina.tasks.base import PARTS, ColumnSpec, Kind, Source, check_image_size, check_label_all_tokens, kind_of
 from lamina.tasks.labels import check_names, with_declared_names
-from lamina.tasks.metrics import metrics_of, usual_positive
+from lamina.tasks.metrics import metrics_of
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.rows_in_memory import named_parts, rows_of
 from lamina.tasks.sampling import SampleSize, subsample_rows
@@ -42,7 +42,8 @@ class Task:
             "causal_lm" have ("token",), and kinds that generate texts ("text",).
         metric: The metric that picks the best checkpoint; see `lamina.tasks.metrics.better`.
         metrics: All metrics that are reported.
-        positive: The class that "f1" and the recalls are about, if there are two. None: neither, or another problem.
+        positive: The class that "f1" and the recalls are about, if there are two. None: "1" beside "0", "yes" beside
+            "no" or "true" beside "false"; otherwise neither.
         splits: "train", "validation" and perhaps "test".
         name: Name of the task in tables and files.
         columns: The columns of the source: "text", "label", and perhaps "text_pair" and "separator". A reader remembers
@@ -75,7 +76,7 @@ class Task:
     columns: Mapping[str, str | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Look up the kind where its name was passed, and the positive class of such labels as 0 and 1.
+        """Look up the kind where its name was passed, and check the positive class.
 
         Raises:
             UnknownNameError: If no such kind is registered, or there is no such class.
@@ -83,18 +84,11 @@ class Task:
         """
         if isinstance(self.kind, str):
             object.__setattr__(self, "kind", kind_of(self.kind))
-        object.__setattr__(self, "positive", self._positive())
-
-    def _positive(self) -> str | None:
-        """Return the positive class: the one that was set, or the usual one; see `__post_init__` for the errors."""
-        is_binary = len(self.labels) == 2 and self.kind.single_label(self.problem_type)
-        if self.positive is None:
-            return usual_positive(self.labels) if is_binary else None
-        if not is_binary:
-            got = f"positive is '{self.positive}' for {len(self.labels)} labels ({self.problem_type})"
-            raise ConfigError(f"task {self.name}: {got}; only one of two classes can be positive.")
-        check_known(f"task {self.name}", [self.positive], self.labels, "label")
-        return self.positive
+        if self.positive is not None:
+            if len(self.labels) != 2 or not self.kind.single_label(self.problem_type):
+                got = f"positive is '{self.positive}' for {len(self.labels)} labels ({self.problem_type})"
+                raise ConfigError(f"task {self.name}: {got}; only one of two classes can be positive.")
+            check_known(f"task {self.name}", [self.positive], self.labels, "label")
 
     def with_positive(self, positive: str) -> Task:
         """Return the same task with another positive class, and with "f1" among its metrics.

@@ -14,6 +14,7 @@ from lamina.data.state_cache import CacheSettings, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
+from lamina.store.processors import check_same_inputs
 from lamina.store.reload_check import check_reloads
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
@@ -61,6 +62,7 @@ class BankRunner(Runner):
 
     Raises:
         ConfigError: If there is no processor.
+        BaseMismatchError: If `processor` makes other inputs than the bank's, which its readers were trained with.
     """
 
     engine: Engine | None = None
@@ -74,6 +76,8 @@ class BankRunner(Runner):
                 f"{op}: the bank has no processor; it is needed to read examples. Use ReaderBank(model, processor=...)."
             )
         bank.check_ids(op, self.processor)
+        if bank.processor is not None:
+            check_same_inputs(op, bank.processor, self.processor)
         if op == "fit" and bank.processor is None:
             bank.processor = processor  # so that it is saved with the readers, which depend on it
 

@@ -617,6 +617,28 @@ def test_recorded_states_are_the_models_own(bank: ReaderBank, batch: dict[str, t
         bank.record_states({"main": [4]}, batch)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (2, 0), (0, 0)])
+def test_a_batch_without_rows_or_tokens_is_refused(bank: ReaderBank, shape: tuple[int, int]):
+    ids = torch.zeros(shape, dtype=torch.long)
+    message = rf"^bank: 'input_ids' has the shape \[{shape[0]}, {shape[1]}\]; a batch has at least one row"
+    with pytest.raises(ConfigError, match=message):
+        bank(input_ids=ids, attention_mask=ids)
+    with pytest.raises(ConfigError, match=message):
+        bank(input_ids=ids, attention_mask=ids, main=True)
+    with pytest.raises(ConfigError, match=message):
+        bank.record_states({"main": [1]}, {"input_ids": ids})
+
+
+@pytest.mark.parametrize("name", ["vit", "wav2vec2", "whisper", "bart"])
+def test_empty_inputs_of_every_kind_are_refused(name: str):
+    model = FAMILIES[name].known()
+    bank = ReaderBank(model)
+    bank.add("r", Reader(Mean(), TWO))
+    batch = FAMILIES[name].inputs(model, batch=2, tokens=7)
+    with pytest.raises(ConfigError, match=rf"^bank: '{model.main_input_name}' has the shape \[0, "):
+        bank(**{key: value[:0] for key, value in batch.items()})
+
+
 def test_a_missing_state_is_named(bank: ReaderBank, batch: dict[str, torch.Tensor]):
     states = bank.record_states({"main": [1, 3]}, batch)
     with pytest.raises(ConfigError, match=r"no state of layer 2 of the stack 'main'; .* need the layers 1, 2, 3"):

@@ -17,7 +17,7 @@ from tests.support.finetuned import bert, drawn, image_processor, shades, t5, t5
 from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes_no
 
 from lamina import ReaderBank, predict, predict_file
-from lamina.errors import ConfigError, DataError, StoreError
+from lamina.errors import BaseMismatchError, ConfigError, DataError, StoreError
 from lamina.prediction import bulk
 
 TEXTS = [f"anna was in paris {'and oslo ' * (row % 5)}" for row in range(23)]
@@ -341,8 +341,11 @@ def test_a_run_goes_on_with_the_same_tokenizer_alone(tmp_path: Path):
         run(made, source, tmp_path / "out.jsonl")
     other = tiny_tokenizer()
     other.backend_tokenizer.normalizer = None  # as many ids, but another text
-    with pytest.raises(ConfigError, match="of an earlier run whose processor was"):
+    with pytest.raises(BaseMismatchError, match="another tokenizer: normalizer was"):
         run(made, source, tmp_path / "out.jsonl", processor=other)
+    made.processor = other
+    with pytest.raises(ConfigError, match="of an earlier run whose processor was"):
+        run(made, source, tmp_path / "out.jsonl")
 
 
 def test_a_run_goes_on_with_the_same_way_to_read_words_alone(tmp_path: Path):

@@ -12,7 +12,7 @@ from tests.support.stored import WORDS, save_base, tiny_bank, tiny_model, tiny_t
 from tokenizers import normalizers
 from transformers import ViTImageProcessor
 
-from lamina import predict
+from lamina import Task, evaluate, fit, predict
 from lamina.bank import ReaderBank
 from lamina.errors import BaseMismatchError, ConfigError, StoreError
 from lamina.store import load, load_bank, save_bank
@@ -76,6 +76,31 @@ def test_another_tokenizer_is_refused_with_what_differs(what: str, base: Path, t
     with pytest.raises(BaseMismatchError, match=f"another tokenizer: .*({what}) was"):
         load_bank(tmp_path / "bank", processor=other)
     load_bank(tmp_path / "bank", processor=tiny_tokenizer())
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_another_tokenizer_for_one_call_is_refused(what: str, base: Path):
+    """It is compared whether the bank was loaded or made, at every call that can be passed one."""
+    bank, other = bank_on(base), tiny_tokenizer()
+    assert predict(bank, ["good"], processor=other) == predict(bank, ["good"])
+    CHANGES[what](other := tiny_tokenizer())
+    rows = [{"text": word, "label": word} for word in ("good", "bad") * 4]
+    task = Task.from_dataset("sequence_classification", {"train": rows, "validation": rows}, text="text")
+    bank.add("new", task)
+    with pytest.raises(BaseMismatchError, match=f"^predict: .*another tokenizer: .*({what}) was"):
+        predict(bank, ["good"], processor=other)
+    with pytest.raises(BaseMismatchError, match=f"^evaluate: .*another tokenizer: .*({what}) was"):
+        evaluate(bank, {"new": task}, processor=other)
+    with pytest.raises(ConfigError, match=f"^fit: the bank's tokenizer, .* makes other inputs: .*({what}) is"):
+        fit(bank, {"new": task}, processor=other, epochs=1, progress=False)
+
+
+def test_a_tokenizer_that_changes_between_two_calls_is_refused(base: Path):
+    bank, other = bank_on(base), tiny_tokenizer()
+    predict(bank, ["good"], processor=other)
+    other.add_tokens(["goodness"])
+    with pytest.raises((BaseMismatchError, ConfigError), match=r"added tokens was|the tokenizer has ids up to"):
+        predict(bank, ["good"], processor=other)
 
 
 def test_another_vocabulary_is_refused(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

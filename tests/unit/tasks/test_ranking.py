@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.monitors.calibration import Calibration
 from lamina.tasks import kind_of
-from lamina.tasks.class_results import ClassResults
+from lamina.tasks.class_results import ClassResults, positive_id
 from lamina.tasks.metrics import score_ranking
 from lamina.tasks.task import Task
 
@@ -101,7 +102,17 @@ BAD = {"train": [{"text": str(at), "label": ("ok", "bad")[at % 3 == 0]} for at i
 def test_the_usual_positive_class(labels: tuple[str, str], positive: str | None):
     rows = [{"text": str(at), "label": labels[at % 2]} for at in range(20)]
     made = Task.from_dataset(KIND, {"train": rows}, text="text", labels=labels)
-    assert (made.positive, "f1" in made.metrics) == (positive, positive is not None)
+    assert "f1" in made.metrics if positive else "f1" not in made.metrics
+    assert positive_id(made, ()) == (labels.index(positive) if positive else None)
+
+
+def test_other_names_of_the_classes_have_their_own_positive_class():
+    rows = [{"text": str(at), "label": ("no", "yes")[at % 2]} for at in range(20)]
+    made = Task.from_dataset(KIND, {"train": rows}, text="text")
+    for labels, positive in ((("bad", "ok"), None), (("true", "false"), 0), (("a", "b", "c"), None)):
+        assert positive_id(replace(made, labels=labels), ()) == positive
+    with pytest.raises(UnknownNameError, match="unknown label 'yes'; known: bad, ok"):
+        replace(replace(made, positive="yes"), labels=("bad", "ok"))
 
 
 def test_no_class_is_positive_because_of_its_letters():
