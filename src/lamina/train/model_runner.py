@@ -111,9 +111,9 @@ class ModelRunner(Runner):
                 f"{self.op}: a bank reads this model and keeps it as it is; fine-tuning changes it. "
                 "Load the model a second time, or train it with the bank: ReaderBank(model, train_base=True)."
             )
-        check_reloads(self.model, self.op)
         parameter_groups(self.model, options, 1.0, self.op)
         self.fit_head(groups[0])
+        check_reloads(self.model, self.op)
         if self.kind.fit_processor(self.processor, self.task):
             vars(self.model)[_PROCESSOR] = self.processor
 
