@@ -19,7 +19,7 @@ from lamina.vllm.taps import tap
 from lamina.vllm.worker import ATTRIBUTE, StepScores, load_bank
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
     from lamina.bank import ReaderBank
     from lamina.layers import LayerStack
@@ -101,8 +101,8 @@ class TextReaders:
             scores |= self._answer({request: ended[request] for request in group}, [ids[request] for request in group])
         return scores
 
-    def _answer(self, texts: dict[str, list[Tensor]], ids: Sequence[Int[Tensor, " tokens"]]) -> dict[str, StepScores]:
-        """Return request id -> scores, from request id -> the states of all its layers, and the texts' token ids."""
+    def _answer(self, texts: dict[str, list[Tensor]], ids: Sequence[Tensor]) -> dict[str, StepScores]:
+        """Return request id -> scores, from request id -> the states of all its layers, and the token ids `[tokens]` of the texts."""
         device = self._runner.device
         mask = pad_sequence([torch.ones_like(part) for part in ids], batch_first=True).to(device)
         tokens = pad_sequence(list(ids), batch_first=True).to(device)
