@@ -102,7 +102,7 @@ class TextReaders:
         return scores
 
     def _answer(self, texts: dict[str, list[Tensor]], ids: Sequence[Tensor]) -> dict[str, StepScores]:
-        """Return request id -> scores, from request id -> the states of all its layers, and the token ids `[tokens]` of the texts."""
+        """Return request id -> scores, from request id -> the states of all its layers, and the texts' token ids."""
         device = self._runner.device
         mask = pad_sequence([torch.ones_like(part) for part in ids], batch_first=True).to(device)
         tokens = pad_sequence(list(ids), batch_first=True).to(device)
