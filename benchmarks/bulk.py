@@ -1,9 +1,9 @@
 """Bulk prediction: the time of `predict_file` with 8 AdaLayers readers, relative to the forward of the base model.
 
-    python benchmarks/bulk.py [--json]
+    python benchmarks/bulk.py [--json] [--backend onnx]
 
 The time of `predict_file` includes reading, tokenising, sorting, the readers' predictions and writing. The forward
-alone starts from finished batches: the same rows, in the same order and with the same padding. Each text consists of 1
+alone runs in PyTorch and starts from finished batches of 32 rows of similar length. Each text consists of 1
 to 8 sentences of the demo. The two are measured in turn. `ratio` is the median of the ratios of all rounds, `from` and
 `to` are the lowest and the highest ratio. `cpu ratio` is the ratio of processor times, which other processes on a busy
 machine disturb less. Budget: at most 1.25.
@@ -59,7 +59,7 @@ def bank_of(device: str) -> ReaderBank:
 
 
 def sorted_batches(bank: ReaderBank, source: Path) -> list[dict[str, torch.Tensor]]:
-    """Return the batches that `predict_file` makes from the texts in a file, on the device of the bank."""
+    """Return batches of rows of similar length from the texts in a file, on the device of the bank."""
     lines, batches = source.read_text(encoding="utf-8").splitlines(), []
     for start in range(0, len(lines), CHUNK):
         encoded = bank.processor(lines[start : start + CHUNK], truncation=True)["input_ids"]
@@ -80,14 +80,17 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
 def speed(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the row of the first table: `predict_file` relative to the forward alone; files go to `folder`."""
     bank, source = bank_of(arguments.device), texts(folder, ROWS)
-    batches, settings = sorted_batches(bank, source), {"batch_size": BATCH, "chunk_rows": CHUNK, "progress": False}
+    batches, settings = sorted_batches(bank, source), {"chunk_rows": CHUNK, "progress": False}
 
     def forward() -> None:
         with torch.no_grad():
             for batch in batches:
                 bank.model(**batch)
 
-    runs = {"forward": forward, "bulk": lambda: predict_file(bank, source, folder / "out.jsonl", **settings)}
+    runs = {
+        "forward": forward,
+        "bulk": lambda: predict_file(bank, source, folder / "out.jsonl", backend=arguments.backend, **settings),
+    }
     rounds = [{name: timed(run) for name, run in runs.items()} for _ in range(arguments.repeats + 1)][1:]
     ratios, cpu = ([both["bulk"][at] / both["forward"][at] for both in rounds] for at in (0, 1))
     return {
@@ -107,7 +110,7 @@ def peak(rows: int) -> int:
     """Predict `rows` texts and return the peak resident memory of this process in bytes."""
     with tempfile.TemporaryDirectory() as folder:
         source = texts(Path(folder), rows)
-        predict_file(bank_of("cpu"), source, Path(folder) / "out.jsonl", batch_size=BATCH, progress=False)
+        predict_file(bank_of("cpu"), source, Path(folder) / "out.jsonl", progress=False)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -125,7 +128,7 @@ def memory() -> list[dict[str, Any]]:
 
 def main() -> None:
     """Measure speed and memory, and print both tables."""
-    arguments = options(__doc__ or "", repeats=7)
+    arguments = options(__doc__ or "", repeats=7, backend=True)
     with tempfile.TemporaryDirectory() as folder:
         report([speed(arguments, Path(folder))], as_json=arguments.json)
     report(memory(), as_json=arguments.json)

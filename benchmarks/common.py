@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 SHAPES = {"minilm": (16, 64), "roberta-large": (4, 128)}  # model -> batch size, tokens per text
 
 
-def options(description: str, *, repeats: int) -> argparse.Namespace:
+def options(description: str, *, repeats: int, backend: bool = False) -> argparse.Namespace:
     """Parse the options that every benchmark has: `json`, `repeats` and `device`.
 
     Args:
         description: Text of --help.
         repeats: Default of --repeats.
+        backend: Whether there is --backend too: what computes the readers' answers.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -31,6 +32,8 @@ def options(description: str, *, repeats: int) -> argparse.Namespace:
     parser.add_argument(
         "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="device (default %(default)s)"
     )
+    if backend:
+        parser.add_argument("--backend", default="torch", help="torch or onnx (default %(default)s)")
     return parser.parse_args()
 
 

@@ -1,6 +1,6 @@
 """The speed of a served bank of 8 readers on MiniLM: texts per second relative to the bank in bulk, and response times.
 
-    python benchmarks/serve.py [--json] [--repeats 3] [--seconds 10] [--clients 64]
+    python benchmarks/serve.py [--json] [--repeats 3] [--seconds 10] [--clients 64] [--backend onnx]
 
 `lamina serve` runs in its own process with torch's default number of threads. Each client sends one text of 1 to 64
 words and waits for the answer before it sends the next (a closed loop). In each round the bank first answers the same
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="counted rounds (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each loop")
     parser.add_argument("--clients", type=int, default=64, help="that ask at the same time (default %(default)s)")
+    parser.add_argument("--backend", default="torch", help="of the server; bulk always runs in PyTorch")
     args = parser.parse_args()
     rates: list[dict[str, float]] = []
     waits: list[dict[str, Any]] = []
@@ -64,7 +65,7 @@ def main() -> None:
         bulk(texts[: args.clients])
         own = pass_seconds(bank)
         for passes in PASSES:
-            with serving(Path(folder) / "bank", passes) as address:
+            with serving(Path(folder) / "bank", passes, args.backend) as address:
                 asyncio.run(closed(address, texts, args.clients, 2.0))  # to warm up
                 rounds: list[tuple[float, float]] = []
                 for _ in range(args.repeats):
@@ -119,10 +120,10 @@ def texts_of(folder: Path) -> list[str]:
 
 
 @contextmanager
-def serving(bank: Path, passes: int) -> Iterator[tuple[str, int]]:
+def serving(bank: Path, passes: int, backend: str) -> Iterator[tuple[str, int]]:
     """Yield host and port of a server in its own process."""
     command = [sys.executable, "-c", "from lamina.cli import main; main()", "serve", str(bank), "--port", "0"]
-    command += ["--max-concurrent-passes", str(passes)]
+    command += ["--max-concurrent-passes", str(passes), "--backend", backend]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         found = re.findall(r"http://([^:]+):(\d+)", next(iter(process.stdout or ()), ""))

@@ -26,6 +26,13 @@ _FORMAT = (
 )
 _READER = "Name of a reader to export; may be repeated. Default: all readers."
 _MAIN = "With --format onnx: also export the model's own output. A whole model always exports it."
+_INT8 = (
+    "Quantise the base to 8-bit integers; the readers stay in float32. Needs --validation. If OUT is BANK/onnx-int8, "
+    "--backend int8 finds it."
+)
+_VALIDATION = "With --int8: labelled file, as for `lamina evaluate`, on which every reader is scored before and after."
+_LABEL = "With --int8: column of a reader's label, as READER=COLUMN; may be repeated. Default: the one it learnt from."
+_MAX_LOSS = "With --int8: largest loss of a reader's metric that is accepted."
 _COLUMNS = ("output", "of", "axes", "labels")
 
 
@@ -36,12 +43,16 @@ class Format(StrEnum):
     TORCH = "torch"
 
 
-def export(
+def export(  # noqa: PLR0913
     bank_or_model: Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)],
     out: Annotated[Path, Argument(metavar="OUT", help="Folder to write to; it is created if it does not exist.")],
     form: Annotated[Format, Option("--format", help=_FORMAT)] = Format.ONNX,
     reader: Annotated[list[str] | None, Option(metavar="NAME", help=_READER)] = None,
     main: Annotated[bool, Option("--main", help=_MAIN)] = False,
+    int8: Annotated[bool, Option("--int8", help=_INT8)] = False,
+    validation: Annotated[Path | None, Option(metavar="FILE", help=_VALIDATION)] = None,
+    label: Annotated[list[str] | None, Option(metavar="READER=COLUMN", help=_LABEL)] = None,
+    max_loss: Annotated[float, Option(min=0, help=_MAX_LOSS)] = 0.01,
     model: options.ModelOption = None,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -53,9 +64,18 @@ def export(
     if form is Format.TORCH and (main or len(reader or ()) != 1):
         problem = "--main was given" if main else f"{len(reader or ()) or 'no'} readers were named"
         raise ConfigError(f"export: {problem}; --format torch writes one reader of a bank. Give --reader NAME once.")
+    if int8 and (form is not Format.ONNX or main or reader or validation is None):
+        raise ConfigError("export: --int8 writes a graph of all readers. Give --validation FILE, and no --reader.")
+    if not int8 and (validation is not None or label):
+        raise ConfigError("export: --validation and --label are for --int8, which was not given.")
     from lamina.bank import ReaderBank
 
     target, processor = _opened(bank_or_model, model)
+    if int8 and validation is not None:
+        if not isinstance(target, ReaderBank):
+            raise ConfigError(f"export: {bank_or_model} is a whole model; --int8 is for banks.")
+        _export_int8(target, out, validation, label or [], max_loss, as_json=as_json)
+        return
     if isinstance(target, ReaderBank):
         check_known("export", reader or (), target, "reader")
     elif reader:
@@ -115,6 +135,24 @@ def _export_graph(
     else:
         rows = [_row(name, output) for name, output in facts.outputs.items()]
         print_table(f"{out}: within {facts.max_difference:.0e} of PyTorch", _COLUMNS, rows)
+
+
+def _export_int8(
+    bank: ReaderBank, out: Path, validation: Path, label: list[str], max_loss: float, *, as_json: bool
+) -> None:
+    """Export a bank with a quantised base into `out`, and print every reader's score before and after."""
+    from lamina.prediction.int8 import export_int8
+
+    if wrong := [pair for pair in label if not all(pair.partition("="))]:
+        raise ConfigError(f"export: --label is '{wrong[0]}'; it must be READER=COLUMN.")
+    labels = dict(pair.split("=", 1) for pair in label) or None
+    facts = export_int8(bank, out, validation, max_loss=max_loss, labels=labels)
+    if as_json:
+        print_json({"folder": str(out), **facts.model_dump()})
+    else:
+        scores = (facts.int8 or {}).items()
+        rows = [(name, own.metric, own.float32, own.int8, own.int8 - own.float32) for name, own in scores]
+        print_table(f"{out}: int8", ("reader", "metric", "float32", "int8", "change"), rows)
 
 
 def _row(name: str, output: OutputFacts) -> tuple[object, ...]:

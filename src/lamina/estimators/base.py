@@ -169,7 +169,8 @@ class LaminaEstimator(BaseEstimator):
         """Return reader name -> the reader's outputs for the examples of a split. Errors name the calling `method`."""
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
-        predictor = Predictor(self.bank_, PassOptions(batch_size=rows))
+        predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend="auto")
+        predictor.choose_engine()
         prepared = predictor.prepared({self.kind: split})
         prepared.warn(self._op(method))
         return predictor.results(prepared)

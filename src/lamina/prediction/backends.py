@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,7 +19,7 @@ from lamina.store.onnx_engine import OnnxEngine
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
@@ -100,6 +101,17 @@ def engine_of(
         logger.warning("predict: PyTorch answers, since ONNX Runtime cannot: %s", error)
         return None
     return ChosenEngine(engine, strict=backend != "auto")
+
+
+@contextmanager
+def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Iterator[None]:
+    """Let an engine answer for a bank inside the `with` block, wherever its export is."""
+    before = dict(_engines.get(bank, {}))
+    _engines[bank] = {**before, backend: engine}
+    try:
+        yield
+    finally:
+        _engines[bank] = before
 
 
 def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:

@@ -1,0 +1,65 @@
+"""A bank whose base is quantised: the scores before and after are stored, and too large a loss is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import onnx
+import pytest
+from tests.support.stored import save_base, tiny_tokenizer
+
+import lamina
+from lamina import Reader, ReaderBank
+from lamina.errors import ConfigError, StoreError
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.prediction.int8 import export_int8
+from lamina.store import load, save_bank
+
+ROWS = [
+    ("the film is good .", "good"),
+    ("the film is bad", "bad"),
+    ("very bad", "bad"),
+    ("very fun .", "good"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("int8")
+    bank = ReaderBank(load(save_base(folder / "base"))[0], tiny_tokenizer())
+    bank.add("mood", Reader(ScalarMix(layers=[0, 1]), SequenceClassification(("bad", "good"), pooling="mean")))
+    bank["mood"].info["columns"] = {"text": "text", "label": "mood"}
+    save_bank(bank.eval(), folder / "bank")
+    rows = [json.dumps({"text": text, "mood": mood}) for text, mood in ROWS * 3]
+    (folder / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    return folder
+
+
+def test_a_base_in_int8_with_readers_in_float(folder: Path):
+    bank = ReaderBank.from_pretrained(folder / "bank")
+    facts = export_int8(bank, folder / "bank" / "onnx-int8", folder / "rows.jsonl", max_loss=1.0)
+    nodes = [node.op_type for node in onnx.load(str(folder / "bank" / "onnx-int8" / "model.onnx")).graph.node]
+    # query, key, value, output and two maps of the feed-forward, in the one block that the reader needs
+    assert nodes.count("MatMulInteger") == 6
+    assert facts.int8 is not None
+    assert facts.int8["mood"].float32 == lamina.evaluate(bank, folder / "rows.jsonl")["mood"][facts.int8["mood"].metric]
+    plain = lamina.predict(bank, [ROWS[0][0]], backend="torch")[0]["mood"]["probabilities"]["good"]
+    quantised = lamina.predict(bank, [ROWS[0][0]], backend="int8")[0]["mood"]["probabilities"]["good"]
+    assert 0 < abs(plain - quantised) < 0.05
+    assert lamina.predict(bank, [ROWS[0][0]])[0]["mood"]["probabilities"]["good"] == plain  # "auto" never takes int8
+
+
+def test_too_large_a_loss_is_refused(folder: Path):
+    bank = ReaderBank.from_pretrained(folder / "bank")
+    with pytest.raises(StoreError, match=r"'mood' has a .* in int8 and .*; at most -1 may be lost"):
+        export_int8(bank, folder / "out", folder / "rows.jsonl", max_loss=-1)
+    assert not (folder / "out").exists()
+
+
+def test_a_reader_without_rows_is_refused(folder: Path):
+    bank = ReaderBank.from_pretrained(folder / "bank")
+    with pytest.raises(ConfigError):
+        export_int8(bank, folder / "out", {}, max_loss=1)
+    assert not (folder / "out").exists()
