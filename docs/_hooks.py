@@ -23,6 +23,7 @@ NOTEBOOKS = (  # pages that are a program from beginning to end
     "guides/cutting.md",
     "guides/inserting.md",
     "guides/layers.md",
+    "guides/live-monitor.md",
     "guides/one-pass.md",
     "guides/probe-my-csv.md",
     "guides/sweeps.md",

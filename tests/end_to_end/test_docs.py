@@ -138,6 +138,24 @@ def of_the_csv(names: Names, printed: str) -> None:
     assert Path("page.html").is_file()
 
 
+def of_the_monitor(names: Names, printed: str) -> None:
+    """The monitor is worth something and flags; then the commands of the page, on the files that its Python wrote."""
+    rates = names["trained"].calibration
+    assert rates.recall > 0.7
+    assert rates.false_positive_rate <= 0.1
+    assert "catches" in printed
+    text = (ROOT / "docs" / "guides" / "live-monitor.md").read_text(encoding="utf-8")
+    (commands,) = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
+    for line in commands.splitlines():
+        with redirect_stdout(io.StringIO()) as out, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(app, "quiet", lambda: None)  # its changes would outlast the test
+            with pytest.raises(SystemExit) as ended:
+                main(shlex.split(line)[1:])
+        assert ended.value.code in (0, None)
+    assert "at most 0.05 with 95% confidence" in " ".join(out.getvalue().split())
+    assert rates.data in out.getvalue()
+
+
 def of_three_columns(names: Names, _printed: str) -> None:
     """The scores say something; then the commands of the page, on the files that its Python wrote."""
     assert all(score["accuracy"] > 0.85 for score in names["scores"].values())
@@ -193,6 +211,7 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/guides/cutting.md": (dict, printed_alone),
     "docs/guides/inserting.md": (dict, printed_alone),
     "docs/guides/layers.md": (dict, printed_alone),
+    "docs/guides/live-monitor.md": (dict, of_the_monitor),
     "docs/guides/one-pass.md": (dict, printed_alone),
     "docs/guides/probe-my-csv.md": (dict, of_the_csv),
     "docs/guides/sweeps.md": (dict, printed_alone),
