@@ -168,10 +168,13 @@ class _Interception(NamedTuple):
     model: nn.Module
     on_generate: OnGenerate
     is_waiting: Callable[[], bool]
+    is_reading: Callable[[], bool]
 
 
 @contextmanager
-def intercept_generate(model: nn.Module, on_generate: OnGenerate, is_waiting: Callable[[], bool]) -> Iterator[None]:
+def intercept_generate(
+    model: nn.Module, on_generate: OnGenerate, is_waiting: Callable[[], bool], is_reading: Callable[[], bool]
+) -> Iterator[None]:
     """Pass the calls of `generate` on a model, or on a part of it, through `on_generate`.
 
     Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
@@ -182,11 +185,12 @@ def intercept_generate(model: nn.Module, on_generate: OnGenerate, is_waiting: Ca
         model: The model.
         on_generate: A context around the decoding of each call.
         is_waiting: Returns whether the next call must be one that can be followed: it is then checked before it runs.
+        is_reading: Returns whether the next pass of the model is read, so that it must be a pass over the real prompt.
     """
     from transformers import GenerationMixin
 
     mixin: Any = GenerationMixin
-    interception = _Interception(model, on_generate, is_waiting)
+    interception = _Interception(model, on_generate, is_waiting, is_reading)
     _in_context.set((*_in_context.get(), interception))
     with _lock:
         if not _open:
@@ -247,12 +251,12 @@ def _checked(function: Method) -> Method:
 def _unhealed(function: Method) -> Method:
     """Return a function to put in place of the original `heal_tokens`: it refuses option "token_healing".
 
-    `_checked` does not see the option where `model.generate` was bound before.
+    `_checked` does not see the option where `model.generate` was bound before, nor when only prompts are read.
     """
 
     @functools.wraps(function)
     def heal_tokens(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
-        if any(hook.is_waiting() for hook in _interceptions(model)):
+        if any(hook.is_reading() for hook in _interceptions(model)):
             _check_options({"token_healing": True}.get)
         return function(model, *args, **kwargs)
 

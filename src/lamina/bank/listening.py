@@ -50,7 +50,7 @@ def listening(
         ConfigError: If an enclosing `with` block already uses one of the readers.
     """
     listener, model = _Listener(bank, passes, over, new_observer), bank.model
-    intercepted = intercept_generate(model, listener.on_generate, listener.is_waiting)
+    intercepted = intercept_generate(model, listener.on_generate, listener.is_waiting, listener.is_reading)
     with uncompiled(), _registered(listener), intercepted, ContextHooks() as hooks:
         for template in passes:
             on_state, on_start = partial(listener.on_state, template), partial(listener.on_start, template)
@@ -127,6 +127,10 @@ class _Listener:
         """Return whether the readers of a stack wait for a generated text."""
         stacks = [template for template in self._templates if reads_generated_text(template, self._model)]
         return self.over != "prompt" and not all(map(self._has_output, stacks))
+
+    def is_reading(self) -> bool:
+        """Return whether the readers of a stack have no output yet, so that they read the next pass."""
+        return not all(map(self._has_output, self._templates))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Store the arguments of a call of a module that contains a stack (a forward pre-hook)."""

@@ -115,6 +115,15 @@ def test_they_are_refused_where_generate_was_bound_before(options: dict[str, Any
     assert traces(bank.model) == before
 
 
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_token_healing_is_refused_when_only_the_prompt_is_read(is_bound: bool):
+    bank = bank_of("gpt2-CausalLM")
+    generate = functools.partial(bank.model.generate, **SHORT) if is_bound else None
+    options = {**prompt(bank, 1), "token_healing": True, "tokenizer": object()}
+    with pytest.raises(ConfigError, match="token_healing=True, which writes a text before"), bank.listen():
+        (generate or functools.partial(bank.model.generate, **SHORT))(**options)
+
+
 def test_a_model_that_drafts_for_itself_is_refused():
     bank = bank_of("gpt2-CausalLM")
     with pytest.raises(ConfigError, match="the model drafts for itself"), bank.listen(over="output"):
