@@ -18,7 +18,7 @@ from lamina.prediction.file_tasks import FileColumns, tasks_of_file
 from lamina.prediction.text_baseline import tfidf_scores
 from lamina.tasks.metrics import require_metrics
 from lamina.train.bank_runner import BankRunner
-from lamina.train.groups import groups_of, tasks_by_name
+from lamina.train.groups import groups_of, tasks_by_name, with_positive
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import PassOptions
 from lamina.train.training_run import open_runner
@@ -151,7 +151,7 @@ def evaluate(  # noqa: PLR0913
     elif (text, text_pair, labels) != (None, None, None) or not isinstance(tfidf, bool):
         raise ConfigError("evaluate: text, text_pair, labels and a file for tfidf are for a file, not for tasks.")
     else:
-        tasks = _with_positive(tasks_by_name("evaluate", tasks), positive)
+        tasks = with_positive("evaluate", tasks_by_name("evaluate", tasks), positive)
     require_metrics("evaluate", (metric for task in tasks.values() for metric in task.metrics))
     more = partial(_more, per_class=per_class, errors=errors, compared=compare)
     runs = [tasks] if isinstance(target, ReaderBank) else [{name: task} for name, task in tasks.items()]
@@ -171,13 +171,6 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
     if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
         what = "a whole model" if precision == "float32" else f"precision {precision}"
         raise ConfigError(f"evaluate: backend is '{backend}' with {what}; it is for banks, in float32.")
-
-
-def _with_positive(tasks: Mapping[str, Task], positive: Mapping[str, str] | str | None) -> dict[str, Task]:
-    """Return the tasks with the positive classes that were given: one for all, or by name."""
-    check_known("evaluate", positive if isinstance(positive, Mapping) else (), tasks, "reader")
-    chosen = {name: positive.get(name) if isinstance(positive, Mapping) else positive for name in tasks}
-    return {name: task if (own := chosen[name]) is None else task.with_positive(own) for name, task in tasks.items()}
 
 
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> dict[str, Any]:

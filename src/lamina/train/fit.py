@@ -8,6 +8,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Literal
 
 from lamina.errors import check_known
+from lamina.train.groups import tasks_by_name, with_positive
 from lamina.train.options import FitOptions
 from lamina.train.training_run import train
 from lamina.utils import rank
@@ -34,6 +35,7 @@ def fit(  # noqa: PLR0913
     tasks: Mapping[str, Task] | Task,
     *,
     grid: Mapping[str, Mapping[str, Sequence[object]]] | None = None,
+    positive: Mapping[str, str] | str | None = None,
     processor: Processor | None = None,
     output: str | Path | None = None,
     epochs: int | Mapping[str, int] = 3,
@@ -96,6 +98,8 @@ def fit(  # noqa: PLR0913
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
             "cola_0001", "cola_0002" ... replace the reader "cola": one per combination, all trained in the same passes.
             Keys are fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
+        positive: Reader name -> positive class, or one class for all, which "f1" and the recalls are about. None: that
+            of the task.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`. An image processor is set to the task's `image_size`, if it has one.
         output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and the checkpoints
@@ -215,8 +219,9 @@ def fit(  # noqa: PLR0913
         progress=progress,
         **unknown,
     )
-    result = train(bank_or_model, tasks, options, grid=grid, processor=processor, output=output)
-    _mention_unused("fit", tasks if isinstance(tasks, Mapping) else {tasks.name: tasks}, test=test)
+    by_name = with_positive("fit", tasks_by_name("fit", tasks), positive)
+    result = train(bank_or_model, by_name, options, grid=grid, processor=processor, output=output)
+    _mention_unused("fit", by_name, test=test)
     return result
 
 
@@ -231,6 +236,7 @@ def finetune(
     model: PreTrainedModel,
     task: Task,
     *,
+    positive: str | None = None,
     processor: Processor | None = None,
     output: str | Path | None = None,
     **options: object,
@@ -240,6 +246,7 @@ def finetune(
     Args:
         model: A transformers model with a head for the task, plain or edited. It must not be read by a bank.
         task: The task.
+        positive: The class that "f1" and the recalls are about. None: that of the task.
         processor: Tokenizer, image processor or feature extractor. None: the one that belongs to `model.name_or_path`.
         output: Folder for the model, as `lamina.save` writes it, its scores and checkpoints. None: nothing is written.
         **options: Options of `fit`, with its defaults, except those that only banks have: `grid`, `cache`,
@@ -255,8 +262,9 @@ def finetune(
         StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
     """
     known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - _OF_BANKS]
-    check_known("finetune", options, ["processor", "output", *known], "option")
+    check_known("finetune", options, ["positive", "processor", "output", *known], "option")
     chosen = FitOptions.of(options, "finetune")
+    task = task if positive is None else task.with_positive(positive)
     result = train(model, task, chosen, op="finetune", processor=processor, output=output)
     _mention_unused("finetune", {task.name: task}, test=chosen.test)
     return result

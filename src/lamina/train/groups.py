@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, check_known
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.task import Task
 from lamina.train.plan import Group
@@ -37,6 +37,18 @@ def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, 
             came = f"a mapping to {type(next(task for task in tasks.values() if not isinstance(task, Task))).__name__}"
         raise ConfigError(f"{op}: tasks are {came}; a lamina.Task, or a mapping of names to tasks, is needed.")
     return dict(tasks)
+
+
+def with_positive(op: str, tasks: Mapping[str, Task], positive: Mapping[str, str] | str | None) -> dict[str, Task]:
+    """Return the tasks with the positive classes that were given to the operation `op`: one for all, or by name.
+
+    Raises:
+        UnknownNameError: If a mapping names a learner or a class that does not exist.
+        ConfigError: If a task does not have two classes.
+    """
+    check_known(op, positive if isinstance(positive, Mapping) else (), tasks, "reader")
+    chosen = {name: positive.get(name) if isinstance(positive, Mapping) else positive for name in tasks}
+    return {name: task if (own := chosen[name]) is None else task.with_positive(own) for name, task in tasks.items()}
 
 
 def groups_of(

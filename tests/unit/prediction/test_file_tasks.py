@@ -114,6 +114,8 @@ def test_a_test_part_that_fit_does_not_score_is_named(bank: ReaderBank, caplog: 
     rows = [{"text": f"the film {row}", "label": "xy"[row % 2]} for row in range(20)]
     task = Task.from_dataset(KIND, {"train": rows, "validation": rows, "test": rows}, text="text")
     bank.add("more", Reader(Mean(), SequenceClassification(task.labels, 2)))
+    assert fit(bank, {"more": task}, positive="x", epochs=1, test=True, progress=False).test["more"].keys() >= {"f1"}
+    assert bank["more"].info["positive"] == "x"
     result = fit(bank, {"more": task}, epochs=1, progress=False)
     assert caplog.messages == [
         "fit: the test part of 'more' was not scored. Give test=True, or call lamina.evaluate with split='test'."
