@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
 
 from typer import Argument, Option
 
@@ -146,7 +146,7 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -
     from lamina.prediction.bulk import read_examples, usual_column
 
     columns = [text or usual_column(path), *([pair] if pair else [])]
-    return [example for _, examples, _ in read_examples(path, columns) for example in examples]
+    return cast("Texts", [example for _, examples, _ in read_examples(path, columns) for example in examples])
 
 
 def _reader_names(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:

@@ -105,12 +105,13 @@ def _too_large(path: Path, most: int) -> DataError:
 def _row_sizes(cells: pa.Array) -> np.ndarray:
     """Return the bytes of each cell of a column `[rows]`, at least 8, once every text stands for itself."""
     if isinstance(cells, pa.DictionaryArray):
-        lengths = pc.binary_length(cells.dictionary).take(cells.indices)
+        lengths = pc.binary_length(cells.dictionary).take(cells.indices)  # pyright: ignore[reportAttributeAccessIssue]
         return 8 + lengths.fill_null(0).to_numpy(zero_copy_only=False)
     if isinstance(cells, pa.StructArray):
         return sum(map(_row_sizes, cells.flatten()), np.full(len(cells), 8))
     if isinstance(cells, pa.ListArray | pa.LargeListArray):
-        ends = np.cumsum(pc.list_value_length(cells).fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
+        lengths = pc.list_value_length(cells)  # pyright: ignore[reportAttributeAccessIssue]
+        ends = np.cumsum(lengths.fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
         total = np.cumsum([0, *_row_sizes(cells.flatten())])
         return 8 + np.diff(total[ends], prepend=0)
     return np.full(len(cells), max(8, cells.nbytes // max(1, len(cells))))

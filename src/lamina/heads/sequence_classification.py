@@ -188,7 +188,7 @@ class PooledClassificationHead(LabelHead):
 
     def forward_many(
         self,
-        heads: list[Any],
+        heads: Sequence[Any],
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch classes"]:

@@ -87,7 +87,7 @@ class TokenClassificationHead(LabelHead):
 
     def forward_many(
         self,
-        heads: list[Any],
+        heads: Sequence[Any],
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch tokens classes"]:

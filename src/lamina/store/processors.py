@@ -13,7 +13,7 @@ from lamina.store.manifest import BASE, PROCESSOR, ProcessorFacts, library_versi
 from lamina.store.models import load_processor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, MutableMapping
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -154,7 +154,7 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
 
 
 # A vocabulary takes a tenth of a second to digest, and a processor may be passed with every call.
-_facts: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_facts: MutableMapping[object, tuple[object, dict[str, JSON]]] = WeakIdKeyDictionary()
 
 
 def _differences(

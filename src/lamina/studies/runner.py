@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, TypedDict, cast
 
 import pandas as pd
 
@@ -93,4 +93,5 @@ def run_cells(
 
 def _run_cell(cell: Cell) -> CellResult:
     """Run the work of a cell, and return its rows with the entries of the cell's key as additional columns."""
-    return {"key": dict(cell.key), "rows": [{**cell.key, **row} for row in cell.work()]}
+    rows = cast("list[Row]", cell.work())
+    return {"key": dict(cell.key), "rows": [{**cell.key, **row} for row in rows]}

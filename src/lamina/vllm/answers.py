@@ -231,7 +231,7 @@ def keep_answers(output: Any) -> None:
             converted.lamina = base.lamina
         return converted
 
-    convert_with_answers.lamina = True
+    vars(convert_with_answers)[KEY] = True
     output.from_base = staticmethod(convert_with_answers)
 
 

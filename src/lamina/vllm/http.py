@@ -93,7 +93,7 @@ def install_pooling(serving: Any, layout: Layout) -> None:
         response = build(context)
         if not isinstance(response, JSONResponse):
             return response
-        body = json.loads(response.body)
+        body = json.loads(bytes(response.body))
         if isinstance(texts := body.get("data"), list) and len(texts) == len(context.final_res_batch):
             for text, result in zip(texts, context.final_res_batch, strict=True):
                 text[KEY] = result.lamina.to_dict()

@@ -112,8 +112,8 @@ def _tapped(block: type[nn.Module]) -> type[nn.Module]:
         state, residual = given["hidden_states"], given.get("residual")
         if residual is not None:
             state = state + residual
-        self.lamina_state[: state.shape[0]].copy_(state)
-        self.lamina_calls.add_(1)
+        self.lamina_state[: state.shape[0]].copy_(state)  # pyright: ignore[reportIndexIssue]  buffers that `tap` adds
+        self.lamina_calls.add_(1)  # pyright: ignore[reportCallIssue]
         return block.forward(self, *args, **kwargs)
 
     return type(block.__name__, (block,), {"forward": forward})
