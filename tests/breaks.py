@@ -156,8 +156,8 @@ BREAKS = (
     ),
     _break(
         "monitors: as many false positives more as one",
-        "math.floor(len(@a) * false_positive_rate + 1e-9)",
-        "math.floor(len(@a) * false_positive_rate + 1e-9) + 1",
+        "math.floor(negatives * false_positive_rate + 1e-9)",
+        "math.floor(negatives * false_positive_rate + 1e-9) + 1",
         "unit/monitors/test_calibration.py",
     ),
     # bank
