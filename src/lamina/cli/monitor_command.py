@@ -66,8 +66,8 @@ def monitor(  # noqa: PLR0913
     saved = str(output) if output is not None and trained.stored else None
     if as_json:
         facts = {"candidates": trained.candidates, "rows": trained.rows, "tfidf_recall": trained.tfidf_recall}
-        useful = {"useful": trained.calibration.is_useful, "live": trained.live, "output": saved}
-        print_json({"monitor": trained.monitor.to_dict(), **facts, **useful})
+        useful = {"useful": trained.is_useful, "live": trained.live, "output": saved}
+        print_json({"monitor": trained.to_dict(), **facts, **useful})
         return
     print(", ".join(f"{part}: {count} replies" for part, count in trained.rows.items()))
     rows = [[name, f"{auroc:.3f}"] for name, auroc in list(trained.candidates.items())[:5]]

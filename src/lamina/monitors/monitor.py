@@ -28,7 +28,6 @@ Scale = Literal["probability", "log_odds"]
 GetLogits = Callable[[str, Tensor], Tensor]
 
 
-@final
 @dataclass(frozen=True)
 class Monitor:
     """A running score of a text, from one reader, and a threshold that flags the text.

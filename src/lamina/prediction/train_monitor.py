@@ -6,11 +6,11 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import numpy as np
 
@@ -45,12 +45,13 @@ Parts = Mapping[str, Sequence[LabelledReply]]
 
 
 @final
-@dataclass(frozen=True)
-class TrainedMonitor:
-    """A monitor that `lamina.monitor` trained, and what it found.
+@dataclass(frozen=True, kw_only=True)
+class TrainedMonitor(Monitor):
+    """The monitor that `lamina.monitor` trained, with its threshold, and what was found about it.
+
+    Its `calibration` has the rates on the test part.
 
     Attributes:
-        monitor: The best monitor, with its threshold and its rates on the test part.
         bank: The bank with its reader; the monitor is stored in it.
         candidates: Name of each candidate -> AUROC on the choosing part, best first.
         rows: Part -> number of its replies.
@@ -60,27 +61,25 @@ class TrainedMonitor:
             that only finished replies can be judged.
     """
 
-    monitor: Monitor
-    bank: ReaderBank
+    bank: ReaderBank = field(repr=False)
     candidates: Mapping[str, float]
     rows: Mapping[str, int]
     tfidf_recall: float | None
     live: bool
 
     @property
-    def calibration(self) -> Calibration:
-        """The monitor's threshold and rates, measured on the test part."""
-        assert self.monitor.calibration is not None  # noqa: S101  `monitor` sets it
-        return self.monitor.calibration
+    def is_useful(self) -> bool:
+        """Whether its recall on the test part lies above its rate of false alarms, intervals included."""
+        return cast("Calibration", self.calibration).is_useful
 
     @property
     def stored(self) -> bool:
         """Whether the monitor is in the bank, as it is if it is useful or `anyway` was set."""
-        return str(self.monitor.name) in self.bank.monitors
+        return str(self.name) in self.bank.monitors
 
     def sentences(self) -> str:
         """Return what the monitor is worth, in sentences."""
-        found = self.calibration
+        found = cast("Calibration", self.calibration)
         flags = f"flags {_percent(found.false_positive_rate, found.false_positive_interval)} of good replies"
         catches = f"catches {_percent(found.recall, found.recall_interval)} of bad ones"
         when = "" if found.tokens_to_flag is None else f", on average after {found.tokens_to_flag:.0f} tokens"
@@ -198,7 +197,14 @@ def monitor(  # noqa: PLR0913
     found = replace(found, **facts, data=digest, date=datetime.now(UTC).date().isoformat())
     best = replace(best, threshold=found.threshold, calibration=found)
     rival = _tfidf_recall(parts, rate, confidence)
-    trained = TrainedMonitor(best, bank, compared, {part: len(own) for part, own in parts.items()}, rival, live)
+    trained = TrainedMonitor(
+        **vars(best),
+        bank=bank,
+        candidates=compared,
+        rows={part: len(own) for part, own in parts.items()},
+        tfidf_recall=rival,
+        live=live,
+    )
     if found.is_useful or anyway:
         bank.keep_monitor(best)
         if output is not None:

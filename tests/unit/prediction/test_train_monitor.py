@@ -16,6 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.monitors import Monitor
 from lamina.prediction import monitor
 from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
 from lamina.store.card import model_card
@@ -68,7 +69,8 @@ def test_a_file_of_replies_becomes_a_monitor_that_is_saved_with_its_rates(tmp_pa
     assert found.live
     bank = ReaderBank.from_pretrained(tmp_path / "bank", writer())
     stored = bank.monitors["monitor"]
-    assert stored == found.monitor
+    assert stored.to_dict() == found.to_dict()
+    assert isinstance(found, Monitor)
     card = str(model_card(bank, "bank"))
     assert f"at most 0.05 with 95% confidence, {rates.date}, data {rates.data}" in card
     ids = tiny_tokenizer()("anna is 1", add_special_tokens=False, return_tensors="pt").input_ids
