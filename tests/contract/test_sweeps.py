@@ -60,7 +60,7 @@ def test_a_member_that_has_stopped_is_not_run(monkeypatch: pytest.MonkeyPatch):
         return forward(self, **kwargs)
 
     monkeypatch.setattr(type(bank), "forward", watched)
-    fit(bank, {"r": task}, grid={"r": {"epochs": [1, 3], "seed": [0, 1]}}, batch_size=8, progress=False)
+    fit(bank, {"r": task}, grid={"r": {"epochs": [1, 3], "seed": [0, 1]}}, batch_size=8, cache="off", progress=False)
     assert seen == [("r_0001", "r_0002", "r_0003", "r_0004")] * 3 + [("r_0003", "r_0004")] * 6
 
 

@@ -35,6 +35,7 @@ FILE = ("predict", "bank", "--file", "texts.jsonl", "-o", "answers.jsonl")
 SERVE = ("serve", "bank", "--port", "0")
 EXPORT = ("export", "bank", "alone", "--format", "torch", "--reader", "mood")
 GRAPH = ("export", "bank", "graph")
+MONITOR = ("monitor", "train.tsv", "--model", "base", "--positive", "bad", "--reply", "sentence", "--label", "label")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 SCORE = ("evaluate", "bank", "train.tsv", "--text", "sentence", "--label", "label")
@@ -245,7 +246,14 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         ],
         "model": of(("predict", "bank", "a film", "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("texts", "text", "pair", "readers", "skip_bad", "resume", "device", "batch_size")),
-        **dict.fromkeys(("ray", "workers")),
+        **dict.fromkeys(("ray", "workers", "backend")),
+    },
+    "monitor": {
+        "train": of(MONITOR, "train.tsv"),
+        "model": of(MONITOR, "base/config.json", "base/model.safetensors"),
+        "output": None,  # a bank's folder, which is written like that of `train`
+        **dict.fromkeys(("positive", "rate", "confidence", "messages", "prompt", "reply", "label", "spans", "anyway")),
+        **dict.fromkeys(("epochs", "batch_size", "max_length", "seed", "progress")),
     },
     "serve": {
         "bank": of(SERVE, "bank", *BANK_FILES, "base/config.json", "base/model.safetensors"),
@@ -254,7 +262,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         **dict.fromkeys(("max_batch_tokens", "max_concurrent_requests", "max_client_batch_size", "page")),
         **dict.fromkeys(("max_concurrent_passes", "max_request_tokens", "header_timeout", "title", "example")),
         **dict.fromkeys(("max_concurrent_generations", "max_total_tokens", "admin_key", "readers_root", "ray")),
-        **dict.fromkeys(("replicas", "max_replicas", "replica_cpus", "replica_gpus")),
+        **dict.fromkeys(("replicas", "max_replicas", "replica_cpus", "replica_gpus", "backend")),
     },
     "export": {
         "bank_or_model": [
@@ -266,7 +274,8 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of((*EXPORT[:2], "new/alone", *EXPORT[3:]), "new", passes={"missing", "folder"}),
         ],
         "model": of((*EXPORT, "--model", "moods"), "moods/config.json"),
-        **dict.fromkeys(("form", "reader", "main")),
+        "validation": of((*GRAPH, "--int8", "--validation", "train.tsv", "--label", "mood=label"), "train.tsv"),
+        **dict.fromkeys(("form", "reader", "main", "int8", "label", "max_loss")),
     },
     "edit": {
         "model": of(EDIT, "base/config.json", "base/model.safetensors"),

@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 import torch
 from tests.support.files import jsonl, put, tsv
-from tests.support.stored import TEXTS, tiny_bank, tiny_tokenizer
+from tests.support.stored import TEXTS, tiny_bank
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lamina import evaluate, fit, predict, predict_file
+from lamina.bank import ReaderBank
 from lamina.data.read import read_chunks, read_table
 from lamina.errors import ConfigError, DataError
 from lamina.tasks.task import Task
@@ -52,6 +53,13 @@ def bare() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel({"[UNK]": 1, "good": 9, "bad": 10}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", model_max_length=32)
+
+
+def read_by(bank: Any, processor: PreTrainedTokenizerFast) -> ReaderBank:
+    """A bank with the readers of `bank` and another tokenizer."""
+    other: Any = ReaderBank(bank.model, processor)
+    other.update(bank)
+    return other
 
 
 FORMS = {
@@ -108,10 +116,10 @@ def test_nothing_gives_nothing(bank: Any):
 
 @pytest.mark.parametrize("special", [True, False])
 def test_odd_texts_in_predict(bank: Any, bare: Any, special: bool):
-    processor = tiny_tokenizer() if special else bare
-    together = predict(bank, ODD, processor=processor, readers=["mood"])
+    bank = bank if special else read_by(bank, bare)
+    together = predict(bank, ODD, readers=["mood"])
     for text, answer in zip(ODD, together, strict=True):
-        (alone,) = predict(bank, [text], processor=processor, readers=["mood"])
+        (alone,) = predict(bank, [text], readers=["mood"])
         assert answer["mood"]["score"] == pytest.approx(alone["mood"]["score"], abs=1e-5)
 
 
@@ -129,13 +137,11 @@ def test_odd_texts_in_a_file(bank: Any, tmp_path: Path):
 def test_odd_texts_in_training(bare: Any, tmp_path: Path, special: bool, cache: str):
     rows = [{"sentence": text, "label": label} for text, label in zip(ODD, ["bad", "good"] * 6, strict=True)]
     task = Task.from_dataset(KIND, {"train": rows, "validation": rows})
-    bank = tiny_bank()
+    bank = tiny_bank() if special else read_by(tiny_bank(), bare)
     bank.remove("who")
-    processor: Any = tiny_tokenizer() if special else bare
-    options: Any = {"processor": processor, "progress": False, "cache": cache, "cache_dir": tmp_path}
-    fit(bank, {"mood": task}, epochs=1, batch_size=4, **options)
+    fit(bank, {"mood": task}, epochs=1, batch_size=4, progress=False, cache=cache, cache_dir=tmp_path)
     assert all(torch.isfinite(parameter).all() for parameter in bank.parameters())
-    assert 0 <= evaluate(bank, {"mood": task}, processor=processor)["mood"]["accuracy"] <= 1
+    assert 0 <= evaluate(bank, {"mood": task})["mood"]["accuracy"] <= 1
 
 
 # Files

@@ -144,6 +144,7 @@ def monitor_scores(bank: ReaderCollection, monitor: AnyMonitor, batch: Inputs, m
     return scores_of_monitors(bank, [monitor], batch, mask)[str(monitor.name)]
 
 
+@torch.no_grad()
 def scores_of_monitors(
     bank: ReaderCollection,
     monitors: Sequence[AnyMonitor],

@@ -64,6 +64,7 @@ from lamina.store.manifest import (
 from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.store.processors import check_processor, load_saved_processor, save_processor
 from lamina.store.save_model import listed_names, save, saved_names
+from lamina.utils import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -366,7 +367,7 @@ def _load_bank(
 def saved_infos(folder: str) -> dict[str, Info]:
     """Return reader name -> the `info` that is saved with it in a local folder of a bank; {} for any other folder."""
     path = Path(folder)
-    if not (path / MANIFEST).is_file():
+    if not is_file(path / MANIFEST):
         return {}
     return {name: ReaderFacts.read(path / READERS / name / READER).info for name in _read_manifest(path).readers}
 

@@ -487,7 +487,7 @@ class Kind(ABC, Generic[InputsT]):
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
         """Run a whole model on a batch without labels, and return what `Results.add` expects: logits or texts."""
-        return model(**batch, return_dict=True).logits  # pyright: ignore[reportCallIssue]
+        return model(**batch, **as_output(model)).logits  # pyright: ignore[reportCallIssue]
 
     def predict_outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
@@ -505,6 +505,11 @@ class Kind(ABC, Generic[InputsT]):
             processor: The processor, for kinds whose predictions are tokens.
         """
         return self.results(task, split, inputs)
+
+
+def as_output(model: PreTrainedModel) -> dict[str, bool]:
+    """Return the argument with which a model returns its outputs by name; {} where its config asks for that already."""
+    return {} if getattr(model.config, "return_dict", True) else {"return_dict": True}
 
 
 @cache

@@ -13,7 +13,7 @@ from lamina.layers.preserve import eval_mode
 from lamina.store.models import load_processor
 from lamina.store.reload_check import check_reloads
 from lamina.tasks import KINDS, kind_of
-from lamina.tasks.base import GenerationOptions, TaskOutline
+from lamina.tasks.base import GenerationOptions, TaskOutline, as_output
 from lamina.tasks.position_interpolation import size_problem
 from lamina.train.base import Runner
 from lamina.train.identity import starting_weights
@@ -200,7 +200,7 @@ class ModelRunner(Runner):
     def _forward(self, batch: Batch, labels: Tensor) -> Any:  # noqa: ANN401
         """Run the model on a batch with labels and return its outputs (a transformers ModelOutput), with the loss."""
         labels = self.kind.model_labels(labels, self.task).to(self.device)
-        return self.model(**self.arguments(batch), labels=labels, return_dict=True)  # pyright: ignore
+        return self.model(**self.arguments(batch), labels=labels, **as_output(self.model))  # pyright: ignore
 
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None

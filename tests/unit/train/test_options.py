@@ -41,7 +41,7 @@ def test_every_option_is_a_keyword_with_the_same_default():
     [
         (predict, {}),
         (evaluate, {"batch_size": 64}),
-        (predict_file, {"progress": True}),
+        (predict_file, {"batch_size": None, "progress": True}),  # by tokens
         (calibrate, {}),
     ],
 )
