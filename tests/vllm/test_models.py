@@ -20,7 +20,14 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 
 # Gemma 3 has no interface for its states, and blocks with and without a sliding window
-@pytest.mark.parametrize(("family", "eager"), [("qwen3", False), ("gemma3", False), ("gemma3", True)])
+@pytest.mark.parametrize(
+    ("family", "eager"),
+    [
+        ("gemma3", False),
+        pytest.param("qwen3", False, marks=pytest.mark.full),
+        pytest.param("gemma3", True, marks=pytest.mark.full),
+    ],
+)
 def test_answers_are_those_of_the_bank(tmp_path: Path, family: str, eager: bool):
     make_model(tmp_path / "model", family)
     make_bank(tmp_path / "model", tmp_path / "bank")

@@ -57,6 +57,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "xlm-roberta": (XLMRobertaModel, XLMRobertaConfig(**SIZES, type_vocab_size=1, position_embedding_type="absolute")),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=32)),
 }
+USUAL = {("bert", False), ("modernbert", True), ("qwen3", False)}  # the others take minutes: run with -m full
 READERS = {
     "default": Reader(PooledLayers(dim=32), SequenceClassification(("a", "b", "c"), pooling="first")),
     "ada": Reader(AdaLayers(dim=16), SequenceClassification(("no", "yes"), pooling="query"), seed=1),
@@ -111,8 +112,14 @@ def difference(model: Path, folder: Path, texts: list[list[int]], outputs: list[
     return worst
 
 
-@pytest.mark.parametrize("name", list(MODELS))
-@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+@pytest.mark.parametrize(
+    ("name", "eager"),
+    [
+        pytest.param(name, eager, marks=[] if (name, eager) in USUAL else [pytest.mark.full])
+        for name in MODELS
+        for eager in (False, True)
+    ],
+)
 def test_embeddings_and_answers_come_from_one_pass(tmp_path: Path, name: str, eager: bool):
     model, bank = make(tmp_path, name)
     texts = texts_of(20)
