@@ -116,12 +116,13 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
     """Return whether "auto" should look for an export of a bank, or write one, for a job of so many tokens."""
-    if bank.device.type != "cpu" or find_spec("onnxruntime") is None:
-        return False
     written = _written(bank)
-    if _refused.get(bank) == written:
+    is_at_hand = bank in _engines or written > 0
+    if bank.device.type != "cpu" or not (is_at_hand or tokens >= LONG_JOB_TOKENS) or _refused.get(bank) == written:
         return False
-    return bank in _engines or written > 0 or (tokens >= LONG_JOB_TOKENS and find_spec("onnxscript") is not None)
+    # packages are looked for last, since that takes longer than the rest
+    needed = ("onnxruntime",) if is_at_hand else ("onnxruntime", "onnxscript")
+    return all(find_spec(name) is not None for name in needed)
 
 
 def _written(bank: ReaderBank) -> float:

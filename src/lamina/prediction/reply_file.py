@@ -169,7 +169,11 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
     first = tokenizer.bos_token if begins and tokenizer.bos_token else ""
     texts: list[tuple[str, str]] = []
     for row, cell in zip(table.rows, table.column(column), strict=True):
-        chat: Any = json.loads(cell) if isinstance(cell, str) and cell.strip()[:1] == "[" else cell
+        try:
+            chat: Any = json.loads(cell) if isinstance(cell, str) and cell.strip()[:1] == "[" else cell
+        except ValueError:
+            problem = "is not JSON; a chat is a list of messages. Correct the row or remove it"
+            raise _bad(table, row, column, f"the cell {problem}.") from None
         if problem := chat_problem(chat):
             raise _bad(table, row, column, f"the cell {problem}.")
         last: Mapping[str, Any] = chat[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from typing import TYPE_CHECKING, final
 
+from lamina.bank import ReaderBank
+from lamina.editing.record import location_of, set_location
 from lamina.errors import LaminaError, StoreError
 from lamina.prediction.backends import Backend, engine_of, export_folder
 from lamina.store.onnx import MARK
@@ -23,16 +24,15 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lamina.bank import ReaderBank
     from lamina.layers.types import Batch
 
 logger = logging.getLogger(__name__)
 
 _EXPORT = """
-import pickle, sys
+import sys
+from lamina.bank import ReaderBank
 from lamina.store.onnx import export_onnx
-with open(sys.argv[1], "rb") as file:
-    export_onnx(pickle.load(file), sys.argv[2])
+export_onnx(ReaderBank.from_pretrained(sys.argv[1]), sys.argv[2])
 """
 
 
@@ -128,14 +128,13 @@ class ServedEngine:
             except StoreError as error:
                 logger.info("serve: the bank is exported again: %s", error)
         with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
-            pickled, exported = Path(temporary, "bank"), Path(temporary, "onnx")
-            with pickled.open("wb") as file:
-                pickle.dump(bank, file)
+            saved, exported = Path(temporary, "bank"), Path(temporary, "onnx")
+            _save_with_base(bank, saved)
             with self._lock:
                 if self._closed:
                     raise StoreError("serve: the server is shutting down.")
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", _EXPORT, str(pickled), str(exported)],
+                    [sys.executable, "-c", _EXPORT, str(saved), str(exported)],
                     stderr=subprocess.PIPE,
                     text=True,
                     env={**os.environ, "OMP_NUM_THREADS": "1"},  # the other cores answer requests
@@ -144,3 +143,13 @@ class ServedEngine:
             if self._process.returncode:
                 raise StoreError(f"serve: the export failed ({told.rpartition(chr(10))[2]}).")
             return OnnxEngine.open(bank, exported)
+
+
+def _save_with_base(bank: ReaderBank, folder: Path) -> None:
+    """Save a bank with its base, so that another process can load both; the model keeps the place it came from."""
+    location, whole = location_of(bank.model), ReaderBank(bank.model, bank.processor, saves_base=True)
+    whole.update(bank)
+    try:
+        whole.save_pretrained(folder)
+    finally:
+        set_location(bank.model, location)

@@ -11,6 +11,7 @@ import pytest
 from tests.support.stored import TEXTS, tiny_bank
 
 from lamina.bank import ReaderBank
+from lamina.editing.record import location_of
 from lamina.errors import ConfigError, StoreError
 from lamina.prediction.backends import ChosenEngine
 from lamina.prediction.predict import predict
@@ -123,5 +124,7 @@ def test_the_backend_int8_without_an_export_is_refused():
 @pytest.mark.full
 def test_another_process_exports_a_changed_bank():
     bank = tiny_bank().eval()
+    before = location_of(bank.model)
     engine = ServedEngine("torch", bank)._opened(bank)
     assert engine.answers_for(bank, bank)
+    assert location_of(bank.model) == before
