@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lamina.recipes.estimate import Estimate
     from lamina.recipes.run_recipe import RecipeResult
+    from lamina.recipes.schema import Recipe
 
     PlannedRun: TypeAlias = Mapping[str, Any]  # a row of `Estimate.runs`
 
@@ -25,12 +26,20 @@ SHOWN = 20  # rows of the printed table of a sweep
 _OUTPUT = "Folder to save to; an earlier run in it is replaced. Default: out/<recipe>."
 _SWEEP = 'Train every reader or method once per value of this setting, such as "fusion.alpha=1,8,64"; may be repeated.'
 
+_ONLY = (
+    'Run only the part of the recipe whose task, method or grid value matches, such as "task=cola" or '
+    '"method=baseline,unit*"; may be repeated. The paper\'s numbers stay beside this part.'
+)
+_SEEDS = "Run every reader or method with this many seeds: 0, 1, ... Default: the recipe's own seeds."
+
 
 def train(  # noqa: PLR0913
     recipe: Annotated[Path, Argument(metavar="RECIPE", help="YAML file that says what to train.")],
     data: DataOption = None,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
+    only: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_ONLY)] = None,
+    seeds: Annotated[int | None, Option(min=1, max=1000, help=_SEEDS)] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Train nothing; estimate parameters, steps, operations and memory.")
     ] = False,
@@ -43,19 +52,15 @@ def train(  # noqa: PLR0913
 ) -> None:
     """Train the readers of a recipe, all in one pass of the model, or fine-tune the model once per method.
 
-    With several --sweep options, every combination of their values is trained.
+    With several --sweep options, every combination of their values is trained. With --only, the runs that match every
+    KEY are trained; with --resume, parts of a recipe can be added to one output folder.
 
     Fine-tuning runs, and readers that are trained separately, are independent pieces of work (cells), which --ray runs
     in parallel. If a cell fails, it is listed, the others continue, and the exit code is 1.
 
     At the end the recipe's tables and figures and the importances of the layers are written, as `lamina report` does.
     """
-    from lamina.recipes.expand import read_sweeps, with_sweep
-    from lamina.recipes.schema import load_recipe
-
-    loaded = load_recipe(recipe)
-    if sweep:
-        loaded = with_sweep(loaded, read_sweeps(sweep))
+    loaded = _load(recipe, sweep or [], only or [], seeds)
     folder = output or Path("out") / recipe.stem
     if dry_run:
         from lamina.recipes.estimate import estimate
@@ -85,6 +90,18 @@ def train(  # noqa: PLR0913
         duration = f"{pluralize(run.steps, 'step')} in {run.seconds:.0f} s"
         print(f"{duration}; saved in {saved}; lamina report {folder} -o page.html shows it")
     end_if_failed(failures)
+
+
+def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | None) -> Recipe:
+    """Read a recipe, replace values of its grids by those of a sweep, and reduce it to the runs that were asked for."""
+    from lamina.recipes.expand import read_sweeps, with_part, with_sweep
+    from lamina.recipes.part import read_only
+    from lamina.recipes.schema import load_recipe
+
+    loaded = load_recipe(recipe)
+    if sweep:
+        loaded = with_sweep(loaded, read_sweeps(sweep))
+    return with_part(loaded, read_only(only), seeds)
 
 
 def _show(run: RecipeResult, folder: Path) -> None:

@@ -162,7 +162,7 @@ class _SizedRun:
                 self.model = sizes.model(kind.auto_class, task.labels if kind.has_classes else ())
                 self.edits = self.model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")
             else:
-                heads = [body.outline().kind.base_class for body in recipe.tasks.values()]
+                heads = [body.outline().kind.base_class for body in recipe.chosen_tasks.values()]
                 self.model = sizes.model(next((head for head in heads if head != "AutoModel"), "AutoModel"))
                 self.reader = self.model.reader(spec.reader)
         max_length = int(self.options.max_length or getattr(sizes.config, "max_position_embeddings", None) or 512)
@@ -344,10 +344,11 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
         DataError: If data cannot be read or used.
         ConfigError: If the recipe evaluates on a split that a task does not have.
     """
-    local = {name: body for name, body in recipe.tasks.items() if data is not None or body.preset is None}
+    chosen = recipe.chosen_tasks
+    local = {name: body for name, body in chosen.items() if data is not None or body.preset is None}
     tasks = load_tasks(recipe.model_copy(update={"tasks": local}), data)
     outlines: dict[str, TaskOutline] = {}
-    for name, body in recipe.tasks.items():
+    for name, body in chosen.items():
         outlines[name] = _measured(tasks[name][0]) if name in tasks else _published(body)
         check_parts(recipe, name, outlines[name].rows)
     return outlines, tasks

@@ -11,7 +11,8 @@ import yaml
 
 from lamina.errors import ConfigError, DataError, check_known, error_context
 from lamina.recipes.edits import is_applied
-from lamina.recipes.schema import MethodRecipe, check_options, parse_recipe, slug
+from lamina.recipes.part import matches
+from lamina.recipes.schema import MethodRecipe, check_options, full_only, parse_recipe, slug
 from lamina.recipes.strict_yaml import Fields, parse_yaml
 from lamina.train.grid import MOST_RUNS, RunSpec, apply_sweep, expand, full_key
 from lamina.train.options import FitOptions
@@ -31,7 +32,7 @@ def expand_recipe(
 
     A run is one training of a reader or model. Its name is "<task>-<method>-<seed>"; with a grid the number of the
     setting follows the method, and with a subsample the number of the repeat follows the seed. Its settings are
-    "method", the values of the grid, "seed", and with a subsample "repeat".
+    "method", the values of the grid, "seed", and with a subsample "repeat". Runs that `only` excludes are left out.
 
     Args:
         recipe: The recipe.
@@ -48,7 +49,7 @@ def expand_recipe(
         raise ConfigError(f"recipe: seed is {options['seed']}; methods take theirs from the recipe's 'seeds'.")
     options = {**recipe.fit, **options, **({"test": True} if recipe.evaluate else {})}
     specs: dict[str, RunSpec] = {}
-    for name, task in recipe.tasks.items():
+    for name, task in recipe.chosen_tasks.items():
         known = task.outline() if tasks is None else tasks[name]
         task_options = task.model_dump(include={"epochs", "learning_rate"}, exclude_none=True)
         for method, body in (recipe.methods or task.readers).items():
@@ -59,6 +60,8 @@ def expand_recipe(
                 is_method = isinstance(body, MethodRecipe)
                 settings = _method_specs(body, template) if is_method else _reader_specs(body, known, template)
                 for spec in _repeated(recipe, method, settings):
+                    if not matches(recipe.only, {"task": name, **spec.settings}):
+                        continue
                     if spec.name in specs:
                         raise ConfigError(
                             f"recipe: '{spec.name}' is the name of another run too; names are made of the task's and "
@@ -162,6 +165,29 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
     unused = [key for key in sweeps if key not in used]
     check_known("sweep", unused, dict.fromkeys(key for _, _, keys in bodies for key in keys), "key")
     return parse_recipe(fields, op="sweep", swept=True)
+
+
+def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None = None) -> Recipe:
+    """Return a copy of a recipe that runs only a part of it.
+
+    Runs keep the names that they have in the whole recipe, so that several parts can be run into one output folder.
+
+    Args:
+        recipe: The recipe, which is not changed.
+        only: "task", "method" or a key of a grid -> patterns, as `read_only` returns them; empty: those of the recipe.
+        seeds: Number of seeds, from 0. None: those of the recipe.
+
+    Raises:
+        UnknownNameError: If a key or pattern matches nothing.
+        ConfigError: If no run matches all keys, or a grid of the recipe sets the seeds.
+    """
+    changes: dict[str, object] = {} if not only else {"only": full_only(recipe, only)}
+    if seeds is not None:
+        bodies = [recipe.methods, *(task.readers for task in recipe.tasks.values())]
+        if any("seed" in body.grid for group in bodies for body in group.values()):
+            raise ConfigError("seeds: the recipe sets 'seed' in a grid, which decides the seeds. Change them there.")
+        changes["seeds"] = list(range(seeds))
+    return recipe.model_copy(update=changes)
 
 
 def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:

@@ -43,14 +43,15 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
     """
     loaded: dict[str, Task] = {}
     tasks: dict[str, list[Task]] = {}
-    for name, body in recipe.tasks.items():
+    chosen = recipe.chosen_tasks
+    for name, body in chosen.items():
         key = body.model_dump_json(exclude=NOT_DATA) + ("" if body.files is None else name)
         if key not in loaded:
             loaded[key] = load_task(name, body, data)
         check_parts(recipe, name, loaded[key].splits)
         check_metrics(recipe, name, loaded[key].metrics)
         tasks[name] = repeats(body, loaded[key])
-    if len(tasks) == len(recipe.tasks):
+    if len(tasks) == len(chosen):
         check_one_metric(recipe, {name: copies[0].metric for name, copies in tasks.items()})
     return tasks
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from lamina.errors import ConfigError, check_known
 from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
     from lamina.recipes.summary_table import SummaryRow
-    from lamina.recipes.table_layouts import AxisLayout, Coordinates, FigureRecipe, TableRecipe
+    from lamina.recipes.table_layouts import AxisLayout, Coordinates, FigureRecipe, Published, TableRecipe
 
 
 def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
@@ -94,9 +94,19 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
             summary = _score_summary(best, metric, part, layout.scale)
             cells.append(Cell(name, column_name(column, metric, layout), metric, **summary, settings=settings))
     paper = layout.published
-    about = {} if paper is None else {**paper.model_dump(exclude={"values"}), "published": paper.values}
+    about = {} if paper is None else _printed(paper, names, columns)
     title = layout.title or "Best of every method"
     return PivotTable(title, part, names, columns, cells, layout.digits, layout.scale, **about)
+
+
+def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a `PivotTable` that come from a paper, with the numbers of the given rows and columns."""
+    values, others = (
+        {row: {column: line[column] for column in columns if column in line} for row, line in numbers.items()}
+        for numbers in ({row: line for row, line in paper.values.items() if row in rows}, paper.others)
+    )
+    numbers = {"published": values, "others": {row: line for row, line in others.items() if line}}
+    return {**paper.model_dump(exclude={"values", "others"}), **numbers}
 
 
 def _fill_figure(

@@ -5,6 +5,7 @@ Every key and value is checked here, as far as that is possible before data or a
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
 from dataclasses import fields, replace
@@ -26,6 +27,7 @@ from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
+from lamina.recipes.part import matches, to_patterns
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
 from lamina.recipes.table_layouts import (
     AS_LIST,
@@ -357,6 +359,8 @@ class Recipe(Strict):
     evaluate: Literal["test"] | None = None  # score the best epochs on the test splits too
     tasks: dict[str, TaskRecipe] = Field(min_length=1)
     methods: dict[str, MethodRecipe] = Field(default_factory=dict)
+    # train only the runs that match: "task", "method" or a key of a grid -> patterns with *
+    only: Annotated[dict[str, list[str]], BeforeValidator(to_patterns)] = Field(default_factory=dict)
     keep: Literal["best", "all", "none"] = "best"  # which fine-tuned models of each task to save in the output folder
     fit: Options = Field(default_factory=dict)
     table: Annotated[list[TableRecipe], AS_LIST] = Field(default_factory=lambda: [TableRecipe()])  # see `lamina report`
@@ -378,7 +382,15 @@ class Recipe(Strict):
             if "seed" in options:
                 fail(ConfigError(f"seed is {options['seed']}; methods take theirs from 'seeds'"), *place, "seed")
         check_layout(self, whole=info.context is None)
+        with error_at("only"):
+            check_known("only", self.only, full_only(self, self.only), "key")  # a file has full keys
         return self
+
+    @property
+    def chosen_tasks(self) -> dict[str, TaskRecipe]:
+        """Task name -> task, for the tasks that have a run in the part that `only` chooses."""
+        names = {run["task"] for run in all_coordinates(self, ())} if self.only else self.tasks
+        return {name: task for name, task in self.tasks.items() if name in names}
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -440,12 +452,13 @@ def recipe_coordinates(recipe: Recipe) -> Coordinates:
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 
-def all_coordinates(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinates]:
+def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = False) -> Iterator[Coordinates]:
     """Yield the coordinates of every task and method of a recipe, with every value that grids have for `keys`.
 
-    Other keys of grids are left out, so that equal coordinates may be yielded several times. The order is that of the
-    runs.
+    Other keys of grids are left out, except those under `only`, so that equal coordinates may be yielded several times.
+    The order is that of the runs. Runs that `only` excludes are left out, unless `whole`.
     """
+    keys = {*keys, *recipe.only}
     for name, task in recipe.tasks.items():
         for method in recipe.methods or task.readers:
             full = method_grid(recipe, name, method)
@@ -455,12 +468,43 @@ def all_coordinates(recipe: Recipe, keys: Collection[str]) -> Iterator[Coordinat
             else:
                 settings = [spec.settings for spec in expand(task.readers[method].template(task.outline()), grid)]
             for chosen in settings:
-                yield {**recipe_coordinates(recipe), "task": name, "method": method, **chosen}
+                run: Coordinates = {**recipe_coordinates(recipe), "task": name, "method": method, **chosen}
+                if whole or matches(recipe.only, run):
+                    yield run
 
 
-def row_and_column_names(recipe: Recipe, table: TableRecipe) -> tuple[list[str], list[str]]:
-    """Return the names of a table's rows, and those of its columns, that the runs of a recipe will fill."""
-    runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}))
+def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the patterns under `only` with full keys, checked.
+
+    Raises:
+        UnknownNameError: If no run has a key, or no run has a value that a pattern matches.
+        ConfigError: If no run matches the patterns of all keys.
+    """
+    if not only:
+        return {}
+    pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
+    known = dict.fromkeys(["task", "method", *(key for pair in pairs for key in method_grid(recipe, *pair))])
+    full = {full_key(key, list(known), "only"): patterns for key, patterns in only.items()}
+    runs = list(all_coordinates(recipe, full, whole=True))
+    for key, patterns in full.items():
+        values = dict.fromkeys(to_text(run[key]) for run in runs if key in run)
+        for pattern in patterns:
+            if not fnmatch.filter(values, pattern):
+                raise UnknownNameError(op="only", got=pattern, known=values, what=key)
+    if not any(matches(full, run) for run in runs):
+        named = " and ".join(f"{key}={','.join(patterns)}" for key, patterns in full.items())
+        chosen = {key: patterns for key, patterns in full.items() if key == "task"}
+        methods = dict.fromkeys(str(run["method"]) for run in runs if matches(chosen, run))
+        raise ConfigError(f"no run has {named}; the methods of these tasks are {', '.join(methods)}")
+    return full
+
+
+def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = False) -> tuple[list[str], list[str]]:
+    """Return the names of a table's rows, and those of its columns, that the runs of a recipe will fill.
+
+    Rows and columns of runs that `only` excludes are left out, unless `whole`.
+    """
+    runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}, whole=whole))
     labels = ([axes_label(axes, run) for run in runs] for axes in (table.rows, table.columns))
     rows, columns = ([name for name in dict.fromkeys(side) if name is not None] for side in labels)
     return rows, [column_name(column, metric, table) for column in columns for metric in table.metrics or [""]]
@@ -504,7 +548,7 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
     keys = {axis.key for side in axes.values() for axis in side}
     if len(recipe.tasks) > 1 and "task" not in keys:
         raise ConfigError(f"scores of {len(recipe.tasks)} tasks would be mixed; {' or '.join(axes)} must name 'task'")
-    runs = list(all_coordinates(recipe, keys))
+    runs = list(all_coordinates(recipe, keys, whole=True))
     pairs = [(task, method) for task, body in recipe.tasks.items() for method in recipe.methods or body.readers]
     grid_keys = [key for pair in pairs for key in method_grid(recipe, *pair)]
     known = dict.fromkeys(["task", "method", *recipe_coordinates(recipe), *grid_keys])
@@ -533,7 +577,7 @@ def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | 
 
 def _check_published(recipe: Recipe, table: TableRecipe, published: Published) -> None:
     """Raise ValidationError if published numbers have a row or column that the recipe's table does not have."""
-    rows, columns = row_and_column_names(recipe, table)
+    rows, columns = row_and_column_names(recipe, table, whole=True)
     with error_at("published"):
         check_known("recipe, published", published.values, rows, "row")
         for values in (*published.values.values(), *published.others.values()):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field, PositiveFloat
@@ -12,13 +14,13 @@ from lamina.recipes.strict_yaml import Fields, Strict, read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from lamina.recipes.strict_yaml import YamlFile
 
 ABSENT = object()  # what an axis shows for a run whose method does not have the axis's setting
 LEFT_OUT = object()  # what an axis shows for a run whose value the recipe leaves out, by the name null
 PUBLISHED = "published.yaml"  # a file beside the recipe with the numbers that its paper prints
+PAPERS = Path(__file__).parent / "published"  # one file per paper that this package has recipes for
 PARAMETERS = "parameters"  # can be shown in place of a metric: the number of trained parameters
 _MANY = 10_000  # layers of an imaginary model; a selector that names more than half of them names all up to the top
 
@@ -95,7 +97,7 @@ def to_text(value: object) -> str:
 
 
 class Published(Strict):
-    """The numbers that a paper prints for a table or figure: one entry of `published.yaml` beside the recipe."""
+    """The numbers that a paper prints for a table or figure: one entry of a file in `PAPERS` or of `published.yaml`."""
 
     source: str  # the paper, and the number of its table or figure
     values: Numbers = Field(default_factory=dict)
@@ -106,8 +108,9 @@ class Published(Strict):
 def with_published(file: YamlFile, path: Path) -> Fields:
     """Return the fields of a recipe, with each name under `published` replaced by the paper's numbers.
 
-    Tables and figures refer by name to entries of `published.yaml`, a file in the recipe's folder. The file is read
-    only if there is such a name.
+    A name such as "dwatt/table 2" is an entry of a paper whose numbers come with this package, so that a copy of a
+    recipe finds them in any folder. Other names are entries of `published.yaml`, a file in the recipe's folder, which
+    is read only if there is such a name.
 
     Args:
         file: The recipe's file; its fields are not changed.
@@ -115,17 +118,19 @@ def with_published(file: YamlFile, path: Path) -> Fields:
 
     Raises:
         DataError: If `published.yaml` is needed, and is missing or not valid.
-        UnknownNameError: If `published.yaml` has no entry of that name.
+        UnknownNameError: If the paper or `published.yaml` has no entry of that name.
     """
-    fields, entries = dict(file.fields), None
+    fields, read = dict(file.fields), cache(lambda place: read_yaml(place).fields)
+    papers = {place.stem: place for place in PAPERS.glob("*.yaml")}
     for key in ("table", "figure"):
         items = [dict(item) if isinstance(item, dict) else item for item in _to_list(fields.get(key, []))]
         for number, item in enumerate(items):
             if isinstance(item, dict) and isinstance(name := item.get("published"), str):
-                entries = read_yaml(path.parent / PUBLISHED).fields if entries is None else entries
+                paper, slash, entry = name.partition("/")
+                place, entry = (papers[paper], entry) if slash and paper in papers else (path.parent / PUBLISHED, name)
                 line, _ = file.locate((key, number, "published"))
-                check_known(f"recipe {path}, line {line}, {key}.published", [name], entries, "table or figure")
-                item["published"] = entries[name]
+                check_known(f"recipe {path}, line {line}, {key}.published", [entry], read(place), "table or figure")
+                item["published"] = read(place)[entry]
         if key in fields:
             fields[key] = items
     return fields

@@ -13,10 +13,10 @@ from lamina.errors import ConfigError, DataError, UnknownNameError
 from lamina.recipes.expand import with_sweep
 from lamina.recipes.schema import Recipe, all_coordinates, load_recipe, parse_recipe, row_and_column_names
 from lamina.recipes.strict_yaml import read_yaml
-from lamina.recipes.table_layouts import x_value
+from lamina.recipes.table_layouts import PAPERS, x_value
 
 ROOT = Path(__file__).parents[3] / "recipes"
-PATHS = sorted(path for path in ROOT.rglob("*.yaml") if path.name != "published.yaml" and path.parent.name != "studies")
+PATHS = sorted(path for path in ROOT.rglob("*.yaml") if path.parent.name != "studies")
 ADA, DWATT, INSERTION, REINIT = (
     ROOT / "papers" / name for name in ("adalayers", "dwatt", "insertion", "partial-reinit")
 )
@@ -65,6 +65,15 @@ def test_rows_columns_and_what_the_paper_prints(tmp_path: Path):
     assert table.published is not None
     assert table.published.values == {"none": {"cola": 75.87}, "new, attention": {"cola": 0, "mrpc": 91.5}}
     assert (table.published.source, table.published.notes) == ("a paper", ["a misprint"])
+
+
+def test_a_copy_of_a_recipe_finds_the_paper_s_numbers(tmp_path: Path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes((DWATT / "table-2.yaml").read_bytes())
+    assert load_recipe(path).table == recipe(DWATT / "table-2.yaml").table
+    path.write_text(path.read_text().replace("dwatt/table 2", "dwatt/table 20"))
+    with pytest.raises(UnknownNameError, match=r"line 18, table\.published: unknown table or figure 'table 20'; known"):
+        load_recipe(path)
 
 
 def test_a_sweep_may_take_rows_and_names_away(tmp_path: Path):
@@ -167,7 +176,18 @@ def test_the_example_in_the_docs(tmp_path: Path):
     (example,) = re.findall(r"```yaml\n(table:.*?)```", docs, flags=re.DOTALL)
     lines = GOOD.splitlines(keepends=True)
     made = load_recipe(
-        written(tmp_path, "".join([lines[0], example, *lines[4:7], "  rte: {preset: rte}\n", *lines[7:]]))
+        written(
+            tmp_path,
+            "".join(
+                [
+                    lines[0],
+                    example.replace("insertion/table", "table"),
+                    *lines[4:7],
+                    "  rte: {preset: rte}\n",
+                    *lines[7:],
+                ]
+            ),
+        )
     )
     assert made.figure[0].facet is not None
     assert made.table[0].published is not None
@@ -245,7 +265,8 @@ def test_every_published_entry_is_named_by_a_recipe(paper: Path):
         for key in ("table", "figure"):
             given = fields.get(key, [])
             named |= {item.get("published") for item in (given if isinstance(given, list) else [given])}
-    assert named - {None} == set(read_yaml(paper / "published.yaml").fields)
+    entries = read_yaml(PAPERS / f"{paper.name}.yaml").fields
+    assert named - {None} == {f"{paper.name}/{entry}" for entry in entries}
 
 
 OTHERS = {INSERTION / "figure-5.yaml", DWATT / "figure-3-discussed-mixes.yaml"}  # of weights; of no figure of a paper
