@@ -30,6 +30,11 @@ _ONLY = (
     'Run only the part of the recipe whose task, method or grid value matches, such as "task=cola" or '
     '"method=baseline,unit*"; may be repeated. The paper\'s numbers stay beside this part.'
 )
+_FIT_MEMORY = (
+    "Split batches so that they fit the GPU (without one, the RAM); a step keeps its rows, with accumulated gradients. "
+    "With --dry-run: only propose them."
+)
+_MEMORY = "With --fit-memory: GiB of memory of each GPU. Default: what is free on this machine."
 _SEEDS = "Run every reader or method with this many seeds: 0, 1, ... Default: the recipe's own seeds."
 
 
@@ -40,6 +45,8 @@ def train(  # noqa: PLR0913
     sweep: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_SWEEP)] = None,
     only: Annotated[list[str] | None, Option(metavar="KEY=A,B,...", help=_ONLY)] = None,
     seeds: Annotated[int | None, Option(min=1, max=1000, help=_SEEDS)] = None,
+    fit_memory: Annotated[bool, Option("--fit-memory", help=_FIT_MEMORY)] = False,
+    memory: Annotated[float | None, Option(metavar="GIB", help=_MEMORY)] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Train nothing; estimate parameters, steps, operations and memory.")
     ] = False,
@@ -62,10 +69,11 @@ def train(  # noqa: PLR0913
     """
     loaded = _load(recipe, sweep or [], only or [], seeds)
     folder = output or Path("out") / recipe.stem
+    memory_bytes = _memory_bytes(memory) if fit_memory or memory is not None else None
     if dry_run:
         from lamina.recipes.estimate import estimate
 
-        cost = estimate(loaded, data=data, output=folder)
+        cost = estimate(loaded, data=data, output=folder, memory_bytes=memory_bytes)
         print_json(cost) if as_json else print_estimate(cost)
         return
     from lamina.recipes.run_recipe import run_recipe
@@ -74,7 +82,7 @@ def train(  # noqa: PLR0913
     options: dict[str, Any] = {"resume": True} if resume else {}
     if progress is not None:
         options["progress"] = progress
-    run = run_recipe(loaded, data=data, output=folder, ray=ray, **options)
+    run = run_recipe(loaded, data=data, output=folder, ray=ray, memory_bytes=memory_bytes, **options)
     if rank() != 0:
         return  # in a distributed run only the first process prints
     failures = [asdict(failure) for failure in run.failures]
@@ -102,6 +110,17 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
     if sweep:
         loaded = with_sweep(loaded, read_sweeps(sweep))
     return with_part(loaded, read_only(only), seeds)
+
+
+def _memory_bytes(memory: float | None) -> int:
+    """Return the bytes of memory that batches must fit: `memory` in GiB, or what is free on this machine."""
+    if memory is not None:
+        return int(memory * (1 << 30))
+    import torch
+
+    from lamina.train.bank_runner import free_bytes
+
+    return free_bytes(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def _show(run: RecipeResult, folder: Path) -> None:
@@ -153,6 +172,7 @@ def print_estimate(cost: Estimate) -> None:
     names = ("task", "rows", "validation", "tokens", "repeats", "runs", "steps_per_epoch", "steps")
     tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in cost.tasks]
     print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
+    _show_parts(cost)
     shared = f" ({readable(flops['base'])}FLOPs in the model that readers share)" if flops["base"] else ""
     steps = pluralize(sum(row["steps"] for row in tasks), "step")
     print(
@@ -165,6 +185,43 @@ def print_estimate(cost: Estimate) -> None:
     activations = f"readers hold up to {readable(cost.kept_bytes)}B for the gradients of {batch}"
     for note in [*([activations] if cost.kept_rows else []), *cost.notes]:
         print(f"({note})")
+
+
+def _show_parts(cost: Estimate) -> None:
+    """Print what each task and method costs, and the batches that fit a GPU's memory if one was given."""
+    from lamina.recipes.estimate import readable
+    from lamina.recipes.gpu_hours import CARDS, REACHED
+
+    rows = [
+        (
+            *(part["task"], part["method"] or "(the base model)", part["runs"], readable(part["flops"])),
+            *(_hours(part["hours"][card]) for card in CARDS),
+        )
+        for part in cost.parts
+    ]
+    totals = {card: sum(part["hours"][card] for part in cost.parts) for card in CARDS}
+    rows.append(("all", "", "", readable(cost.flops["total"]), *map(_hours, totals.values())))
+    print_table(
+        f"Cost in hours of one GPU at {REACHED:.0%} of its peak; short texts and small batches take longer",
+        ("task", "method", "runs", "FLOPs", *(f"{card} hours" for card in CARDS)),
+        rows,
+    )
+    if cost.batches:
+        columns = ("task", "method", "tokens", "weights", "a row", "asked", "fits")
+        batches = [
+            (
+                *(batch["task"], batch["method"], batch["tokens"]),
+                *(f"{readable(batch[key])}B" for key in ("weight_bytes", "row_bytes")),
+                *(f"{batch[key][0]} x {batch[key][1]}" for key in ("asked", "fitted")),
+            )
+            for batch in cost.batches
+        ]
+        print_table("Batches that fit the memory: rows x batches per step", columns, batches)
+
+
+def _hours(hours: float) -> str:
+    """Return a number of hours with two digits or more, without an exponent."""
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def _runs_row(rows: Sequence[PlannedRun]) -> tuple[object, ...]:

@@ -20,7 +20,7 @@ from lamina.layers.stack import by_path
 from lamina.layers.towers import tower_for
 from lamina.recipes.edits import apply_edits
 from lamina.store.models import empty_model, name_classes
-from lamina.train.memory import reader_memory
+from lamina.train.memory import model_memory, reader_memory
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lamina.bank import Reader
     from lamina.layers.stack import LayerStack
     from lamina.recipes.edits import Arguments
-    from lamina.train.memory import BatchBytes
+    from lamina.train.memory import BatchBytes, RowShape
 
 _IN_PLACE = ("insert", "reinit", "freeze")  # edits that leave every block at its position
 
@@ -164,6 +164,24 @@ class ModelSize:
         if key not in self._kept:
             named = {str(at): (self._stacks[reader.stack], reader.module) for at, reader in enumerate(readers)}
             self._kept[key] = reader_memory(self.model, named, tokens)
+        return self._kept[key]
+
+    def activations(self, edits: Sequence[tuple[str, Arguments]], shape: RowShape) -> BatchBytes:
+        """Return the memory for the gradients of a batch, when the edited model itself is trained.
+
+        It counts what autograd saves in float32, attention without fused kernels, and is an upper limit.
+
+        Args:
+            edits: The name and the arguments of each edit.
+            shape: Tokens, or size of an image, of each row.
+        """
+        key = (json.dumps([edits]), shape)
+        if key not in self._kept:
+            model = copy.deepcopy(self.model)
+            if self._stacks:
+                same_stacks(self.model, model)
+            apply_edits(model, edits, seed=0, where="estimate")
+            self._kept[key] = model_memory(model, shape)
         return self._kept[key]
 
 

@@ -8,9 +8,9 @@ import os
 import pickle
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import datasets
 import torch
@@ -18,29 +18,28 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
-from lamina.cells.run_cells import Cell, Failure, Shelf, note_failures, run_cells
+from lamina.cells.run_cells import Cell, Failure, note_failures, run_cells
 from lamina.errors import ConfigError, StoreError, error_context, require_packages
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
+from lamina.recipes.fit_memory import with_fitted_batches
 from lamina.recipes.load_tasks import load_tasks
+from lamina.recipes.model_size import Sizes
+from lamina.recipes.outlines import measured
 from lamina.recipes.paper_tables import pivot
 from lamina.recipes.preflight import check_edits
 from lamina.recipes.report_file import REPORT, Report, read_report_file, write_report_file
-from lamina.recipes.schema import slug
+from lamina.recipes.separate_runs import SeparateRuns
 from lamina.recipes.summary_table import SummaryRow, markdown, summaries
-from lamina.store import load, save
-from lamina.store.bank_folder import saved_bytes
-from lamina.store.files import check_room, claimed, staged
-from lamina.store.save_model import discard, move
-from lamina.train.checkpoint import Checkpoints
-from lamina.train.identity import data_digests, reader_settings, starting_weights
+from lamina.store import load, load_config
+from lamina.store.files import claimed, staged
 from lamina.train.options import FitOptions
-from lamina.train.results import IMPORTANCES, sort_key, sorted_rows, write_parquet
+from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
-from lamina.utils import derive_seed, is_dir, rank, write_text
+from lamina.utils import derive_seed, rank, write_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from transformers import PreTrainedModel
 
@@ -98,6 +97,7 @@ def run_recipe(
     data: str | Path | None = None,
     output: str | Path | None = None,
     ray: str | None = None,
+    memory_bytes: int | None = None,
     **options: object,
 ) -> RecipeResult:
     """Train the readers of a recipe, or fine-tune its models.
@@ -110,6 +110,8 @@ def run_recipe(
             `models`, the fine-tuned models. None: nothing is written.
         ray: Address of a Ray cluster that trains separate runs as tasks; see `lamina.cells.run_cells`. None: they are
             trained one after the other in this process.
+        memory_bytes: Memory of each GPU. Larger batches are split so that they fit; a step still has as many rows as
+            the recipe says, with `gradient_accumulation_steps`. None: batches are as the recipe says.
         **options: Options of `lamina.fit` that replace those under `fit` of the recipe. Options that a task, reader,
             method or grid sets itself stay. With `resume=True`, finished runs are not repeated, and interrupted runs
             continue from their last checkpoint.
@@ -126,7 +128,7 @@ def run_recipe(
         MissingExtraError: If the recipe has several seeds or repeats, and SciPy, or a package of a metric, is missing.
     """
     with _other_progress_bars(show=_shows_progress(recipe, options)):
-        return _run(recipe, data, None if output is None else Path(output), options, ray)
+        return _run(recipe, data, None if output is None else Path(output), options, ray, memory_bytes)
 
 
 @contextmanager
@@ -153,6 +155,7 @@ def _run(
     folder: Path | None,
     options: Mapping[str, object],
     ray: str | None,
+    memory_bytes: int | None,
 ) -> RecipeResult:
     """Run a recipe with the arguments of `run_recipe`, and write its tables to the output `folder`."""
     is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
@@ -160,14 +163,14 @@ def _run(
         problem = "the readers of the recipe share each pass of the model, in one process"
         raise ConfigError(f"recipe: ray is given; {problem}. Leave it out, or set separately: true.")
     with nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ()):
-        session = _Session(recipe, load_tasks(recipe, data), folder)
+        session = _Session(recipe, load_tasks(recipe, data), folder, memory_bytes)
         specs = session.expand(options)
         if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
             require_packages("recipe", "metrics", "scipy")  # for the intervals over seeds, at the end
         if not is_separate:
             return session.train(specs, output=folder)
         check_edits(recipe, specs, session.tasks)
-        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, options))
+        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, memory_bytes, options))
         show = _shows_progress(recipe, options) and len(specs) > 1
         run = session.train_separately(specs, source, progress=show, ray=ray)
         if folder is not None and rank() == 0:
@@ -224,15 +227,23 @@ class _Session:
     recipe: Recipe
     tasks: dict[str, list[Task]]
     folder: Path | None
+    memory_bytes: int | None = None
     encodings: Encodings = field(default_factory=dict)
 
     def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
         """Return name -> run for every run of the recipe; `options` of `lamina.fit` replace those of the recipe.
 
+        Batches are split so that they fit `memory_bytes`, unless that is None.
+
         Raises:
-            ConfigError: If an option or a combination of settings is not allowed.
+            ConfigError: If an option or a combination of settings is not allowed, or no batch fits.
         """
-        return expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
+        specs = expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
+        if self.memory_bytes is None:
+            return specs
+        sizes = Sizes(load_config(self.recipe.model, revision=self.recipe.revision))
+        outlines = {name: measured(copies[0]) for name, copies in self.tasks.items()}
+        return with_fitted_batches(self.recipe, specs, outlines, sizes, self.memory_bytes)
 
     def train(
         self, specs: dict[str, RunSpec], *, output: Path | None = None, separate: SeparateRuns | None = None
@@ -407,186 +418,13 @@ def _train_in_worker(source: bytes, name: str) -> State:
 def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
     """Open the session of a recipe in a worker process of Ray; return it with all runs, and the files of separate runs.
 
-    `source` is a pickled tuple: working directory, recipe, data folder, output folder, and options of `lamina.fit`. The
+    `source` is a pickled tuple: working directory, recipe, data folder, output folder, memory of a GPU, and options of
+    `lamina.fit`. The
     process changes to that working directory, so that relative paths stay valid. The files are None without an output
     folder.
     """
-    directory, recipe, data, folder, options = pickle.loads(source)
+    directory, recipe, data, folder, memory_bytes, options = pickle.loads(source)
     os.chdir(directory)
-    session = _Session(recipe, load_tasks(recipe, data), folder)
+    session = _Session(recipe, load_tasks(recipe, data), folder, memory_bytes)
     specs = session.expand({**options, "progress": False})
     return session, specs, session.separate_runs(specs)
-
-
-# options that do not change what a run learns, so that a run may be resumed with other values
-_UNCHECKED = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}
-
-
-@dataclass(frozen=True)
-class SeparateRuns:
-    """The files of separate runs (each starts from a fresh model) in a recipe's output folder, and their scores.
-
-    The subfolder "separate" has a results file for each finished run. For an unfinished run it has the checkpoints and,
-    for a short time after training, the model. Models to keep are moved to the subfolder "models".
-    """
-
-    recipe: Recipe
-    folder: Path  # the recipe's output folder
-    specs: Mapping[str, RunSpec]  # all runs by name
-    tasks: Mapping[str, Sequence[Task]]  # every task, with a copy for each repeat of its subsample
-    scores: dict[str, tuple[str, float]] = field(default_factory=dict)  # run that ended -> its metric and best score
-
-    @property
-    def place(self) -> Path:
-        """The subfolder "separate"."""
-        return self.folder / "separate"
-
-    @cached_property
-    def _base(self) -> tuple[str, int]:
-        """A fingerprint of the weights that all runs start from, and the size of the saved model in bytes."""
-        model, _ = load(self.recipe.model, revision=self.recipe.revision)
-        return starting_weights(model, list(model.parameters())), saved_bytes(model)
-
-    @cached_property
-    def _shelf(self) -> Shelf:
-        """The results files, one for each finished run."""
-        return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
-
-    def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
-        """Prepare the folder before the first run starts.
-
-        With `resume`, results of finished runs are read. Checkpoints and temporary models are removed, except those of
-        interrupted runs that will continue.
-
-        Args:
-            cells: The cell of each run.
-
-        Returns:
-            Run name -> results, for each run that need not be trained again; see `_Session.train_one`.
-
-        Raises:
-            ConfigError: If a run to resume had other settings or data.
-            StoreError: If a results file is damaged, or the disk has no room for the models that must still be saved.
-        """
-        done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
-        for name, state in done.items():
-            self._note_score(name, state)
-        if rank() == 0:  # the others may come here before the folder exists
-            check_room(self.folder, self._models_left() * self._base[1])
-        for name, spec in self.specs.items():
-            if name in done or not spec.options.get("resume"):
-                self._clear(name)
-        return done
-
-    def end(self, cell: Cell, state: State) -> None:
-        """Save the results of a finished run, keep its model if the recipe says so, and remove its checkpoints.
-
-        Args:
-            cell: The cell of the run.
-            state: The results, from `_Session.train_one`.
-
-        Raises:
-            StoreError: If the run's model is missing (its worker wrote it elsewhere), or the folder cannot be written.
-        """
-        self._note_score(cell.name, state)
-        if rank() == 0:
-            if self.recipe.methods and self.recipe.keep != "none":
-                self._keep_model(cell.name)
-            self._shelf.write(cell, state)
-        self._clear(cell.name)
-
-    def checkpoints(self, name: str) -> Path:
-        """Return the folder with the checkpoints of the run called `name`."""
-        return self.place / f"{name}.checkpoints"
-
-    def _clear(self, name: str) -> None:
-        """Remove the checkpoints of the run called `name`, and its temporary model."""
-        if rank() == 0:
-            Checkpoints(self.checkpoints(name), "recipe").clear()
-            discard(self._temporary_model(name))
-
-    def _note_score(self, name: str, state: State) -> None:
-        """Remember the metric and best score of the run called `name`."""
-        (row,) = state["rows"]
-        self.scores[name] = row["metric"], row["score"]
-
-    def _models_left(self) -> int:
-        """Return the largest number of further models that will be on the disk at the same time."""
-        left = self.specs.keys() - self.scores.keys()
-        if not self.recipe.methods or self.recipe.keep == "none" or not left:
-            return 0
-        if self.recipe.keep == "all":
-            return len(left)
-        tasks_left, tasks_done = ({self.specs[name].task for name in names} for names in (left, self.scores))
-        return len(tasks_left - tasks_done) + 1  # while a better model replaces that of its task, both are there
-
-    def _is_best(self, name: str, metric: str, score: float) -> bool:
-        """Return whether the run called `name`, with this score, is the best finished run of its task.
-
-        If scores are equal, the first run in the recipe's order is the best.
-        """
-        rank_of_run = sort_key(metric, score), self._order[name]
-        others = [other for other in self.scores if other != name and self.specs[other].task == self.specs[name].task]
-        return all(rank_of_run < (sort_key(*self.scores[other]), self._order[other]) for other in others)
-
-    @cached_property
-    def _order(self) -> dict[str, int]:
-        """Run name -> position in the recipe's order."""
-        return {name: number for number, name in enumerate(self.specs)}
-
-    def _temporary_model(self, name: str) -> Path:
-        """Return the folder for the model of the run called `name`, until the model is moved to "models" or removed."""
-        return self.place / f"{name}.model"
-
-    def _model(self, name: str) -> Path:
-        """Return the folder that the run called `name` writes its model to."""
-        return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
-
-    def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
-        """Save the model of a run that was just trained, if the recipe keeps all models or this one may be the best.
-
-        Runs in the process that trained the model, which may not know the scores of all other runs. `end` decides
-        later.
-
-        Args:
-            name: The name of the run.
-            model: The trained model.
-            processor: The model's processor, which is saved too.
-            row: The run's row of results, with "metric" and "score".
-        """
-        keep = self.recipe.keep
-        if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):
-            save(model, self._model(name), processor)
-
-    def _keep_model(self, name: str) -> None:
-        """Move the model of a finished run to "models" if it is the best of its task; with `keep: all` it is there.
-
-        Raises:
-            StoreError: If the model is not where the process that trained the run should have written it.
-        """
-        wanted, place = self.recipe.keep == "all" or self._is_best(name, *self.scores[name]), self._model(name)
-        if wanted and not is_dir(place):
-            hint = "Give an output folder that all workers share, or `keep: none`."
-            raise StoreError(f"recipe: the model of {name} is not in {place}, where its worker wrote it. {hint}")
-        if wanted and self.recipe.keep == "best":
-            move(place, self.folder / "models" / slug(self.specs[name].task))
-
-    def _identity(self, name: str) -> dict[str, Any]:
-        """Return everything that decides what the run called `name` learns, JSON-ready.
-
-        It is saved with the run's results, and compared when the run is resumed; see
-        `lamina.train.identity.difference`.
-        """
-        recipe, spec = self.recipe, self.specs[name]
-        task = self.tasks[spec.task][spec.repeat]
-        facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
-        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
-        facts |= {key: getattr(task, key) for key in ("by_row", "label_all_tokens", "image_size")}
-        facts |= FitOptions.of(spec.options).model_dump(exclude=_UNCHECKED)
-        settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
-        digests = {"": {"weights of the model": self._base[0]}}
-        for part, split in task.splits.items():
-            where = f"in the {part} part of '{spec.task}'"
-            settings[where] = {"rows": len(split)}
-            digests[where] = data_digests(split)
-        return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))

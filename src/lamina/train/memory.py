@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, NamedTuple, final
 from weakref import finalize
 
@@ -20,8 +21,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lamina.bank.stack_pass import StackPass
+from lamina.errors import UnsupportedModelError
 from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.preserve import evaluating, preserve_randomness
+from lamina.layers.probe_input import NoInputError, probe_input
+from lamina.layers.roles import family_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -166,6 +170,53 @@ def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels
             labelled positions only. None: logits of all positions.
     """
     return _measure(model, readers, tokens, labels, grad=False)
+
+
+class RowShape(NamedTuple):
+    """The size of a row: its `tokens`, those of its `target` text (0: as many), or the `image_size` of an image."""
+
+    tokens: int
+    target: int = 0
+    image_size: int | None = None
+
+
+def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
+    """Measure how much memory autograd keeps for the gradients of a whole model, on random inputs.
+
+    The logits count as those of a loss in float32. On the meta device nothing is computed.
+
+    Args:
+        model: The model. Parameters that need no gradients stay frozen.
+        shape: Tokens, or size of an image, of each row. Images are as large as the config states by default.
+
+    Raises:
+        UnsupportedModelError: If no input can be made for the model.
+    """
+    try:
+        probe = probe_input(model, shape.tokens + 2, seed=0)
+    except NoInputError as error:
+        hint = "Give batch sizes by hand."
+        raise UnsupportedModelError(op="memory", model_type=family_of(model), reason=str(error), hint=hint) from error
+    sizes = {key: shape.target or shape.tokens if key.startswith("decoder_") else shape.tokens for key in probe.inputs}
+    inputs = {key: value[:1, : sizes[key]] if value.ndim == 2 else value[:1] for key, value in probe.inputs.items()}
+    options: dict[str, bool] = {}
+    if shape.image_size is not None and "pixel_values" in inputs:
+        size, options = (shape.image_size,) * 2, {"interpolate_pos_encoding": True}
+        inputs["pixel_values"] = inputs["pixel_values"][..., :1, :1].expand(-1, -1, *size)
+        options = {key: value for key, value in options.items() if key in signature(model.forward).parameters}
+
+    def run(rows: int) -> object:
+        output = model(**{key: value.expand(rows, *value.shape[1:]) for key, value in inputs.items()}, **options)
+        logits = getattr(output, "logits", None)
+        return output, None if logits is None else logits.float().log_softmax(-1)
+
+    excluded = [*model.parameters(), *model.buffers()]
+    values = _EveryLayer() if main_device(model).type == "meta" else nullcontext()
+    with preserve_randomness(), evaluating(model), torch.enable_grad(), values:
+        model.train()
+        less, more = (saved_bytes(partial(run, rows), excluded) for rows in (2, 3))
+    row = more - less
+    return BatchBytes(max(0, less - 2 * row), row)
 
 
 def _measure(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None, *, grad: bool) -> BatchBytes:

@@ -145,7 +145,7 @@ def test_of_equal_models_the_first_of_the_recipe_is_kept_whichever_ended_last(
 def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("lamina.recipes.run_recipe.save", lambda *_: None)
+    monkeypatch.setattr("lamina.recipes.separate_runs.save", lambda *_: None)
     with pytest.raises(StoreError, match=r"the model of film-plain-0 is not in .*film-plain-0\.model, .*keep: none"):
         run_recipe(methods(folder, {"plain": {}}), data=folder, output=tmp_path)
 

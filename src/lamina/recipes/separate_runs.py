@@ -1,0 +1,207 @@
+"""The files of runs that each start from a fresh model: their results, checkpoints and models in the output folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lamina.cells.run_cells import Cell, Shelf
+from lamina.errors import StoreError
+from lamina.recipes.schema import slug
+from lamina.store import load, save
+from lamina.store.bank_folder import saved_bytes
+from lamina.store.files import check_room
+from lamina.store.save_model import discard, move
+from lamina.train.checkpoint import Checkpoints
+from lamina.train.identity import data_digests, reader_settings, starting_weights
+from lamina.train.options import FitOptions
+from lamina.train.results import sort_key
+from lamina.utils import is_dir, rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from transformers import PreTrainedModel
+
+    from lamina.cells.run_cells import State
+    from lamina.layers.types import Processor
+    from lamina.recipes.report_file import TableRow
+    from lamina.recipes.schema import Recipe
+    from lamina.tasks.task import Task
+    from lamina.train.grid import RunSpec
+
+# options that do not change what a run learns, so that a run may be resumed with other values
+_UNCHECKED = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}
+
+
+@dataclass(frozen=True)
+class SeparateRuns:
+    """The files of separate runs (each starts from a fresh model) in a recipe's output folder, and their scores.
+
+    The subfolder "separate" has a results file for each finished run. For an unfinished run it has the checkpoints and,
+    for a short time after training, the model. Models to keep are moved to the subfolder "models".
+    """
+
+    recipe: Recipe
+    folder: Path  # the recipe's output folder
+    specs: Mapping[str, RunSpec]  # all runs by name
+    tasks: Mapping[str, Sequence[Task]]  # every task, with a copy for each repeat of its subsample
+    scores: dict[str, tuple[str, float]] = field(default_factory=dict)  # run that ended -> its metric and best score
+
+    @property
+    def place(self) -> Path:
+        """The subfolder "separate"."""
+        return self.folder / "separate"
+
+    @cached_property
+    def _base(self) -> tuple[str, int]:
+        """A fingerprint of the weights that all runs start from, and the size of the saved model in bytes."""
+        model, _ = load(self.recipe.model, revision=self.recipe.revision)
+        return starting_weights(model, list(model.parameters())), saved_bytes(model)
+
+    @cached_property
+    def _shelf(self) -> Shelf:
+        """The results files, one for each finished run."""
+        return Shelf(self.place, lambda cell: self._identity(cell.name), op="recipe", what="run")
+
+    def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
+        """Prepare the folder before the first run starts.
+
+        With `resume`, results of finished runs are read. Checkpoints and temporary models are removed, except those of
+        interrupted runs that will continue.
+
+        Args:
+            cells: The cell of each run.
+
+        Returns:
+            Run name -> results, for each run that need not be trained again; see `_Session.train_one`.
+
+        Raises:
+            ConfigError: If a run to resume had other settings or data.
+            StoreError: If a results file is damaged, or the disk has no room for the models that must still be saved.
+        """
+        done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
+        for name, state in done.items():
+            self._note_score(name, state)
+        if rank() == 0:  # the others may come here before the folder exists
+            check_room(self.folder, self._models_left() * self._base[1])
+        for name, spec in self.specs.items():
+            if name in done or not spec.options.get("resume"):
+                self._clear(name)
+        return done
+
+    def end(self, cell: Cell, state: State) -> None:
+        """Save the results of a finished run, keep its model if the recipe says so, and remove its checkpoints.
+
+        Args:
+            cell: The cell of the run.
+            state: The results, from `_Session.train_one`.
+
+        Raises:
+            StoreError: If the run's model is missing (its worker wrote it elsewhere), or the folder cannot be written.
+        """
+        self._note_score(cell.name, state)
+        if rank() == 0:
+            if self.recipe.methods and self.recipe.keep != "none":
+                self._keep_model(cell.name)
+            self._shelf.write(cell, state)
+        self._clear(cell.name)
+
+    def checkpoints(self, name: str) -> Path:
+        """Return the folder with the checkpoints of the run called `name`."""
+        return self.place / f"{name}.checkpoints"
+
+    def _clear(self, name: str) -> None:
+        """Remove the checkpoints of the run called `name`, and its temporary model."""
+        if rank() == 0:
+            Checkpoints(self.checkpoints(name), "recipe").clear()
+            discard(self._temporary_model(name))
+
+    def _note_score(self, name: str, state: State) -> None:
+        """Remember the metric and best score of the run called `name`."""
+        (row,) = state["rows"]
+        self.scores[name] = row["metric"], row["score"]
+
+    def _models_left(self) -> int:
+        """Return the largest number of further models that will be on the disk at the same time."""
+        left = self.specs.keys() - self.scores.keys()
+        if not self.recipe.methods or self.recipe.keep == "none" or not left:
+            return 0
+        if self.recipe.keep == "all":
+            return len(left)
+        tasks_left, tasks_done = ({self.specs[name].task for name in names} for names in (left, self.scores))
+        return len(tasks_left - tasks_done) + 1  # while a better model replaces that of its task, both are there
+
+    def _is_best(self, name: str, metric: str, score: float) -> bool:
+        """Return whether the run called `name`, with this score, is the best finished run of its task.
+
+        If scores are equal, the first run in the recipe's order is the best.
+        """
+        rank_of_run = sort_key(metric, score), self._order[name]
+        others = [other for other in self.scores if other != name and self.specs[other].task == self.specs[name].task]
+        return all(rank_of_run < (sort_key(*self.scores[other]), self._order[other]) for other in others)
+
+    @cached_property
+    def _order(self) -> dict[str, int]:
+        """Run name -> position in the recipe's order."""
+        return {name: number for number, name in enumerate(self.specs)}
+
+    def _temporary_model(self, name: str) -> Path:
+        """Return the folder for the model of the run called `name`, until the model is moved to "models" or removed."""
+        return self.place / f"{name}.model"
+
+    def _model(self, name: str) -> Path:
+        """Return the folder that the run called `name` writes its model to."""
+        return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
+
+    def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
+        """Save the model of a run that was just trained, if the recipe keeps all models or this one may be the best.
+
+        Runs in the process that trained the model, which may not know the scores of all other runs. `end` decides
+        later.
+
+        Args:
+            name: The name of the run.
+            model: The trained model.
+            processor: The model's processor, which is saved too.
+            row: The run's row of results, with "metric" and "score".
+        """
+        keep = self.recipe.keep
+        if rank() == 0 and keep != "none" and (keep == "all" or self._is_best(name, row["metric"], row["score"])):
+            save(model, self._model(name), processor)
+
+    def _keep_model(self, name: str) -> None:
+        """Move the model of a finished run to "models" if it is the best of its task; with `keep: all` it is there.
+
+        Raises:
+            StoreError: If the model is not where the process that trained the run should have written it.
+        """
+        wanted, place = self.recipe.keep == "all" or self._is_best(name, *self.scores[name]), self._model(name)
+        if wanted and not is_dir(place):
+            hint = "Give an output folder that all workers share, or `keep: none`."
+            raise StoreError(f"recipe: the model of {name} is not in {place}, where its worker wrote it. {hint}")
+        if wanted and self.recipe.keep == "best":
+            move(place, self.folder / "models" / slug(self.specs[name].task))
+
+    def _identity(self, name: str) -> dict[str, Any]:
+        """Return everything that decides what the run called `name` learns, JSON-ready.
+
+        It is saved with the run's results, and compared when the run is resumed; see
+        `lamina.train.identity.difference`.
+        """
+        recipe, spec = self.recipe, self.specs[name]
+        task = self.tasks[spec.task][spec.repeat]
+        facts = {"model": recipe.model, "revision": recipe.revision, "train_base": recipe.train_base, **spec.settings}
+        facts |= {"edits": list(spec.edits), "metric": task.metric, "labels": list(task.labels)}
+        facts |= {key: getattr(task, key) for key in ("by_row", "label_all_tokens", "image_size")}
+        facts |= FitOptions.of(spec.options).model_dump(exclude=_UNCHECKED)
+        settings = {"": facts | ({} if spec.reader is None else reader_settings(spec.reader))}
+        digests = {"": {"weights of the model": self._base[0]}}
+        for part, split in task.splits.items():
+            where = f"in the {part} part of '{spec.task}'"
+            settings[where] = {"rows": len(split)}
+            digests[where] = data_digests(split)
+        return json.loads(json.dumps({"settings": settings, "digests": digests}, default=str))

@@ -1,0 +1,68 @@
+"""Batches that fit a memory: a step keeps its rows, and a recipe that fits nowhere is refused. And hours of GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lamina.errors import ConfigError
+from lamina.recipes.estimate import estimate
+from lamina.recipes.expand import expand_recipe, with_part
+from lamina.recipes.fit_memory import GIB, with_fitted_batches
+from lamina.recipes.model_size import Sizes
+from lamina.recipes.outlines import load_outlines
+from lamina.recipes.schema import load_recipe, parse_recipe
+from lamina.store import load_config
+
+PAPERS = Path(__file__).parents[3] / "recipes" / "papers"
+REINIT = with_part(load_recipe(PAPERS / "partial-reinit" / "figure-1a.yaml"), {"task": ["sst2"]}, 1)
+READERS = parse_recipe(
+    {
+        "model": "minilm",
+        "fit": {"batch_size": 64, "max_length": 128},
+        "tasks": {"cola": {"preset": "cola", "readers": {"a": {"fusion": "ada_layers"}, "b": {"fusion": "mean"}}}},
+    }
+)
+
+
+def test_a_batch_that_does_not_fit_is_split_and_its_step_keeps_the_rows():
+    (plenty,) = estimate(REINIT, memory_bytes=80 * GIB).batches
+    assert plenty["asked"] == plenty["fitted"] == (32, 1)
+    (little,) = estimate(REINIT, memory_bytes=4 * GIB).batches
+    rows, steps = little["fitted"]
+    assert rows * steps == 32
+    assert steps > 1
+    assert little["weight_bytes"] + (rows + 1) * little["row_bytes"] < 4 * GIB
+    assert little["tokens"] == 128
+    assert 100 < little["row_bytes"] / 2**20 < 120  # BERT-base, in float32: about 109 MiB for 128 tokens
+
+
+def test_a_recipe_that_fits_no_memory_says_what_it_needs():
+    with pytest.raises(
+        ConfigError, match=r"^fit-memory: task sst2, top blocks anew: .*128 tokens.*No batch fits"
+    ):
+        estimate(REINIT, memory_bytes=GIB)
+
+
+def test_runs_get_the_batches():
+    outlines, _ = load_outlines(READERS, None)
+    sizes = Sizes(load_config("minilm"))
+    specs = expand_recipe(READERS, {}, outlines)
+    fitted = with_fitted_batches(READERS, specs, outlines, sizes, GIB // 4)
+    options = [(spec.options["batch_size"], spec.options["gradient_accumulation_steps"]) for spec in fitted.values()]
+    assert len(set(options)) == 1
+    assert options[0][0] * options[0][1] == 64
+    assert options[0][1] > 1
+    assert with_fitted_batches(READERS, specs, outlines, sizes, 64 * GIB)["cola-a-0"].options["batch_size"] == 64
+
+
+def test_parts_add_up_and_cost_hours_of_named_cards():
+    cost = estimate(READERS)
+    assert sum(part["flops"] for part in cost.parts) == cost.flops["total"]
+    assert [part["method"] for part in cost.parts] == [None, "a", "b"]
+    hours = cost.parts[0]["hours"]
+    assert set(hours) == {"A100", "H100"}
+    assert hours["A100"] == pytest.approx(cost.parts[0]["flops"] / 19.5e12 / 0.4 / 3600)  # float32
+    half = estimate(READERS, precision="bfloat16").parts[0]["hours"]
+    assert half["A100"] == pytest.approx(hours["A100"] * 19.5 / 312)
