@@ -39,9 +39,7 @@ def test_a_batch_that_does_not_fit_is_split_and_its_step_keeps_the_rows():
 
 
 def test_a_recipe_that_fits_no_memory_says_what_it_needs():
-    with pytest.raises(
-        ConfigError, match=r"^fit-memory: task sst2, top blocks anew: .*128 tokens.*No batch fits"
-    ):
+    with pytest.raises(ConfigError, match=r"^fit-memory: task sst2, top blocks anew: .*128 tokens.*No batch fits"):
         estimate(REINIT, memory_bytes=GIB)
 
 
