@@ -19,8 +19,8 @@ SetFit's row is computed with sentence-transformers and scikit-learn, which are 
 from __future__ import annotations
 
 import argparse
-import io
 import statistics
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -130,19 +130,20 @@ def _exported(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> Any:
         def forward(self, *values: torch.Tensor) -> torch.Tensor:
             return self.model(**dict(zip(inputs, values, strict=True))).logits
 
-    file = io.BytesIO()
-    torch.onnx.export(
-        Logits(),
-        tuple(inputs.values()),
-        file,
-        input_names=list(inputs),
-        output_names=["logits"],
-        dynamic_axes={name: {0: "batch", 1: "tokens"} for name in inputs},
-        dynamo=False,
-    )
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(file.getvalue(), settings, providers=["CPUExecutionProvider"])
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "model.onnx")
+        torch.onnx.export(
+            Logits(),
+            tuple(inputs.values()),
+            file,
+            input_names=list(inputs),
+            output_names=["logits"],
+            dynamic_axes={name: {0: "batch", 1: "tokens"} for name in inputs},
+            dynamo=False,
+        )
+        return onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
 
 
 if __name__ == "__main__":

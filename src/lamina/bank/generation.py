@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Int
     from transformers import GenerationConfig, PreTrainedModel
 
-Method = Callable[..., object]  # a method of `GenerationMixin`, or a function in its place
+Method = Callable[..., Any]  # a method of `GenerationMixin`, or a function in its place
 
 # The methods in which `generate` decodes, once it has prepared the prompt, the options and the stopping criteria. It
 # looks them up when it runs, so they are intercepted even where `model.generate` was bound before.
@@ -40,7 +40,7 @@ _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
 class Generated(NamedTuple):
     """The result of one call of `generate`."""
 
-    output: object  # the return value that the caller expects
+    output: Any  # the return value that the caller expects
     sequences: Tensor  # [sequences, tokens], as `generate` returns them
     beam_indices: Tensor | None  # [sequences, steps], see `GenerateCall`; None without beam search
 
@@ -53,7 +53,7 @@ class _RecordedCriteria(StoppingCriteriaList):
         super().__init__(criteria)
         self.results: list[Tensor] = []  # one per call, [rows]: True where the criteria end the sequence
 
-    def __call__(self, input_ids: object, scores: object, **kwargs: object) -> object:  # noqa: ANN401
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         """Return and record whether each sequence ends with its newest token."""
         ended = super().__call__(input_ids, scores, **kwargs)
         self.results.append(ended)
@@ -86,7 +86,7 @@ class GenerateCall:
     """
 
     def __init__(
-        self, model: PreTrainedModel, method: str, input_ids: Int[Tensor, "rows tokens"], kwargs: Mapping[str, object]
+        self, model: PreTrainedModel, method: str, input_ids: Int[Tensor, "rows tokens"], kwargs: Mapping[str, Any]
     ) -> None:
         self._criteria = _RecordedCriteria(kwargs["stopping_criteria"])
         self._kwargs = {**kwargs, "stopping_criteria": self._criteria}
@@ -189,7 +189,7 @@ def intercept_generate(
     """
     from transformers import GenerationMixin
 
-    mixin: object = GenerationMixin
+    mixin: Any = GenerationMixin
     interception = _Interception(model, on_generate, is_waiting, is_reading)
     _in_context.set((*_in_context.get(), interception))
     with _lock:
@@ -235,7 +235,7 @@ def _checked(function: Method) -> Method:
     def generate(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
         if any(hook.is_waiting() for hook in _interceptions(model)):
             bound = dict(inspect.signature(function).bind(model, *args, **kwargs).arguments)
-            options: dict[str, object] = {**bound, **bound.get("kwargs", {})}
+            options: dict[str, Any] = {**bound, **bound.get("kwargs", {})}
             configs = options.get("generation_config"), getattr(model, "generation_config", None)
 
             def option(name: str) -> object:
@@ -279,7 +279,7 @@ def _followed(method: str, function: Method) -> Method:
     """
 
     @functools.wraps(function)
-    def decode(model: PreTrainedModel, input_ids: Tensor, **kwargs: object) -> object:  # noqa: ANN401
+    def decode(model: PreTrainedModel, input_ids: Tensor, **kwargs: Any) -> object:  # noqa: ANN401
         hooks = _interceptions(model)
         if not hooks:
             return function(model, input_ids, **kwargs)
