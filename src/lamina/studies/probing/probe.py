@@ -320,7 +320,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     for measure, (title, note) in notes.items():
         if measure not in set(table["measure"]) or "layer" not in table:
             continue
-        axes: dict[str, object] = {"x": "layer", "facet": "task", "x_title": "layer (0 = embeddings)", "note": note}
+        axes: dict[str, Any] = {"x": "layer", "facet": "task", "x_title": "layer (0 = embeddings)", "note": note}
         if not _several_sites(table):
             figures[measure] = Figure("line", **axes, colour="probe", where={"measure": measure}, title=title)
             continue

@@ -103,7 +103,7 @@ class ProbeSettings:
     rates: Mapping[str, float]
     controls: bool
     code_length: bool
-    training: Mapping[str, object]
+    training: Mapping[str, Any]
     sites: tuple[Site, ...] = ("output",)
 
     @property
@@ -275,7 +275,7 @@ class TrainedProbes:
 
     def __init__(self, bank: ReaderBank, tasks: Mapping[str, Task], options: FitOptions, split: str) -> None:
         self._bank, self._options = bank, options
-        self._encodings: dict[object, object] = {}  # tokenised splits, which training and scoring share
+        self._encodings: dict[Any, Any] = {}  # tokenised splits, which training and scoring share
         train(bank, _without_validation(tasks, split), options, op="probe", encodings=self._encodings)
 
     def run(
