@@ -54,7 +54,7 @@ def main() -> None:
     args.output.mkdir(parents=True, exist_ok=True)
     bank.save_pretrained(args.output / "bank")
     for number in range(1, args.tell + 1):
-        told = tell(bank, tokenizer, start, args.tokens)
+        told = tell(bank, start, args.tokens)
         (args.output / f"story-{number}.svg").write_text(drawn(told, list(tasks)), encoding="utf-8")
     print(f"the bank and the stories are in {args.output}")
 
@@ -93,19 +93,15 @@ def write(model: Any, tokenizer: Any, start: torch.Tensor, stories: int, tokens:
     return [text for text in texts if text.strip()]
 
 
-def tell(bank: lamina.ReaderBank, tokenizer: Any, start: torch.Tensor, tokens: int) -> list[Told]:
+def tell(bank: lamina.ReaderBank, start: torch.Tensor, tokens: int) -> list[Told]:
     """Write a new story, which stops when somebody is happy; return its tokens, with the monitors' scores at each."""
-    ids: list[int] = start[0].tolist()
     told: list[Told] = []
     happy = False
     prompt = {"input_ids": start, "attention_mask": torch.ones_like(start)}
     for step in bank.stream(bank.model, prompt, stop=["joy"], do_sample=True, max_new_tokens=tokens):
-        before = tokenizer.decode(ids, skip_special_tokens=True)
-        ids.append(int(step.tokens[0]))
-        piece = tokenizer.decode(ids, skip_special_tokens=True)[len(before) :]
-        told.append((piece, {name: float(score[0]) for name, score in step.scores.items()}))
-        print(f"{piece!r:>12}  " + "  ".join(f"{name} {score:.2f}" for name, score in told[-1][1].items()))
-        happy = bool(step.flagged["joy"][0])
+        told.append((step.text, step.score))
+        print(f"{step.text!r:>12}  " + "  ".join(f"{name} {score:.2f}" for name, score in step.score.items()))
+        happy = "joy" in step.flags
     print("stopped: it is happy" if happy else "told to its end")
     return told
 

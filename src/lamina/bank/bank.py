@@ -19,7 +19,8 @@ from lamina.bank.listening import check_over, listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule
 from lamina.bank.reader_collection import ReaderCollection
 from lamina.bank.stack_pass import Inputs
-from lamina.bank.watching import Prompts, Step, Watch, Watched
+from lamina.bank.step import Step
+from lamina.bank.watching import Prompts, Watch, Watched
 from lamina.errors import ConfigError
 from lamina.heads.base import ReadTask
 from lamina.layers.preserve import evaluating

@@ -100,6 +100,11 @@ class GenerateCall:
         # as in `generate`: an ended sequence is padded only if one of the criteria looks for an end token
         self._pads = any(hasattr(criterion, "eos_token_id") for criterion in self._criteria)
 
+    @property
+    def prompts(self) -> Int[Tensor, "rows tokens"]:
+        """Ids of the prompt of each sequence, padding included; empty for a prompt of embeddings."""
+        return self._input_ids
+
     def check(self) -> None:
         """Raise ConfigError if the call decodes in a way whose states cannot be assigned to the returned text."""
         _check_options(lambda name: getattr(self.config, name, None))

@@ -6,7 +6,6 @@ import contextvars
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from queue import Full, Queue
 from threading import Event, Thread, get_ident
 from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import StoppingCriteria
+from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
+from lamina.bank.detokenizer import Detokenizer
 from lamina.bank.generation import GenerateCall
 from lamina.bank.generation_states import GenerationObserver, TokenBlock
 from lamina.bank.listening import check_over, listening
 from lamina.bank.monitoring import causal_pass, check_monitors, read_tokens, stored_monitors
 from lamina.bank.stack_pass import Inputs, StackPass
+from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import unwrapped
@@ -34,28 +35,6 @@ if TYPE_CHECKING:
 
 Watched = Literal["output", "both"]
 Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, token ids, or texts
-
-
-@final
-@dataclass(frozen=True)
-class Step:
-    """One new token of each sequence, with the monitors' scores of the text up to it. All tensors are on the CPU.
-
-    The model never reads the last token of a sequence, so the last step repeats the scores of the step before.
-
-    Attributes:
-        index: Number of the new token, from 0.
-        tokens: Token ids; the padding id in a sequence that has ended.
-        real: False in a sequence that had ended before this token.
-        scores: Monitor name -> score in float64; NaN before the model has read the first token.
-        flagged: Monitor name -> True if the monitor has flagged the sequence at this token or before.
-    """
-
-    index: int
-    tokens: Int[Tensor, " sequences"]
-    real: Bool[Tensor, " sequences"]
-    scores: Mapping[str, Float[Tensor, " sequences"]]
-    flagged: Mapping[str, Bool[Tensor, " sequences"]]
 
 
 @final
@@ -76,8 +55,10 @@ class Watch:
         stop: Iterable[str] | None = None,
         on_token: Callable[[Step], None] | None = None,
         every: int = 1,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        self._template, self._monitors, self._on_token, self._every = template, monitors, on_token, every
+        self._template, self._monitors, self._every = template, monitors, every
+        self._on_token, self._tokenizer = on_token, tokenizer
         # thread -> its text: threads and tasks that share the context may generate at the same time
         self._texts: dict[int, _WatchedText] = {}
         self._latest: _WatchedText | None = None
@@ -87,7 +68,12 @@ class Watch:
         """Begin a new text for a call of `generate`, and return it; raise ConfigError if the call cannot be watched."""
         _check_call(call)
         self._latest = self._texts[get_ident()] = _WatchedText(
-            self._template, self._monitors, call, every=self._every, on_token=self._on_token
+            self._template,
+            self._monitors,
+            call,
+            every=self._every,
+            on_token=self._on_token,
+            tokenizer=self._tokenizer,
         )
         return self._latest
 
@@ -154,6 +140,7 @@ class _WatchedText(GenerationObserver):
         *,
         every: int,
         on_token: Callable[[Step], None] | None,
+        tokenizer: PreTrainedTokenizerBase | None,
     ) -> None:
         self.every = every
         self.is_open = True  # while `generate` writes it
@@ -162,6 +149,8 @@ class _WatchedText(GenerationObserver):
         self.flags: Tensor | None = None  # [monitors, sequences]; None before the first token was read
         heads = {name: reader.config.head for name, reader in template.readers.items()}
         self._template, self._call, self._on_token = template, call, on_token
+        # without a callback nobody shows the text while it is generated, so nothing is decoded
+        self._detokenizers = None if on_token is None or tokenizer is None else _detokenizers(call, tokenizer)
         self._running = start_monitors(monitors, heads)
         self.rows = [name for names, _ in self._running for name in names]
         self.monitor_names = list(monitors)
@@ -193,7 +182,7 @@ class _WatchedText(GenerationObserver):
             self.flags = hit if self.flags is None else self.flags | hit
             self._scores = score
             if is_new[column]:
-                self._add_step(tokens[:, column], running[:, column])
+                self._add_step(tokens[:, column], running[:, column], is_last[:, column])
 
     def _running_sequences(self, prompt: int, new: int) -> tuple[Tensor, Tensor]:
         """Return two masks `[rows, columns]`: tokens of sequences that have not ended, and tokens that end a sequence.
@@ -230,15 +219,27 @@ class _WatchedText(GenerationObserver):
             self._tokens_scored += (values.isfinite() & real).sum((1, 2))
         return values
 
-    def _add_step(self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"]) -> None:
-        """Append a step with the latest scores and flags; in `tokens` and `real` each sequence has one entry."""
+    def _add_step(
+        self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"], is_last: Bool[Tensor, " rows"]
+    ) -> None:
+        """Append a step with the latest scores and flags; each argument has one entry per sequence."""
         shape = len(self.rows), len(tokens)
         scores = torch.full(shape, torch.nan, dtype=torch.float64) if self._scores is None else self._scores
         flags = torch.zeros(shape, dtype=torch.bool) if self.flags is None else self.flags
-        step = Step(len(self.steps), tokens, real, self._by_name(scores), self._by_name(flags))
+        texts = self._texts(tokens.tolist(), real.tolist(), is_last.tolist())
+        step = Step(len(self.steps), tokens, real, self._by_name(scores), self._by_name(flags), texts)
         self.steps.append(step)
         if self._on_token is not None:
             self._on_token(step)
+
+    def _texts(self, tokens: list[int], real: list[bool], is_last: list[bool]) -> tuple[str, ...] | None:
+        """Return the text that a token adds to each sequence; None if nothing is decoded."""
+        if self._detokenizers is None:
+            return None
+        rows = zip(self._detokenizers, tokens, real, is_last, strict=True)
+        return tuple(
+            (row.add(token) + (row.rest() if end else "")) if is_real else "" for row, token, is_real, end in rows
+        )
 
     def _by_name(self, values: Tensor) -> dict[str, Tensor]:
         """Return monitor name -> its row of `values` `[monitors, sequences]`, in the caller's order of the monitors."""
@@ -249,9 +250,10 @@ class _WatchedText(GenerationObserver):
         """Add a step for the last token of each sequence, which the model did not read."""
         rest = new.cpu()[:, len(self.steps) :]
         if rest.shape[1]:
-            running, _ = self._running_sequences(0, rest.shape[1])
+            running, ends = self._running_sequences(0, rest.shape[1])
+            ends[:, -1] = True
             for column in range(rest.shape[1]):
-                self._add_step(rest[:, column], running[:, column])
+                self._add_step(rest[:, column], running[:, column], ends[:, column])
 
     def close(self) -> None:
         """Mark the text as ended."""
@@ -261,6 +263,13 @@ class _WatchedText(GenerationObserver):
         """Return cascade name -> fraction of the tokens (without padding) for which its second reader ran."""
         counts = zip(self.rows, self._tokens_scored.tolist(), self._is_cascade, strict=True)
         return {name: count / max(1, self._tokens_read) for name, count, is_cascade in counts if is_cascade}
+
+
+def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> list[Detokenizer]:
+    """Return a detokenizer for each sequence of a call; the text of a decoder-only model continues the prompt."""
+    rows = call.prompts.tolist()
+    continues = not call.model.config.is_encoder_decoder
+    return [Detokenizer(tokenizer, row if continues else ()) for row in rows]
 
 
 class _StopFlagged(StoppingCriteria):
@@ -319,9 +328,15 @@ def watch(
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
         template = causal_pass(bank, op, names)
         check_over(bank.model, [template], over)
-        watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every)
+        watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every, tokenizer=_tokenizer_of(bank))
         with listening(bank, [template], cast("Watched", over), watching.begin):
             yield watching
+
+
+def _tokenizer_of(bank: ReaderCollection) -> PreTrainedTokenizerBase | None:
+    """Return the bank's tokenizer, alone or within its processor; None if it has none."""
+    tokenizer = getattr(bank.processor, "tokenizer", bank.processor)
+    return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
 
 
 def stream(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,12 @@ import pytest
 import torch
 from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES
+from tests.unit.bank.test_detokenizer import BYTES
 from torch import Tensor
-from transformers import BertConfig, BertLMHeadModel, GenerationMixin
+from transformers import BertConfig, BertLMHeadModel, GenerationMixin, GPT2Config, GPT2LMHeadModel
 
 from lamina.bank import Reader, ReaderBank
-from lamina.bank.watching import Step
+from lamina.bank.step import Step
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
@@ -195,6 +197,82 @@ def test_texts_are_prompts_too():
     assert torch.equal(scores_of(got), scores_of(expected))
     (one, *_) = bank.stream(bank.model, "the film", monitors=[FLAG], **SHORT)
     assert one.tokens.tolist() == expected[0].tokens[:1].tolist()
+
+
+def test_steps_have_text_floats_and_flags_as_plain_values():
+    bank = bank_of()
+    bank.processor = tokenizer = tiny_tokenizer()
+    monitors = [Monitor("flag", "odd", LastScore(), threshold=0.0), Monitor("cheap", "odd")]
+    steps = list(bank.stream(bank.model, "the film", monitors=monitors, **SHORT))
+    ids = torch.stack([step.tokens for step in steps], 1)[0].tolist()
+    prompt_ids = tokenizer("the film")["input_ids"]
+    whole, before = (tokenizer.decode(part, skip_special_tokens=True) for part in (prompt_ids + ids, prompt_ids))
+    assert before + "".join(step.text for step in steps) == whole
+    assert [step.token_id for step in steps] == ids
+    assert steps[-1].flags == ["flag"]
+    assert {name: type(score) for name, score in steps[0].score.items()} == {"flag": float, "cheap": float}
+    assert steps[3].score["cheap"] == steps[3].scores["cheap"].item()
+
+
+def test_several_sequences_have_a_text_each_and_an_incomplete_character_comes_at_the_end():
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=257, n_embd=16, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=256)
+    bank = ReaderBank(GPT2LMHeadModel(config), processor=BYTES)
+    bank.add("flag", Reader(AdaLayers(dim=8), TOKENS))
+    bank.eval()
+    both = list(bank.stream(bank.model, prompt(2), monitors=[FLAG], **SHORT))
+    text = bank.model.generate(**prompt(2), **SHORT)
+    for row in (0, 1):
+        pieces = [step.sequence(row).text for step in both]
+        new = BYTES.decode(text[row, 5:])
+        assert "".join(pieces) == new
+        assert len(new) > 2
+    with pytest.raises(ConfigError, match=r"step\.text: the step has 2 sequences\. Use step\.sequence\(0\)\.text"):
+        both[0].text  # noqa: B018
+    with pytest.raises(ConfigError, match=r"step\.sequence: 2 does not exist; the step has 2 sequences"):
+        both[0].sequence(2)
+
+
+def test_without_a_tokenizer_or_a_receiver_nothing_is_decoded():
+    bank = bank_of()
+    (step, *_) = bank.stream(bank.model, prompt(1), monitors=[FLAG], **SHORT)
+    with pytest.raises(ConfigError, match=r"step\.text: the tokens were not decoded"):
+        step.text  # noqa: B018
+    bank.processor = tiny_tokenizer()
+    with bank.watch([FLAG]) as watch:
+        bank.model.generate(**prompt(1), **SHORT)
+    assert watch.steps[0].texts is None
+
+
+def test_callbacks_and_stops_of_threads_that_share_a_watch_do_not_mix():
+    bank = bank_of()
+    monitor = Monitor("flag", "odd", LastScore(), threshold=middle_score(bank))
+    prompts = [{key: value[row : row + 1] for key, value in prompt().items()} for row in range(3)]
+    heard: dict[int, list[Step]] = {}
+
+    def note(step: Step) -> None:
+        heard.setdefault(threading.get_ident(), []).append(step)
+
+    def write(own: dict[str, Tensor], watch: Any, begin: threading.Barrier | None) -> tuple[int, Any, Tensor]:
+        if begin is not None:
+            begin.wait()
+        text = bank.model.generate(**own, **SHORT, stopping_criteria=[watch.stopping])
+        return threading.get_ident(), watch.flagged_at["flag"], text
+
+    alone = []
+    for own in prompts:
+        with bank.watch([monitor]) as watch:
+            alone.append(write(own, watch, None))
+    with bank.watch([monitor], on_token=note) as watch, ThreadPoolExecutor(3) as pool:
+        begin = threading.Barrier(3)
+        contexts = [contextvars.copy_context() for _ in prompts]
+        runs = [pool.submit(own.run, write, one, watch, begin) for own, one in zip(contexts, prompts, strict=True)]
+        together = [run.result() for run in runs]
+    assert len({flagged[0] is None for _, flagged, _ in alone}) == 2
+    for (_, flagged, text), (thread, got_flagged, got_text) in zip(alone, together, strict=True):
+        assert got_flagged == flagged
+        assert torch.equal(got_text, text)
+        assert [step.token_id for step in heard[thread]] == text[0, 5:].tolist()
 
 
 def test_a_prompt_of_embeddings_and_one_of_a_decoder_are_no_part_of_the_output():

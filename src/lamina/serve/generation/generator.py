@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, final
 
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
+from lamina.bank.detokenizer import Detokenizer
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
-from lamina.serve.generation.detokenizer import Detokenizer
 from lamina.serve.generation.prompts import GenerationRequest, check_generates, encode_prompt, token_budget
 from lamina.serve.generation.seeded_sampling import SeededSampling
 from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenEvent, TokenStreamer, end_token_ids

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from lamina.errors import LaminaError
 from lamina.serve.disconnects import wait_while_connected
-from lamina.serve.generation.detokenizer import StopStrings
+from lamina.serve.generation.stop_strings import StopStrings
 from lamina.serve.generation.stream import GenerationEnd, TokenEvent
 from lamina.serve.problems import OPENAI, problem_body
 from lamina.serve.scheduler import ClosedError

@@ -1,0 +1,95 @@
+"""The new tokens of one step of `generate`, with the scores and flags of monitors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+    from torch import Tensor
+
+
+@final
+@dataclass(frozen=True)
+class Step:
+    """One new token of each sequence, with the monitors' scores of the text up to it. All tensors are on the CPU.
+
+    `text`, `token_id`, `score` and `flags` are plain Python values of the only sequence; `step.sequence(1).text` is the
+    text of the second of several. The model never reads the last token of a sequence, so the last step repeats the
+    scores of the step before.
+
+    Attributes:
+        index: Number of the new token, from 0.
+        tokens: Token ids; the padding id in a sequence that has ended.
+        real: False in a sequence that had ended before this token.
+        scores: Monitor name -> score in float64; NaN before the model has read the first token.
+        flagged: Monitor name -> True if the monitor has flagged the sequence at this token or before.
+        texts: Text that the token adds to each sequence; the pieces of all steps joined are the text. "" for a special
+            token, and while a character of several tokens is incomplete. None if the bank has no tokenizer, or nobody
+            receives the steps while they are generated.
+    """
+
+    index: int
+    tokens: Int[Tensor, " sequences"]
+    real: Bool[Tensor, " sequences"]
+    scores: Mapping[str, Float[Tensor, " sequences"]]
+    flagged: Mapping[str, Bool[Tensor, " sequences"]]
+    texts: tuple[str, ...] | None = None
+
+    def sequence(self, number: int) -> Step:
+        """Return the step of one sequence.
+
+        Args:
+            number: Number of the sequence, from 0.
+
+        Raises:
+            ConfigError: If there are not so many sequences.
+        """
+        count = len(self.tokens)
+        if not 0 <= number < count:
+            raise ConfigError(f"step.sequence: {number} does not exist; the step has {count} sequences, from 0.")
+        at = slice(number, number + 1)
+        return Step(
+            self.index,
+            self.tokens[at],
+            self.real[at],
+            {name: values[at] for name, values in self.scores.items()},
+            {name: values[at] for name, values in self.flagged.items()},
+            None if self.texts is None else self.texts[at],
+        )
+
+    @property
+    def text(self) -> str:
+        """Text that the token adds to the only sequence; ConfigError if there are several, or no text is known."""
+        self._check_single("text")
+        if self.texts is None:
+            problem = "the tokens were not decoded; that needs a bank with a tokenizer, and bank.stream or on_token"
+            raise ConfigError(f"step.text: {problem}. Use ReaderBank(model, processor=tokenizer).")
+        return self.texts[0]
+
+    @property
+    def token_id(self) -> int:
+        """Id of the token in the only sequence; ConfigError if there are several."""
+        self._check_single("token_id")
+        return int(self.tokens[0])
+
+    @property
+    def score(self) -> dict[str, float]:
+        """Monitor name -> score of the only sequence, as a float; ConfigError if there are several."""
+        self._check_single("score")
+        return {name: float(values[0]) for name, values in self.scores.items()}
+
+    @property
+    def flags(self) -> list[str]:
+        """Names of the monitors that have flagged the only sequence by now; ConfigError if there are several."""
+        self._check_single("flags")
+        return [name for name, values in self.flagged.items() if bool(values[0])]
+
+    def _check_single(self, name: str) -> None:
+        """Raise ConfigError if there are several sequences."""
+        if (count := len(self.tokens)) != 1:
+            raise ConfigError(f"step.{name}: the step has {count} sequences. Use step.sequence(0).{name}.")
