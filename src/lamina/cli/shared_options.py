@@ -22,7 +22,7 @@ _DATA = (
     "Folder of the recipe's data files, with a subfolder per preset (known public data set). "
     "Default: files are relative to the current folder, and presets are loaded from the hub."
 )
-_TEXT = 'Column of the text in a file. Default: the only column, or one with a usual name ("sentence", "text").'
+_TEXT = 'Column of texts, images or audio in a file. Default: the only one, or a usual name ("sentence", "text").'
 _RAY = "Run cells in parallel as Ray tasks: on this machine (local), on the running cluster (auto) or at HOST:PORT."
 
 _BACKEND = (
@@ -43,7 +43,7 @@ class Backend(StrEnum):
 SavedArgument = Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)]
 ModelArgument = Annotated[str, Argument(metavar="MODEL", help='Folder or hub id of a model, or "minilm".')]
 DataOption = Annotated[Path | None, Option(help=_DATA)]
-TextOption = Annotated[str | None, Option(help=_TEXT)]
+TextOption = Annotated[str | None, Option("--text", "--inputs", help=_TEXT)]
 PairOption = Annotated[str | None, Option(help="Column of the second text, where a row is a pair. Default: no pairs.")]
 ModelOption = Annotated[str | None, Option(help=_BASE)]
 DeviceOption = Annotated[str, Option(help=_DEVICE)]

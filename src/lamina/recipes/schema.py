@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 # Keys of a task that describe its files. They are refused beside a preset, which settles all of them.
 FILE_KEYS = {
-    *("kind", "text", "text_pair", "label", "labels", "positive", "problem_type"),
+    *("kind", "text", "inputs", "text_pair", "label", "labels", "positive", "problem_type"),
     *("missing_labels", "by_row", "stratify", "separator"),
 }
 
@@ -249,6 +249,7 @@ class TaskRecipe(Strict):
     # split -> file, relative to the data folder; a list of two is a text file and its translation, line by line
     files: dict[Literal["train", "validation", "test"], str | list[str]] | None = None
     text: str | int = "sentence"
+    inputs: str | int | None = None  # column of the texts, images or audio: the same as `text`
     text_pair: str | int | None = None
     pair_separator: str | None = None  # joins a pair into one text; by default the tokenizer's own form of a pair
     label: str | int = "label"

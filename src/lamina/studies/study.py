@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from transformers import PreTrainedModel
 
+logger = logging.getLogger(__name__)
 PARQUET, CSV = "table.parquet", "table.csv"
 FILES = (STUDY, PARQUET, CSV)
 
@@ -106,6 +109,21 @@ class _StudyFacts(SavedFacts):
     pivot: dict[str, Any] | None = None
 
 
+def _undefined(table: DataFrame) -> str | None:
+    """Return the sentence that says how many scores of a study's table are NaN or infinite; None if all are finite."""
+    if "score" not in table or table["score"].dtype.kind != "f":
+        return None
+    bad = table[~(table["score"].abs() < float("inf"))]
+    if not len(bad):
+        return None
+    names = Counter(bad["measure"]) if "measure" in bad else {}
+    which = ", ".join(f"{count} of {name}" for name, count in names.items())
+    counted = (
+        f"{len(bad)} of {pluralize(len(table), 'score')} are not defined (NaN or infinite){': ' * bool(which)}{which}"
+    )
+    return f"{counted}. States or weights that are zero, or equal in all rows, have no such score."
+
+
 @final
 @dataclass(frozen=True, eq=False)
 class Study:
@@ -118,7 +136,8 @@ class Study:
         settings: All options as they were used, "versions" of the libraries, and under "models" the name, class and
             fingerprints of each model. JSON-ready.
         figures: Chart name -> how it is drawn; `rows` returns the table rows that it shows.
-        conclusions: What may be concluded, one sentence each, the most important first.
+        conclusions: What may be concluded, one sentence each, the most important first. If scores are NaN or infinite,
+            the last sentence says how many, of which measure.
         pivot: How `summary` arranges the table. None: the summary is the table itself.
 
     Raises:
@@ -136,6 +155,9 @@ class Study:
         allowed = "settings hold text, numbers, lists and mappings"
         with convert_errors(lambda reason: ConfigError(f"study {self.name}: {reason}; {allowed}.")):
             object.__setattr__(self, "settings", json.loads(json.dumps(self.settings)))
+        if (undefined := _undefined(self.table)) and undefined not in self.conclusions:
+            logger.warning("%s: %s", self.name, undefined)
+            object.__setattr__(self, "conclusions", (*self.conclusions, undefined))
 
     def __repr__(self) -> str:
         """Return the study's name, the size of its table, its charts and its conclusions."""

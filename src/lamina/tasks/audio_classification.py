@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast, final
@@ -34,6 +35,8 @@ _ENDINGS = "wav flac ogg oga opus mp3 aif aiff aifc au snd caf w64 rf64"
 
 LONGEST_S = 30  # seconds of a clip that are read by default: the window of Whisper
 _SHORTEST_S = 0.1  # shorter clips are padded with silence: one frame of a speech model needs a quarter of it
+# lengths in ms to which shorter clips are padded before an extractor makes a spectrogram: the first that it can read
+_TRIED_MS = (0, *range(25, 100, 5))
 _FRAME_S = 0.025  # what one frame of a speech model reads
 _MASK = "attention_mask"
 
@@ -299,6 +302,7 @@ class AudioInputs:
         self._masked = bool(self._options) and (one_size or bool(self._extractor.return_attention_mask))
         self.equal_lengths = not one_size and not self._masked
         self._reads_samples = len(self._shape(1)) == 2  # `[batch, samples]`, not a spectrogram
+        self._fewest = self._shortest if self._reads_samples else self._fewest_samples()
         self._samples, self.cut = self._lengths()
         self.lengths = [1] * len(split) if one_size else [self._with_silence(count) for count in self._samples]
 
@@ -336,6 +340,25 @@ class AudioInputs:
         """The number of samples to which shorter clips are padded."""
         return round(_SHORTEST_S * self.rate)
 
+    def _fewest_samples(self) -> int:
+        """Return the fewest samples of which the feature extractor makes a spectrogram, without NaN or infinity.
+
+        A clip is padded to no more than this, because extractors normalise over the frames of a clip: silence that is
+        padded before would change every frame.
+        """
+        noise = np.random.default_rng(0).standard_normal(self._shortest).astype(np.float32)
+        for ms in _TRIED_MS:
+            samples = max(1, round(self.rate * ms / 1000))
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)  # the variance of a single frame
+                    outputs = self._extract([noise[:samples]], {})
+            except DataError:
+                continue
+            if all(values.numel() and values.isfinite().all() for values in outputs.values()):
+                return samples
+        return self._shortest
+
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
         """Return the clips with these indices and their mask: `input_values` `[batch, samples]` or `input_features`.
 
@@ -346,7 +369,7 @@ class AudioInputs:
         sounds = [clip.open(self.rate, self._samples[int(row)]) for clip, row in zip(clips, rows, strict=True)]
         padding: dict[str, object] = {}
         if not self._reads_samples:
-            sounds = [np.pad(sound, (0, max(0, self._shortest - len(sound)))) for sound in sounds]
+            sounds = [np.pad(sound, (0, max(0, self._fewest - len(sound)))) for sound in sounds]
         if self.equal_lengths or (self._reads_samples and self._pads):  # the extractor normalises, and pads afterwards
             padding = {"padding": "max_length", "max_length": max(self.lengths[int(row)] for row in rows)}
         elif self._pads:

@@ -269,6 +269,7 @@ class Task:
         validation: Source | None = None,
         test: Source | None = None,
         text: str | int = "sentence",
+        inputs: str | int | None = None,
         text_pair: str | int | None = None,
         label: str | int = "label",
         labels: Sequence[str] | None = None,
@@ -301,6 +302,8 @@ class Task:
                 that name), or of images or audio (default "image", "audio"). In CoNLL files its number (default 0). In
                 plain text files every line that is not blank is a row. "translation.en" is the value under "en" of the
                 objects in column "translation".
+            inputs: Column of the inputs, whatever they are: texts, images or audio. The same as `text`; give one of
+                them.
             text_pair: Column of the second text of a pair. For "causal_lm" it has the replies to `text`; for
                 "token_classification" the texts whose spans are labelled, while `text` is their context.
             label: Column of the label, of the list of tags, or of the text to generate; in CoNLL files a number
@@ -349,7 +352,7 @@ class Task:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = check_names(labels)
         how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, positive)
-        spec = ColumnSpec(kind, text, label, *how)
+        spec = ColumnSpec(kind, _input_column(text, inputs), label, *how)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -370,6 +373,7 @@ class Task:
         dataset: Mapping[str, object],
         *,
         text: str = "sentence",
+        inputs: str | None = None,
         text_pair: str | None = None,
         label: str = "label",
         labels: Sequence[str] | None = None,
@@ -395,7 +399,7 @@ class Task:
         `{"train": "train", "validation": "validation_matched"}`; the others are not read. By default the splits have
         these three names, and another one is an error unless it has no labels (as "unsupervised" in IMDB), which a
         warning says. Images and audio are in a column of
-        `datasets.Image` or `datasets.Audio`, or in dicts in the forms that `predict` accepts; `text` is their column.
+        `datasets.Image` or `datasets.Audio`, or in dicts in the forms that `predict` accepts; `inputs` is their column.
         `labels` are by default those that the dataset has for its column, otherwise those of "train", sorted.
 
         Raises:
@@ -413,7 +417,7 @@ class Task:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
         classes = check_names(labels)
         how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, positive)
-        spec = ColumnSpec(kind, text, label, *how)
+        spec = ColumnSpec(kind, _input_column(text, inputs), label, *how)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in splits.items()}
         return _assemble(
             spec,
@@ -476,6 +480,15 @@ class Task:
             limits=(limit, limit_validation),
             label_all_tokens=label_all_tokens,
         ).sized(image_size)
+
+
+def _input_column(text: str | int, inputs: str | int | None) -> str | int:
+    """Return the column of the inputs, which the user has named by `inputs`, or by `text`; ConfigError if by both."""
+    if inputs is None:
+        return text
+    if text not in ("sentence", inputs):
+        raise ConfigError(f"task: text is {text!r} and inputs is {inputs!r}; both name the same column. Give one.")
+    return inputs
 
 
 def _assemble(

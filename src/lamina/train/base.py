@@ -201,6 +201,7 @@ class Runner(ABC):
         names: Collection[str] | None = None,
         more: Callable[[Results, Sequence[str]], Mapping[str, Any]] | None = None,
         progress: bool = False,
+        collected: dict[str, Results] | None = None,
     ) -> Scores:
         """Compute the metrics of learners on encoded examples.
 
@@ -210,6 +211,7 @@ class Runner(ABC):
             names: Learners that are scored. None: all learners of the groups.
             more: Function from the results and the metrics of a learner to further entries, such as a table per class.
             progress: Show a progress bar per group on standard error.
+            collected: Receives learner name -> its results, for scores that are computed later. None: not needed.
 
         Returns:
             Learner name -> metric -> value, and the entries that `more` returned.
@@ -234,6 +236,8 @@ class Runner(ABC):
                     raise NotFiniteError(f"{self.op}: {what}.", name=name)
                 if more is not None:
                     scores[name] |= more(result, tasks[name].metrics)
+            if collected is not None:
+                collected.update(results)
         return scores
 
     def rows_per_pass(self, group: Group, names: Iterable[str], options: PassOptions) -> int:

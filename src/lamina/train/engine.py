@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from tqdm import tqdm
 
+    from lamina.tasks.outputs import Results
     from lamina.train.base import Runner
     from lamina.train.checkpoint import Checkpoints, RunProgress
     from lamina.train.learner import Learner
@@ -100,6 +101,7 @@ class Engine:
         self.base = self.learners.pop(BASE, None)
         self.history: list[TableRow] = []  # a row per learner and epoch, with all metrics
         self.importances: list[TableRow] = []  # see `FitResult.importances`
+        self.best_results: dict[str, Results] = {}  # learner name -> validation results at its best epoch
         self.steps = 0
         self._accelerator, self._checkpoints = accelerator, checkpoints
         self._epoch, self._at = 0, 0
@@ -255,8 +257,10 @@ class Engine:
     def score(self, names: set[str], bar: tqdm) -> None:
         """Score the learners `names`, then update each one's best epoch, schedule and early stop."""
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
+        results: dict[str, Results] = {}
         with eval_mode(*self.runner.modules):
-            scores, epoch = self.runner.score(self.validation, self.options, names=names), self._epoch + 1
+            scores = self.runner.score(self.validation, self.options, names=names, collected=results)
+        epoch = self._epoch + 1
         scores |= {name: {} for name in self.learners if name in names and name not in scores}
         for name, metrics in scores.items():
             self.history.append({"reader": name, "epoch": epoch, **metrics})
@@ -267,8 +271,13 @@ class Engine:
         else:
             self._conclude_together(self.base, scores)
         for name in scores:
-            if (stopped := self.learners[name].progress.stopped) is not None:
-                self.plan.stopped[name] = stopped
+            progress = self.learners[name].progress
+            if progress.stopped is not None:
+                self.plan.stopped[name] = progress.stopped
+            if name in results and progress.best_epoch == epoch:
+                self.best_results[name] = results[name]
+            elif not progress.best_epoch:  # a new stage has begun
+                self.best_results.pop(name, None)
         self._show(scores, bar)
 
     def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:

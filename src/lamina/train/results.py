@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from lamina.errors import ConfigError, require_packages
 from lamina.tasks.metrics import LOWER
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from lamina.tasks.outputs import Results
+
 IMPORTANCES = ("reader", "epoch", "step", "layer", "importance")  # columns of `FitResult.importances`
 Scores: TypeAlias = dict[str, dict[str, Any]]  # learner name -> metric -> score, and entries such as tables of classes
+Interval: TypeAlias = dict[str, tuple[float, float]]  # metric -> ends of the interval of its score
 TableRow: TypeAlias = dict[str, Any]  # column -> value; which columns there are depends on metrics and grids
 Number = TypeVar("Number", float, "pd.Series")
 
@@ -48,6 +52,7 @@ class FitResult:
         steps: Number of training steps in all.
         seconds: Wall-clock time in seconds.
         folder: Folder where the bank or model was saved; None if it was not.
+        results: Name -> validation results of the final weights, and its metrics; `intervals` reads them.
     """
 
     best: dict[str, dict[str, float]]
@@ -61,6 +66,21 @@ class FitResult:
     steps: int = 0
     seconds: float = 0.0
     folder: Path | None = None
+    results: Mapping[str, tuple[Results, Sequence[str]]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def intervals(self) -> dict[str, Interval]:
+        """Name -> metric -> ends of the 95 % interval of the validation score of the final weights.
+
+        It is the bootstrap over rows that `lamina.evaluate` reports with `compare=True`, computed on first use. Kinds
+        of task whose scores are not compared have none.
+        """
+        compared = {name: result.compare(metrics) for name, (result, metrics) in self.results.items()}
+        return {name: cast("Interval", facts["interval"]) for name, facts in compared.items() if "interval" in facts}
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields for pickling: intervals take the place of the results, which hold all texts."""
+        return {**vars(self), "intervals": self.intervals, "results": {}}
 
 
 def sorted_rows(rows: Sequence[TableRow]) -> list[TableRow]:

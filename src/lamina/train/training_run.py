@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.store.files import Files
+    from lamina.tasks.outputs import Results
     from lamina.train.base import Runner
     from lamina.train.engine import Engine
     from lamina.train.groups import Encodings
@@ -377,6 +378,7 @@ def _result(
         importances=engine.importances,
         truncated={name: group.truncated(name) for group in engine.plan.groups for name in group.names},
         baselines=_baselines(engine),
+        results={name: (result, engine.plan.tasks[name].metrics) for name, result in _best_results(engine).items()},
         unlabelled={
             name: count for name, task in engine.plan.tasks.items() if (count := task.split("train").unlabelled)
         },
@@ -386,6 +388,18 @@ def _result(
         seconds=seconds,
         folder=folder,
     )
+
+
+def _best_results(engine: Engine) -> dict[str, Results]:
+    """Return learner name -> validation results of its final weights.
+
+    Learners whose best epoch is older than the checkpoint that the run resumed from are scored again.
+    """
+    results = dict(engine.best_results)
+    missing = {name for group in engine.validation for name in group.names} - results.keys()
+    if missing:
+        engine.runner.score(engine.validation, engine.options, names=missing, collected=results)
+    return results
 
 
 def _baselines(engine: Engine) -> Scores:

@@ -127,3 +127,12 @@ def test_invalid_options_are_refused(model):
         drift(model, {"base": model})
     with pytest.raises(UnsupportedModelError, match="it has no module per block"):
         drift(model_of("xlm"), model_of("xlm"))
+
+
+def test_weights_that_are_zero_have_no_relative_distance(model):
+    empty = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in empty.parameters():
+            parameter.zero_()
+    (sentence,) = drift(empty, model).conclusions
+    assert sentence.startswith("18 of 54 scores are not defined (NaN or infinite): 18 of relative.")

@@ -237,3 +237,15 @@ def test_batches_in_groups(sizes: list[int], grouped: list[int]):
     groups = [[number for numbers, _ in group for number in numbers] for group in batch_groups(batches, 5)]
     assert [len(group) for group in groups] == grouped
     assert list(chain.from_iterable(groups)) == list(range(sum(sizes)))
+
+
+def test_a_layer_of_zeros_is_named_and_no_conclusion_is_drawn_from_it(tokenizer):
+    dead = tiny_model(hidden_size=16)
+    with torch.no_grad():
+        for parameter in dead.encoder.layer[2].output.LayerNorm.parameters():
+            parameter.zero_()
+    study = similarity(dead, TEXTS, measures=["block_influence"], processor=tokenizer)
+    assert math.isnan(scores(study, "block_influence")[-1])
+    first, last = study.conclusions
+    assert "nan" not in first
+    assert last.startswith("1 of 3 scores are not defined (NaN or infinite): 1 of block_influence.")

@@ -87,10 +87,12 @@ def test_parquet_and_tables_of_paths(tmp_path: Path):
     pq.write_table(pa.table({"audio": cells, "label": ["l", "h"]}), tmp_path / "a.parquet")
     sound_folder(tmp_path / "tones", rows=1)
     put(tmp_path, "a.csv", "clip,label\ntones/low/0000.wav,l\ntones/high/0000.wav,h\n")
-    for file, column in (("a.parquet", {}), ("a.csv", {"text": "clip"})):
+    for file, column in (("a.parquet", {}), ("a.csv", {"text": "clip"}), ("a.csv", {"inputs": "clip"})):
         split = Task.from_files(AUDIO, train=tmp_path / file, test=tmp_path / file, **column).split("test")
         assert split.labels == (1, 0)
         assert all(len(clip.open(RATE, MANY)) >= 120 for clip in split.texts)
+    with pytest.raises(ConfigError, match=r"task: text is 'a' and inputs is 'clip'; both name the same column. Give"):
+        Task.from_files(AUDIO, train=tmp_path / "a.csv", text="a", inputs="clip")
 
 
 # Decoding

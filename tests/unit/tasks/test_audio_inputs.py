@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 import torch
 from tests.support.sounds import RATE, ast_features, sound_bytes, tone, waves, whisper_features
-from transformers import ViTImageProcessor
+from transformers import (
+    ASTFeatureExtractor,
+    SeamlessM4TFeatureExtractor,
+    Speech2TextFeatureExtractor,
+    ViTImageProcessor,
+)
 
 from lamina.data.batches import batch_count, length_batches
 from lamina.errors import ConfigError, DataError
@@ -78,6 +83,16 @@ def test_a_short_clip_is_normalised_before_it_is_padded(masked: bool):
     assert not masked or batch["attention_mask"].sum() == len(sound)
     few = AudioInputs(KIND.examples([sound[:2]], None), extractor, limit=RATE).batch([0])
     assert not masked or few["attention_mask"].sum() == round(0.025 * RATE)  # one frame, so that some is real
+
+
+@pytest.mark.parametrize("extractor", [SeamlessM4TFeatureExtractor, Speech2TextFeatureExtractor, ASTFeatureExtractor])
+def test_a_spectrogram_of_a_short_clip_is_normalised_over_the_clip_alone(extractor: Any):
+    made, rate = extractor(), 16_000
+    sound = np.random.default_rng(0).standard_normal(800).astype(np.float32)
+    batch = AudioInputs(KIND.examples([sound, sound[:100]], None), made, limit=rate)
+    alone = made([sound], sampling_rate=rate, return_tensors="pt")[made.model_input_names[0]]
+    assert torch.equal(batch.batch([0])[made.model_input_names[0]], alone)
+    assert batch.batch([1])[made.model_input_names[0]].isfinite().all()  # padded to the shortest that can be read
 
 
 def test_silence_fills_no_clip_beyond_the_longest_length():

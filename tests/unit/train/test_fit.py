@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
 import random
@@ -379,6 +380,27 @@ def test_the_bank_ends_at_each_readers_best_epoch():
     assert same(weights(bank, "a"), after["a", 2])
     assert same(weights(bank, "b"), after["b", 1])
     assert not same(after["a", 2], after["a", 3])
+
+
+def test_intervals_are_those_of_evaluate(tmp_path: Path):
+    """Also when the best epoch is older than the checkpoint that the run resumed from."""
+    options: dict[str, Any] = {"epochs": 2, "learning_rate": 0.05, "output": tmp_path / "out"}
+    bank = bank_for(a=TASK)
+    result = train(bank, {"a": TASK}, **options)
+    wanted = evaluate(bank, {"a": TASK}, compare=True)["a"]["interval"]
+    assert result.intervals == {"a": wanted}
+    assert copy.deepcopy(result).intervals == result.intervals
+    assert not copy.deepcopy(result).results
+    bank = bank_for(a=TASK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoints, "remove", lambda _: None, raising=False)
+        engine_ends: Any = training_run._record_training
+        patch.setattr(training_run, "_record_training", lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(bank, {"a": TASK}, **{**options, "output": tmp_path / "cut"})
+        patch.setattr(training_run, "_record_training", engine_ends)
+        again = train(bank_for(a=TASK), {"a": TASK}, **{**options, "output": tmp_path / "cut"}, resume=True)
+    assert again.intervals == {"a": wanted}
 
 
 def test_scores_are_those_of_evaluate():

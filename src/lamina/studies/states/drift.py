@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -151,7 +152,8 @@ def _rows(base: _BlockWeights, other: _BlockWeights, name: str) -> Iterator[_Dri
 
 def _conclusions(rows: Sequence[_DriftRow]) -> Iterator[str]:
     """Yield a sentence per checkpoint: which blocks moved most and least, by the mean relative distance over roles."""
-    relative = [row for row in rows if row["measure"] == "relative"]
+    # a distance from weights that are all 0 has no relative size
+    relative = [row for row in rows if row["measure"] == "relative" and math.isfinite(row["score"])]
     for run in dict.fromkeys(row["run"] for row in relative):
         run_rows = [row for row in relative if row["run"] == run]
         layers = dict.fromkeys(row["layer"] for row in run_rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, Literal, NotRequired, TypedDict
@@ -269,7 +270,7 @@ def _block_name(row: _LayerRow) -> str:
 
 def _conclusions(rows: Iterable[_LayerRow]) -> Iterator[str]:
     """Yield one sentence per model: which blocks change the tokens' states least and most."""
-    influences = [row for row in rows if row["measure"] == "block_influence"]
+    influences = [row for row in rows if row["measure"] == "block_influence" and math.isfinite(row["score"])]
     for model in dict.fromkeys(row["model"] for row in influences):
         ranked = sorted((row for row in influences if row["model"] == model), key=lambda row: row["score"])
         if len(ranked) > 1:
