@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +106,8 @@ class ReaderModule(nn.Module):
         step: Number of training passes so far. Together with the seed it determines the random numbers of dropout, so
             that a resumed training continues with the same ones.
     """
+
+    instead_of_model: ClassVar = "It is a reader: give the model of its bank, bank.model"
 
     def __init__(self, config: Reader, stack: LayerStack, model: PreTrainedModel) -> None:
         super().__init__()

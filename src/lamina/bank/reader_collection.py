@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import is_compiled, uncompiled
 from lamina.layers.towers import tower_for
-from lamina.layers.wrappers import unwrapped
+from lamina.layers.wrappers import checked_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,6 +42,8 @@ class ReaderCollection(nn.Module):
     `ReaderBank` documents the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
     """
 
+    instead_of_model: ClassVar = "It is a bank: give its model, bank.model"
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -52,9 +54,7 @@ class ReaderCollection(nn.Module):
         info: Info | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(model, ReaderCollection):
-            raise ConfigError("bank: a bank came in place of a model; use bank.model, or add readers to that bank.")
-        model = unwrapped(model)
+        model = checked_model(model, "bank")
         if train_base and not any(parameter.requires_grad for parameter in model.parameters()):
             problem = "train_base is set, but every parameter of the model is frozen"
             raise ConfigError(f"bank: {problem}; some must be trainable. Call model.requires_grad_(True) first.")

@@ -15,6 +15,7 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.preserve import is_compiled
 from lamina.layers.roles import convolution_weight, convolutions_of, family_of, linear_weight, modules_at
 from lamina.layers.stack import by_path, own_state
+from lamina.layers.wrappers import checked_model
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -30,6 +31,7 @@ def check_editable(model: PreTrainedModel, op: str) -> None:
 
     A model cannot be edited if it is compiled, quantised, offloaded, has adapters, or is no transformers model.
     """
+    checked_model(model, op)
     config = getattr(model, "config", None)
     compiled = any(map(is_compiled, model.modules()))
     quantizers = getattr(model, "hf_quantizer", None), getattr(config, "quantization_config", None)

@@ -10,6 +10,7 @@ import torch
 
 from lamina.errors import ConfigError, StoreError
 from lamina.layers.layer_guard import EDITS
+from lamina.layers.wrappers import checked_model
 from lamina.utils import JSON, is_dir
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Edit:
 
 def edits(model: PreTrainedModel) -> list[Edit]:
     """Return a new list of a model's edits, oldest first; raise ConfigError if inserted layers have been lost."""
-    made = recorded(model)
+    made = recorded(checked_model(model, "edits"))
     for number, edit in enumerate(made):
         if edit.kind == "insert" and not any(later.kind in ("merge", "truncate") for later in made[number:]):
             # an adapter around a projection adds a name to the path

@@ -26,7 +26,7 @@ from lamina.layers.selectors import Selector, select
 from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
 from lamina.layers.towers import towers_of
-from lamina.layers.wrappers import is_bitsandbytes, unwrapped
+from lamina.layers.wrappers import checked_model, is_bitsandbytes, unwrapped
 
 _FIRST, _SECOND = 7, 11  # lengths of the two probe inputs: odd and different, so that no other axis has that size
 _CLOSE = 1e-2  # relative tolerance: some kernels of accelerators sum in another order each time
@@ -55,10 +55,7 @@ def stacks(model: nn.Module) -> dict[str, LayerStack]:
         UnsupportedModelError: If a layer cannot be matched to a module, or not with certainty.
         ConfigError: If `model` is not a torch module.
     """
-    model = unwrapped(model)
-    if not isinstance(model, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        hint = "Give a transformers model, such as the first value that lamina.load returns."
-        raise ConfigError(f"stacks: got a {type(model).__name__}, which is no model. {hint}")
+    model = checked_model(model, "stacks")
     if model not in _known or _known[model][0] != _signature(model):
         discovered = _discover(model).values()
         paths = {module: path for path, module in by_path(model).items()}

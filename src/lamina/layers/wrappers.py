@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import TypeVar, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from lamina.errors import ConfigError
 
 M = TypeVar("M")
 
@@ -23,6 +26,26 @@ def unwrapped(model: M) -> M:
             inside = cast("nn.Module", inside.module)
         else:
             return cast("M", inside)
+
+
+def checked_model(got: M, op: str, wanted: str = "a transformers model") -> M:
+    """Return the model inside torch's wrappers, after checking that it may be one.
+
+    A class whose instances hold a model, or belong to one, says by its attribute `instead_of_model` what to pass in
+    their place.
+
+    Raises:
+        ConfigError: If `got` is no module of torch, or has such an attribute. The message begins with `op` and says
+            that it must be `wanted`.
+    """
+    model = unwrapped(got)
+    hint = getattr(type(model), "instead_of_model", None)
+    if isinstance(model, nn.Module) and hint is None:
+        return model
+    name, hint = f"a {type(model).__name__}", hint or "Give the first value that lamina.load returns"
+    if isinstance(model, (str, PathLike)):
+        name, hint = f"'{model}'", "Load it first, by lamina.load, or a bank by ReaderBank.from_pretrained"
+    raise ConfigError(f"{op}: got {name}, which is no model; {wanted} is needed. {hint}.")
 
 
 def is_bitsandbytes(model: nn.Module) -> bool:

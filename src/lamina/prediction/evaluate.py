@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
-from lamina.layers.wrappers import unwrapped
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.prediction.file_tasks import FileColumns, tasks_of_file
 from lamina.prediction.text_baseline import tfidf_scores
 from lamina.tasks.metrics import require_metrics
 from lamina.train.bank_runner import BankRunner
-from lamina.train.groups import groups_of, tasks_by_name, with_positive
+from lamina.train.groups import checked_target, groups_of, tasks_by_name, with_positive
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import PassOptions
 from lamina.train.training_run import open_runner
@@ -141,7 +140,7 @@ def evaluate(  # noqa: PLR0913
         length_penalty=length_penalty,
         num_workers=num_workers,
     )
-    target = unwrapped(bank_or_model)
+    target = checked_target("evaluate", bank_or_model)
     _check_backend(target, backend, precision)
     # a file has an ending, or is a folder of images; another text, such as the name of a preset, is no task
     if isinstance(tasks, Path) or (isinstance(tasks, str) and (Path(tasks).suffix or is_dir(tasks))):

@@ -16,13 +16,12 @@ from lamina.bank import ReaderBank
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.fingerprints import fingerprint_of_modules
-from lamina.layers.wrappers import unwrapped
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, TaskOutline
 from lamina.tasks.raw_examples import as_examples
 from lamina.train.bank_runner import BankRunner
-from lamina.train.groups import encoder_of, max_length
+from lamina.train.groups import checked_target, encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.plan import Group
@@ -206,8 +205,7 @@ class Predictor:
     ) -> None:
         self._backend: Backend = checked_backend(backend)
         self._tokens = tokens
-        if not isinstance(target, ReaderBank):
-            target = unwrapped(target)
+        target = checked_target("predict", target)
         self.options = options
         self._warned: set[str] = set()  # readers that `warn_about_pairs` has checked
         self._tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`

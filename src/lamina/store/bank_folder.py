@@ -33,6 +33,7 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.layers.wrappers import checked_model
 from lamina.store.card import model_card
 from lamina.store.files import (
     check_finite,
@@ -317,6 +318,8 @@ def load_bank(
             gets that head, because monitors score text that the model generates.
     """
     place = str(folder)
+    if model is not None:
+        model = checked_model(model, "load")
     with convert_errors(lambda reason: damaged(place, f"cannot be loaded ({reason})")):
         path = local_folder(place, revision, readers, base=model is None)
         load_from = partial(_load_bank, path, model, processor, readers, writes=writes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +82,8 @@ def load(
         UnsupportedModelError: If transformers does not know the family, or the family has no such head.
         ConfigError: If `dtype` is not a float type, or `labels` is empty, a string, or has a name twice.
     """
+    if not isinstance(name, str | PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"load: got a {type(name).__name__}; a folder, a hub id or 'minilm' is needed.")
     name, kind = str(name), models.model_class(head)
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if dtype != "auto" and not (isinstance(wanted, torch.dtype) and wanted.is_floating_point):

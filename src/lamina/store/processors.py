@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 _SET = ("truncation_side", "model_max_length")
 # Facts that mean the same in every version of transformers.
 _LASTING = ("size", "vocabulary", "added tokens", "special tokens", *_SET)
+# Parts of a joint processor -> the class of transformers that one of them is alone, the more special first.
+_PARTS = {
+    "video processor": "BaseVideoProcessor",
+    "image processor": "ImageProcessingMixin",
+    "feature extractor": "FeatureExtractionMixin",
+}
 _NOISE = ("processor_class", "auto_map", "_name_or_path", "name_or_path", "transformers_version")
 
 
@@ -34,10 +40,10 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     The padding side is none of them, since Lamina pads by itself. A processor of another kind has its class alone.
     """
     facts: dict[str, JSON] = {}
-    for part in ("image_processor", "feature_extractor", "video_processor"):
-        owner: Any = getattr(processor, part, None)
+    for part in _PARTS:
+        owner: Any = getattr(processor, part.replace(" ", "_"), None)
         if hasattr(owner, "to_dict"):
-            facts[part.replace("_", " ")] = _digest(_settings(owner.to_dict()))
+            facts[part] = _digest(_settings(owner.to_dict()))
     tokenizer: Any = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "get_vocab"):
         if not facts:
@@ -117,7 +123,8 @@ def check_processor(saved: ProcessorFacts, processor: Processor, library: str | 
 def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     """Check that a processor that is passed to a call makes the same inputs as the bank's own.
 
-    Processors of two kinds are not compared: a bank may read images and texts, and have the processor of one of them.
+    The parts that both have are compared: a joint processor has a tokenizer beside an image processor or a feature
+    extractor. Processors of two kinds are not: a bank may read images and texts, and have the processor of one of them.
 
     Args:
         op: The operation that the message begins with.
@@ -130,9 +137,8 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
     """
     if processor is known:
         return
-    bank_facts, facts = _remembered_facts(known), _remembered_facts(processor)
-    alike = ("vocabulary" in bank_facts) == ("vocabulary" in facts)
-    differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys() if alike else ())
+    bank_facts, facts = _by_part(known), _by_part(processor)
+    differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys())
     if differs and op == "fit":
         listed = "; ".join(f"{name} is {own}, and {other} there" for name, (own, other) in differs.items())
         problem = f"the bank's {_kind(bank_facts)}, which is saved with its readers, makes other inputs: {listed}"
@@ -143,11 +149,24 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
         raise BaseMismatchError(op=op, differs=differs, what=_kind(bank_facts))
 
 
+def _by_part(processor: Processor) -> dict[str, JSON]:
+    """Return the facts of a processor, under the names that the facts of a joint processor have."""
+    facts = dict(_remembered_facts(processor))
+    classes = {part.__name__ for part in type(processor).__mro__}
+    for part, base in _PARTS.items():
+        if "settings" in facts and base in classes:
+            facts[part] = facts.pop("settings")
+    return facts
+
+
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     """Return `processor_facts`, computed again only if the size or a limit of a tokenizer has changed."""
     tokenizer: Any = getattr(processor, "tokenizer", processor)
-    size = len(tokenizer) if hasattr(tokenizer, "get_vocab") else 0
-    key = size, *(getattr(tokenizer, name, None) for name in _SET)
+    if not hasattr(tokenizer, "get_vocab"):
+        return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
+    parts = (getattr(processor, part.replace(" ", "_"), None) for part in _PARTS)
+    settings = _digest([_settings(part.to_dict()) for part in parts if hasattr(part, "to_dict")])
+    key = len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)
     if processor not in _facts or _facts[processor][0] != key:
         _facts[processor] = key, processor_facts(processor)
     return _facts[processor][1]

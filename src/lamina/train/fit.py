@@ -8,6 +8,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Literal
 
 from lamina.errors import check_known
+from lamina.layers.wrappers import checked_model
 from lamina.train.groups import tasks_by_name, with_positive
 from lamina.train.options import FitOptions
 from lamina.train.training_run import train
@@ -264,6 +265,7 @@ def finetune(
     known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - _OF_BANKS]
     check_known("finetune", options, ["positive", "processor", "output", *known], "option")
     chosen = FitOptions.of(options, "finetune")
+    model = checked_model(model, "finetune")
     task = task if positive is None else task.with_positive(positive)
     result = train(model, task, chosen, op="finetune", processor=processor, output=output)
     _mention_unused("finetune", {task.name: task}, test=chosen.test)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, cast
 from lamina.bank import ReaderBank, ReaderModule
 from lamina.editing.record import set_location
 from lamina.errors import ConfigError, DataError
-from lamina.layers.wrappers import unwrapped
 from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import save
@@ -24,7 +23,7 @@ from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.grid import RunSpec, expand_into, undo_grid_on_error
-from lamina.train.groups import groups_of, max_length, tasks_by_name
+from lamina.train.groups import checked_target, groups_of, max_length, tasks_by_name
 from lamina.train.identity import identity
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, per_reader
@@ -109,7 +108,7 @@ def train(  # noqa: PLR0913
     """
     from lamina.train.engine import Engine, start_accelerator
 
-    target, folder = unwrapped(target), None if output is None else Path(output)
+    target, folder = checked_target(op, target), None if output is None else Path(output)
     place = folder / "checkpoints" if folder and checkpoints is None else checkpoints
     if options.resume and place is None:
         raise ConfigError(f"{op}: resume is set but no output folder; checkpoints are saved in one.")

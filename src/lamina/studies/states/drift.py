@@ -16,7 +16,7 @@ from lamina.errors import ConfigError, UnsupportedModelError, check_known
 from lamina.layers import default_stack, select
 from lamina.layers.adapters import check_no_adapters
 from lamina.layers.roles import ROLES, Attention, family_of, has_path, modules_at
-from lamina.layers.wrappers import unwrapped
+from lamina.layers.wrappers import checked_model
 from lamina.store.load_model import load
 from lamina.studies.study import Figure, Study, library_versions, model_facts
 from lamina.utils import JSON
@@ -211,7 +211,7 @@ def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
 
 def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
     """Load a checkpoint given by name or folder; return a model as it is, without wrappers such as `torch.compile`."""
-    return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else unwrapped(checkpoint)
+    return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else checked_model(checkpoint, _OP)
 
 
 def _named(others: Checkpoint | Sequence[Checkpoint] | Mapping[str, Checkpoint]) -> dict[str, Checkpoint]:

@@ -91,6 +91,8 @@ def importance(
             None.
     """
     named = dict(banks) if isinstance(banks, Mapping) else {"bank": banks}
+    if others := [type(bank).__name__ for bank in named.values() if not isinstance(bank, ReaderBank)]:
+        raise ConfigError(f"{_OP}: got a {others[0]}; a bank of trained readers is needed, or name -> bank.")
     listed = None if texts is None else list(texts)
     readers: list[_ReaderShares] = []
     for run, bank in named.items():
