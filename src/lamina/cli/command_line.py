@@ -27,7 +27,7 @@ SECTIONS = {  # heading in the help of `lamina` -> its commands
     "Begin": ("demo", "inspect"),
     "Train and use readers or whole models": ("train", "evaluate", "predict", "monitor", "serve", "export"),
     "Change layers": ("edit",),
-    "Study layers and report results": ("study", "report"),
+    "Study layers and report results": ("study", "bench", "report"),
     "Free disk space": ("cache",),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)

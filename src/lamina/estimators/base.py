@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from lamina.tasks.metrics import metrics_of
 from lamina.tasks.task import Task
 from lamina.train.fit import fit
 from lamina.train.options import FitOptions, PassOptions
+from lamina.train.plan import usual_epochs
 
 if TYPE_CHECKING:
     from lamina.estimators.examples import Texts
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from lamina.tasks.split import Split
 
 READER = "reader"  # name of the estimator's reader in its bank
-STEPS = 200  # least number of training steps, unless the number of epochs is given
-_USUAL_EPOCHS = 3
 _PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # also options of `lamina.fit`
 _OWN: dict[str, str] = {
     **dict.fromkeys(_PARAMETERS, "it is a parameter by itself"),
@@ -150,7 +148,7 @@ class LaminaEstimator(BaseEstimator):
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
         if own["epochs"] is None:
             size = FitOptions.of({"batch_size": own["batch_size"]}, self._op()).batch_size
-            own["epochs"] = max(_USUAL_EPOCHS, math.ceil(STEPS / math.ceil(len(task.split("train")) / size)))
+            own["epochs"] = usual_epochs(len(task.split("train")), size)
         if not isinstance(self.options, Mapping | None):
             came = f"options are a {type(self.options).__name__}"
             raise ConfigError(f"{self._op()}: {came}; they must be a mapping of names to values, or None.")

@@ -4,6 +4,7 @@ from lamina.errors import require_packages
 
 require_packages("studies", "studies", "scipy", "sklearn")
 
+from lamina.studies.benchmarking.benchmark import benchmark
 from lamina.studies.cutting.advise import advise
 from lamina.studies.cutting.insertion import insertion
 from lamina.studies.cutting.reinit_study import reinit
@@ -22,6 +23,7 @@ __all__ = [
     "Figure",
     "Study",
     "advise",
+    "benchmark",
     "contributions",
     "drift",
     "errors",

@@ -21,6 +21,15 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
 
 
+LEAST_STEPS = 200  # least number of training steps of a reader, unless the number of epochs is given
+_USUAL_EPOCHS = 3
+
+
+def usual_epochs(rows: int, batch_size: int) -> int:
+    """Return how many epochs an estimator trains a reader: 3, or more if that is needed for 200 steps."""
+    return max(_USUAL_EPOCHS, math.ceil(LEAST_STEPS / math.ceil(rows / batch_size)))
+
+
 @dataclass
 class Group:
     """Tasks over the same examples, which are encoded once and share each pass. `groups_of` makes the groups of a run.

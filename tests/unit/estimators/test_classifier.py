@@ -104,7 +104,7 @@ def test_a_fraction_is_set_aside_to_choose_by(base: str, texts: list[str], mood:
 
 
 def test_few_texts_are_read_more_often(base: str, texts: list[str], mood: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lamina.estimators.base.STEPS", 15)
+    monkeypatch.setattr("lamina.train.plan.LEAST_STEPS", 15)
     assert LaminaClassifier(base, batch_size=4).fit(texts, mood).result_.steps == 16
     assert LaminaClassifier(base, batch_size=np.int64(4), epochs=np.int64(2)).fit(texts, mood).result_.steps == 4
     assert LaminaClassifier(base, batch_size=1).fit(texts, mood).result_.steps == 24

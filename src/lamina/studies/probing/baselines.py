@@ -95,7 +95,7 @@ def _fit_and_predict(
         train_features, test_features = (np.zeros((len(columns[0]), 1)) for columns in (train, test))
         model = DummyRegressor() if regression else DummyClassifier(strategy="most_frequent")
     else:
-        train_features, test_features = _features(name, train, test, tags=tags)
+        train_features, test_features = text_features(name, train, test, tags=tags)
         model = Ridge() if regression else LogisticRegression(max_iter=300, tol=1e-3)
         model = OneVsRestClassifier(model) if problem == "multi_label" else model
     if len(np.unique(np.asarray(truths), axis=0)) == 1:  # logistic regression needs two classes
@@ -107,7 +107,7 @@ def _fit_and_predict(
     return [tuple(row) for row in predictions.tolist()] if problem == "multi_label" else predictions.tolist()
 
 
-def _features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
+def text_features(name: str, train: TextColumns, test: TextColumns, *, tags: bool) -> tuple[Features, Features]:
     """Return two feature matrices `[rows, features]` of a baseline: for the training rows, and for the rows to predict.
 
     The features of all columns stand side by side. Vectorizers are fitted on the training rows only. With `tags`, each

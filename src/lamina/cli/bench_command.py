@@ -1,0 +1,102 @@
+"""`lamina bench probes`: compare readers with rival methods on public probing data sets."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from lamina.cli.output import end_if_failed, print_json, print_table
+from lamina.cli.shared_options import JsonOption
+
+if TYPE_CHECKING:
+    from lamina.studies.study import Study
+
+_DATA = "Folder of the package sae-probes, or of its data. Default: the installed package."
+_MODEL = 'Folder or hub id of a model, or "minilm".'
+_POINTS = "Training rows (setting scarce) or shares of the positive class (imbalance). Default: those of the setting."
+_SETS = "Name or number of a set; may be given several times. Default: all of the setting."
+_METHODS = "Name of a method; may be given several times. Default: all but xgboost."
+_SEEDS = "Seed of the readers; may be given several times. Default: 0 to 4."
+_UNIQUE = "Count each text once, or keep the published rows, some of which repeat."
+
+
+class Suite(StrEnum):
+    """The benchmarks that the command runs."""
+
+    PROBES = "probes"
+
+
+class SettingOfSets(StrEnum):
+    """What the training rows and the scored rows are; see `lamina.studies.benchmark`."""
+
+    NORMAL = "normal"
+    SCARCE = "scarce"
+    IMBALANCE = "imbalance"
+    SHIFT = "shift"
+
+
+def bench(  # noqa: PLR0913
+    suite: Annotated[Suite, Argument(metavar="NAME", help="Name of the benchmark: probes.")],
+    model: Annotated[str, Option(help=_MODEL)] = "minilm",
+    data: Annotated[Path | None, Option(help=_DATA)] = None,
+    setting: Annotated[SettingOfSets, Option(help="Which rows are trained on and scored.")] = SettingOfSets.NORMAL,
+    sets: Annotated[list[str] | None, Option("--sets", help=_SETS)] = None,
+    methods: Annotated[list[str] | None, Option("--methods", help=_METHODS)] = None,
+    seeds: Annotated[list[int] | None, Option("--seeds", help=_SEEDS)] = None,
+    points: Annotated[list[float] | None, Option("--points", help=_POINTS)] = None,
+    scored: Annotated[int, Option(min=0, help="Maximum number of scored rows per set. 0: all.")] = 500,
+    unique: Annotated[bool, Option("--unique/--repeated", help=_UNIQUE)] = True,
+    max_length: Annotated[int, Option(min=1, help="Maximum tokens per text.")] = 128,
+    output: Annotated[Path, Option("--output", "-o", help="Folder to save to.")] = Path("out/bench"),
+    resume: Annotated[bool, Option("--resume", help="Skip sets that are already complete in the folder.")] = False,
+    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare readers with regressions and other methods on 113 public probing data sets.
+
+    The sets come with the PyPI package sae-probes (pip install --no-deps sae-probes==0.4.2). The model reads each text
+    once; every method learns from the states of that pass. Each set is saved when it ends. If a set fails, it is named,
+    the others continue, and the exit code is 1.
+    """
+    del suite  # the only one
+    from lamina.studies import benchmark
+    from lamina.studies.benchmarking.benchmark_cell import USUAL
+
+    study = benchmark(
+        model,
+        data=data,
+        setting=setting.value,
+        sets=sets or None,
+        methods=methods or USUAL,
+        seeds=seeds or (0, 1, 2, 3, 4),
+        points=points or None,
+        scored=scored or None,
+        unique=unique,
+        max_length=max_length,
+        output=output,
+        resume=resume,
+        progress=progress,
+    )
+    _show(study, output, as_json=as_json)
+    end_if_failed(study.settings.get("failures") or [])
+
+
+def _show(study: Study, folder: Path, *, as_json: bool) -> None:
+    """Print the comparison over the sets and the conclusions, or everything as JSON."""
+    from lamina.studies.benchmarking.benchmark import over_sets
+
+    table = over_sets(study).astype(object)
+    table = table.where(table.notna(), None)
+    if as_json:
+        facts = {"conclusions": study.conclusions, "failures": study.settings.get("failures") or []}
+        sets = study.table[study.table["measure"] == "score"].to_dict("records")
+        print_json({**facts, "methods": table.to_dict("records"), "sets": sets, "output": str(folder)})
+        return
+    shown = table if table["point"].notna().any() else table.drop(columns="point")
+    print_table("Methods over all sets", list(shown.columns), shown.to_numpy().tolist())
+    for sentence in study.conclusions:
+        print(f"- {sentence}")
+    print(f"every set is in {folder / 'table.csv'}; lamina report {folder} -o page.html shows it")

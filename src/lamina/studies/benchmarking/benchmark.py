@@ -1,0 +1,274 @@
+"""The benchmark: readers and rival methods on 113 public probing data sets, compared over the sets."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pandas as pd
+
+from lamina.data.batches import check_tokenizer
+from lamina.data.disk_cache import check_room
+from lamina.errors import CacheError, ConfigError, check_known, require_packages
+from lamina.layers import default_stack
+from lamina.layers.wrappers import unwrapped
+from lamina.store import load
+from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, cell_rows
+from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHARES, SIZES, chosen_sets, find_data
+from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks, sentences
+from lamina.studies.runner import Cell, run_cells
+from lamina.studies.sources import own_processor
+from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
+from lamina.utils import JSON, Row, check_range, pluralize
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.layers import LayerStack
+    from lamina.layers.types import Processor
+    from lamina.studies.benchmarking.probing_sets import Setting
+
+_OP = "bench"
+_MOST_SCORED = 3000  # more rows than any of the published sets leaves to be scored
+_POINTS: Mapping[str, Sequence[float | None]] = {"scarce": SIZES, "imbalance": SHARES}  # other settings have one point
+COLUMNS = (
+    *("set", "point", "method", "seed", "measure", "metric", "score", "low", "high", "p", "against"),
+    *("wins", "level", "losses", "trained", "rows", "seconds", "bytes", "chosen", "pass_seconds"),
+)
+
+
+def benchmark(  # noqa: PLR0913 the options of a public entry point
+    model: PreTrainedModel | str,
+    *,
+    data: str | Path | None = None,
+    processor: Processor | None = None,
+    setting: Setting = "normal",
+    sets: Sequence[str] | None = None,
+    methods: Sequence[str] = USUAL,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    points: Sequence[float] | None = None,
+    scored: int | None = 500,
+    unique: bool = True,
+    max_length: int = 128,
+    output: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = True,
+) -> Study:
+    """Compare readers with rival methods on public binary probing sets, and say what holds over all sets.
+
+    Each set is one cell, or one per point in the settings "scarce" and "imbalance". In a cell the model reads every
+    text once. The readers are trained, and the other methods fitted, on the states of that pass. A set that is missing,
+    damaged or too small is listed among the failures, and the others run.
+
+    Methods without seeds follow sae-probes 0.4.2, with its grids and folds: "embedding", "pca", "knn" and "xgboost"
+    read the mean of the last layer's states over the tokens, "best_layer" the layer that held-out rows choose,
+    "all_layers" all layers side by side; "tfidf" reads the words, "majority" nothing. Readers are trained with the
+    settings of `LaminaClassifier`: "attention_probe" (a linear map of the last layer, with one query that weighs the
+    tokens), "scalar_mix", "ada_layers" and "default" (`Reader.default`).
+
+    Args:
+        model: A transformers model, or its hub id or folder; it is not changed.
+        data: Folder of the package sae-probes, or of its data. None: the installed package.
+        processor: The model's tokenizer. None: the one saved with the model.
+        setting: "normal": up to 1,024 training rows. "scarce": few rows. "imbalance": one class is rarer. "shift": the
+            scored texts are of another kind.
+        sets: Names or numbers of the sets. None: all of the setting.
+        methods: Names of the methods. All but "xgboost" by default, which needs a package of its own.
+        seeds: Seeds of the readers: their initial weights and dropout. The rows and their order stay the same.
+        points: In "scarce" numbers of training rows, in "imbalance" shares of the positive class. None: 16, 64, 256 and
+            1,024 rows; 0.05, 0.1, 0.25, 0.5, 0.75, 0.9 and 0.95.
+        scored: Maximum number of scored rows per set. None: all.
+        unique: Whether each text counts once. The published sets repeat texts of the rarer class, so that the same text
+            may be trained on and scored; False keeps the published rows.
+        max_length: Maximum tokens per text.
+        output: Folder for the study and for each finished cell. None: nothing is written.
+        resume: Skip the cells that are finished in `output`.
+        progress: Show a progress bar.
+
+    Returns:
+        A study with rows of four measures. "score": the AUC of a method on a set. "mean": its mean over the sets that
+        all methods have. "rank": its mean rank. "ahead": how far "default" (or the best method, if that did not run) is
+        above each other method on average, with "low", "high", "p" (after Holm's correction), "wins", "level" and
+        "losses".
+
+    Raises:
+        UnknownNameError: If a setting, set or method does not exist.
+        ConfigError: If nothing is to be run, the model has no tokenizer, or every cell failed.
+        DataError: If the data cannot be found.
+        CacheError: If the states of a set would not fit on the disk. Raised before anything runs.
+        MissingExtraError: If a method needs a package that is not installed.
+
+    Source:
+        Kantamneni et al. 2025, arXiv:2502.16681, and its package sae-probes (MIT).
+    """
+    check_known(_OP, [setting], SETTINGS, "setting")
+    check_known(_OP, methods, METHODS, "method")
+    _check_choices(methods, seeds, scored, max_length)
+    folder = find_data(data)
+    names = chosen_sets(folder, setting, sets)
+    used_points = _points(setting, points)
+    source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
+    tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
+    settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, max_length)
+    _check_disk(default_stack(source, None, op=_OP), settings)
+    facts: dict[str, JSON] = {
+        key: value for key, value in asdict(settings).items() if key not in ("readers", "training")
+    }
+    facts |= {"versions": library_versions(), "models": {"model": model_facts(source)}}
+    cells = [
+        Cell({"set": name, "point": point}, partial(cell_rows, source, tokenizer, folder, name, point, settings))
+        for name in names
+        for point in used_points
+    ]
+    place = None if output is None else Path(output)
+    table, failures = run_cells(cells, settings=facts, output=place, resume=resume, progress=progress)
+    if table.empty:
+        raise ConfigError(f"{_OP}: no cell gave rows; the first ended with: {failures[0].error}")
+    listed = [{"key": dict(failure.key), "error": failure.error} for failure in failures]
+    study = benchmark_study(table, {**facts, "failures": listed})
+    if place is not None:
+        study.save(place)
+    return study
+
+
+def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
+    for what, chosen in (("methods", methods), ("seeds", seeds)):
+        if not chosen or len(set(chosen)) < len(chosen):
+            raise ConfigError(f"{_OP}: {what} are {list(chosen)}; at least one is needed, none twice.")
+    check_range(_OP, "scored", scored, 2)
+    check_range(_OP, "max_length", max_length, 1)
+    if "xgboost" in methods:
+        require_packages(_OP, "probes", "xgboost")
+
+
+def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
+    """Return the points of a setting, each of which is one cell per set; (None,) for a setting without points.
+
+    Raises:
+        ConfigError: If points are given to a setting without them, or one is out of range.
+    """
+    if setting not in _POINTS:
+        if points is not None:
+            raise ConfigError(f"{_OP}: points are given for the setting '{setting}', which has none. Leave them out.")
+        return (None,)
+    for point in points or ():
+        if setting == "scarce":
+            check_range(_OP, "points", point, 4, MOST_TRAINED)
+        else:
+            check_range(_OP, "points", point, min(SHARES), max(SHARES))
+    return _POINTS[setting] if points is None else points
+
+
+def _check_disk(stack: LayerStack, settings: CellSettings) -> None:
+    """Raise CacheError unless the states of the largest possible set fit into the folder for temporary files."""
+    rows = MOST_TRAINED + (settings.scored or _MOST_SCORED)
+    needed = rows * settings.max_length * stack.layers * stack.width * 2  # float16
+    try:
+        check_room(Path(tempfile.gettempdir()), needed)
+    except CacheError as error:
+        hint = "Set TMPDIR to a folder with more room, or use a smaller max_length or fewer scored rows"
+        message = (
+            f"{_OP}: the states of one set may take {needed / 1e9:.1f} GB; {error.free_bytes} bytes are free. {hint}."
+        )
+        raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
+
+
+def benchmark_study(rows: pd.DataFrame, settings: Mapping[str, JSON]) -> Study:
+    """Return the study of finished cells: their rows, what they say together, charts and conclusions."""
+    table = rows.assign(measure="score")
+    more: list[Row] = []
+    told: list[str] = []
+    for point, part in table.groupby("point", dropna=False, sort=False):
+        where = None if pd.isna(point) else cast("float", point)  # pyright: ignore[reportArgumentType]
+        summary = _over_sets(part)
+        more += [{**row, "point": where} for row in summary.rows]
+        prefix = "" if where is None else f"{where:g}: "
+        told += [prefix + sentence for sentence in summary.sentences]
+    table = pd.concat([table, pd.DataFrame(more)], ignore_index=True).reindex(columns=list(COLUMNS))
+    table = table.astype(dict.fromkeys(("seed", "wins", "level", "losses", "trained", "rows", "chosen"), "Int64"))
+    several = table["point"].notna().any()
+    pivot = Pivot(index=("set", "point") if several else ("set",), columns=("method",), where={"measure": "score"})
+    return Study("benchmark", table, settings, _figures(several=bool(several)), tuple(told), pivot)
+
+
+class _Summary:
+    """What the rows of one point say over all sets.
+
+    Attributes:
+        rows: Table rows of the measures "mean", "rank" and "ahead".
+        sentences: The conclusions.
+    """
+
+    def __init__(self, rows: list[Row], conclusions: list[str]) -> None:
+        self.rows, self.sentences = rows, conclusions
+
+
+def _over_sets(part: pd.DataFrame) -> _Summary:
+    """Return what the scores of one point say over the sets that every method has."""
+    scores = _scores(part)
+    sets = next(iter(scores.values())).shape[1]
+    best = "default" if "default" in scores else max(scores, key=lambda name: scores[name].mean())
+    ranks = mean_ranks(scores)
+    rows: list[Row] = []
+    for method, own in part.groupby("method", sort=False):
+        cost = {name: float(own[name].mean()) for name in ("seconds", "bytes")}
+        rows.append({"method": str(method), "measure": "mean", "score": float(scores[str(method)].mean()), **cost})
+        rows.append({"method": str(method), "measure": "rank", "score": ranks[str(method)]})
+    if len(scores) < 2:
+        return _Summary(rows, [])
+    compared = compare_methods(scores, best)
+    rows += [{"measure": "ahead", **row} for row in compared]
+    told = sentences(compared, sets, len(scores[best]))
+    distance = critical_difference(len(scores), sets)
+    told.append(f"Mean ranks over {pluralize(sets, 'set')} differ at the 5 % level if {distance:.2f} apart (Nemenyi).")
+    return _Summary(rows, told)
+
+
+def _scores(part: pd.DataFrame) -> dict[str, np.ndarray]:
+    """Return method -> scores `[seeds, sets]`, over the sets that every method has; methods without seeds have one."""
+    wide = part.assign(seed=part["seed"].fillna(-1)).pivot_table("score", ["method", "seed"], "set", sort=False)
+    wide = wide.dropna(axis=1)
+    return {str(method): own.to_numpy() for method, own in wide.groupby(level="method", sort=False)}
+
+
+def _figures(*, several: bool) -> dict[str, Figure]:
+    """Return chart name -> chart; with several points, curves over them instead of bars."""
+    mean, title = {"measure": "mean"}, "Mean AUC over the sets"
+    if several:
+        axes = {"x": "point", "colour": "method", "x_title": "training rows, or share of the positive class"}
+        return {
+            "score": Figure("line", **axes, where=mean, title=title),
+            "rank": Figure("line", **axes, where={"measure": "rank"}, title="Mean rank (1 is best)"),
+        }
+    time = "seconds of training per reader, without the pass of the model"
+    return {
+        "score": Figure("bar", "method", where=mean, title=title),
+        "rank": Figure("bar", "method", where={"measure": "rank"}, title="Mean rank (1 is best)"),
+        "time": Figure("scatter", "seconds", colour="method", where=mean, title=f"{title} and time", x_title=time),
+        "size": Figure("scatter", "bytes", colour="method", where=mean, title=f"{title} and size", x_title="bytes"),
+    }
+
+
+def over_sets(study: Study) -> pd.DataFrame:
+    """Return a row per point and method of a benchmark, the best mean first: mean AUC, rank, time, size, comparison."""
+    table = study.table
+    keys = ["point", "method"]
+    mean = table[table["measure"] == "mean"].set_index(keys)[["score", "seconds", "bytes"]]
+    rank = table[table["measure"] == "rank"].set_index(keys)["score"].rename("rank")
+    ahead = table[table["measure"] == "ahead"].drop(columns="method").rename(columns={"against": "method"})
+    ahead = ahead.set_index(keys)[["score", "low", "high", "p", "wins", "level", "losses"]]
+    joined = mean.join(rank).join(ahead.rename(columns={"score": "behind_by"})).reset_index()
+    return joined.sort_values(["point", "score"], ascending=[True, False], kind="stable", ignore_index=True)
+
+
+def per_set(study: Study) -> Iterator[tuple[str, Mapping[str, float]]]:
+    """Yield each set (with its point, if there are several) and method -> mean AUC over the seeds."""
+    wide = study.summary()
+    keys = [name for name in ("set", "point") if name in wide.columns]
+    for row in wide.to_dict("records"):
+        yield " ".join(str(row[key]) for key in keys), {str(k): v for k, v in row.items() if k not in keys}

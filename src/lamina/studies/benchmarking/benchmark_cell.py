@@ -1,0 +1,332 @@
+"""One cell of the benchmark: every method on one portion of one probing set, from states that are computed once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+
+from lamina.bank import Reader, ReaderBank
+from lamina.data.state_cache import CacheSettings, open_states
+from lamina.errors import check_known
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.last_layer import LastLayer
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.layers.preserve import evaluating
+from lamina.layers.wrappers import unwrapped
+from lamina.studies.benchmarking import regressions
+from lamina.studies.benchmarking.probing_sets import portion, read_set
+from lamina.studies.probing.baselines import text_features
+from lamina.studies.probing.probe_cell import results_of
+from lamina.tasks import kind_of
+from lamina.tasks.split import Split
+from lamina.tasks.task import Task
+from lamina.train.groups import groups_of
+from lamina.train.options import FitOptions
+from lamina.train.plan import usual_epochs
+from lamina.train.training_run import open_runner, train
+from lamina.utils import Row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from lamina.data.state_cache import CachedStates
+    from lamina.layers.types import Processor
+    from lamina.studies.benchmarking.probing_sets import Portion, Setting
+    from lamina.studies.benchmarking.regressions import Fitted, Matrix
+    from lamina.train.base import Runner
+    from lamina.train.plan import Group
+
+_OP, _METRIC, _LABELS = "bench", "auroc", ("0", "1")
+_BATCH = 32
+_POOLED_AT_ONCE = 64  # rows whose states are averaged in one operation
+_BYTES = 4  # of a parameter
+
+ReaderOf: TypeAlias = Callable[[Task, int], Reader]  # task and seed -> the reader to train
+
+
+def _with_linear_head(fusion: Any, **head: Any) -> ReaderOf:  # noqa: ANN401 any config, any setting of the head
+    """Return a function that makes a reader of a fusion, with one linear map as its head."""
+    return lambda task, seed: Reader(fusion, SequenceClassification(task.labels, **head), seed=seed)
+
+
+def _default(task: Task, seed: int) -> Reader:
+    reader = Reader.default(task)
+    return Reader(reader.fusion, reader.head, seed=seed)
+
+
+READERS: Mapping[str, ReaderOf] = {
+    "attention_probe": _with_linear_head(LastLayer(), pooling="query", dropout=0.0),
+    "scalar_mix": _with_linear_head(ScalarMix(), pooling="mean"),
+    "ada_layers": _with_linear_head(AdaLayers(), pooling="mean"),
+    "default": _default,
+}
+"""Method -> the reader that it trains, all with the batch size, learning rate and epochs of `LaminaClassifier`."""
+FEATURES = ("majority", "tfidf", "embedding", "best_layer", "all_layers", "pca", "knn", "xgboost")
+"""Methods that fit fixed features: the words, or the mean of a layer's states over the tokens."""
+METHODS = (*FEATURES, *READERS)
+USUAL = tuple(name for name in METHODS if name != "xgboost")
+
+
+@final
+@dataclass(frozen=True)
+class CellSettings:
+    """The settings that all cells of a benchmark share.
+
+    Attributes:
+        setting: "normal", "scarce", "imbalance" or "shift".
+        methods: Names of the methods, of `METHODS` or of `readers`.
+        seeds: Seeds of the readers: initial weights and dropout. The other methods have one result.
+        scored: Maximum number of scored rows. None: all.
+        unique: Whether each text counts once; see `ProbingSet.without_repeats`.
+        max_length: Maximum tokens per text.
+        draw: Seed of the rows that are drawn.
+        readers: More methods: name -> the reader. Not part of what a saved cell is compared by.
+        training: Options of `lamina.fit` that replace those of `LaminaClassifier`.
+    """
+
+    setting: Setting
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    scored: int | None = 500
+    unique: bool = True
+    max_length: int = 128
+    draw: int = 42
+    readers: Mapping[str, ReaderOf] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+def cell_portion(folder: Path, name: str, point: float | None, settings: CellSettings) -> Portion:
+    """Read a set, and draw the rows of one point of the setting.
+
+    Args:
+        folder: The folder of the data files.
+        name: Name of the set.
+        point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
+        settings: Settings of the benchmark.
+
+    Raises:
+        DataError: If the set is missing, damaged or too small.
+    """
+    data = read_set(folder, name)
+    data = data.without_repeats() if settings.unique else data
+    how: dict[str, Any] = {"seed": settings.draw, "scored": settings.scored}
+    if settings.setting == "scarce":
+        how["rows"] = None if point is None else int(point)
+    if settings.setting == "imbalance":
+        how["share"] = point
+    if settings.setting == "shift":
+        how["other"] = read_set(folder, name, shifted=True)
+    return portion(data, **how)
+
+
+def cell_rows(
+    model: PreTrainedModel,
+    processor: Processor | None,
+    folder: Path,
+    name: str,
+    point: float | None,
+    settings: CellSettings,
+    cache_dir: Path | None = None,
+) -> list[Row]:
+    """Run all methods on one portion of one set.
+
+    The model reads each text once. Readers of one method and all seeds are trained at the same time.
+
+    Args:
+        model: The model, which is not changed.
+        processor: Its tokenizer.
+        folder: The folder of the data files.
+        name: Name of the set.
+        point: As in `cell_portion`.
+        settings: Settings of the benchmark.
+        cache_dir: Folder that keeps the hidden states for later calls. None: a temporary folder.
+
+    Returns:
+        A row per method and seed: "method", "seed" (None without one), "metric", "score" (AUC on the scored rows),
+        "trained" and "rows" (numbers of rows), "seconds" (of training, without the model's passes), "bytes" (size of
+        the parameters) and "chosen" (the layer, for "best_layer").
+    """
+    drawn = cell_portion(folder, name, point, settings)
+    rows: list[Row] = []
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary, _frozen(model) as base:
+        states = _States(base, processor, drawn, settings, str(cache_dir or temporary))
+        for method in settings.methods:
+            make = {**READERS, **settings.readers}.get(method)
+            rows += states.train(method, make) if make is not None else [states.fit(method)]
+        facts = {"metric": _METRIC, "trained": len(drawn.train.texts), "rows": len(drawn.test.texts)}
+        return [{**row, **facts, "pass_seconds": states.seconds} for row in rows]
+
+
+def portion_means(
+    model: PreTrainedModel, processor: Processor | None, drawn: Portion, settings: CellSettings, cache_dir: str
+) -> dict[str, Matrix]:
+    """Return "train" and "test" -> mean of each layer's states over the tokens, `[rows, layers, width]`."""
+    with _frozen(model) as base:
+        return _States(base, processor, drawn, settings, cache_dir).means
+
+
+@contextmanager
+def _frozen(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
+    """Give the model in eval mode; on leaving, restore its mode and its `requires_grad`."""
+    base = unwrapped(model)
+    trainable = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
+    with evaluating(base):
+        try:
+            yield base
+        finally:
+            for parameter, requires_grad in trainable:
+                parameter.requires_grad_(requires_grad)
+
+
+class _States:
+    """The hidden states of a portion, computed when an instance is made, and the methods that read them.
+
+    Args:
+        model: The frozen model.
+        processor: Its tokenizer.
+        drawn: The rows to train on and to score.
+        settings: Settings of the benchmark.
+        cache_dir: Folder of the states.
+
+    Attributes:
+        seconds: How long the model took to read all texts.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        processor: Processor | None,
+        drawn: Portion,
+        settings: CellSettings,
+        cache_dir: str,
+    ) -> None:
+        self._model, self._processor, self._drawn, self._settings = model, processor, drawn, settings
+        parts = {"train": drawn.train, "test": drawn.test}
+        splits = {part: Split.of(rows.texts, rows.labels.tolist()) for part, rows in parts.items()}
+        kind = kind_of(SequenceClassification.kind)
+        self._task = Task(kind, "classification", _LABELS, _METRIC, (_METRIC,), splits, drawn.train.name, "1")
+        epochs = usual_epochs(len(drawn.train.texts), _BATCH)
+        usual: dict[str, Any] = {"batch_size": _BATCH, "epochs": epochs, "keep": "last", "progress": False}
+        usual |= {"max_length": settings.max_length, "cache": "on", "cache_dtype": "float16", "cache_dir": cache_dir}
+        self._options = FitOptions.of({**usual, **settings.training}, _OP)
+        self._encodings: dict[Any, Any] = {}
+        self._fingerprints: dict[str, str] = {}
+        self._bank = self._new_bank({"all": _with_linear_head(ScalarMix(), pooling="mean")(self._task, 0)})
+        start = time.perf_counter()
+        self._groups = {part: self._group(self._bank, ["all"], part) for part in parts}
+        self.seconds = time.perf_counter() - start
+
+    def _new_bank(self, readers: Mapping[str, Reader]) -> ReaderBank:
+        bank = ReaderBank(self._model, self._processor)
+        for name, reader in readers.items():
+            bank.add(name, reader)
+        return bank
+
+    def _runner(self, bank: ReaderBank) -> Runner:
+        return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
+
+    def _group(self, bank: ReaderBank, names: Sequence[str], part: str) -> Group:
+        """Return the encoded rows of a part, with their states."""
+        tasks = dict.fromkeys(names, self._task)
+        (group,) = groups_of(self._runner(bank), tasks, part, self._options, self._encodings)
+        options = self._options
+        settings = CacheSettings(
+            mode="on", dtype=options.cache_dtype, folder=options.cache_dir, batch_size=options.scoring_batch_size
+        )
+        group.states = open_states(bank, group.inputs, names, settings=settings, fingerprints=self._fingerprints)
+        return group
+
+    def train(self, method: str, make: ReaderOf) -> list[Row]:
+        """Train a reader for every seed, all at the same time, and return a row for each."""
+        readers = {f"{method}-{seed}": make(self._task, seed) for seed in self._settings.seeds}
+        bank = self._new_bank({**readers, "all": self._bank["all"].config})
+        tasks = dict.fromkeys(readers, self._task)
+        start = time.perf_counter()
+        trained = {name: Task(**{**vars(self._task), "splits": {"train": self._task.split("train")}}) for name in tasks}
+        train(bank, trained, self._options, op=_OP, encodings=self._encodings)
+        seconds = (time.perf_counter() - start) / len(readers)
+        group = self._group(bank, list(readers), "test")
+        results = {name: results_of(name, group) for name in readers}
+        self._runner(bank).collect(group, results, self._options)
+        return [
+            {
+                "method": method,
+                "seed": seed,
+                "score": results[name].scores((_METRIC,))[_METRIC],
+                "seconds": seconds,
+                "bytes": bank[name].size() * _BYTES,
+            }
+            for seed, name in zip(self._settings.seeds, readers, strict=True)
+        ]
+
+    def fit(self, method: str) -> Row:
+        """Fit a method on fixed features, and return its row."""
+        check_known(_OP, [method], METHODS, "method")
+        start = time.perf_counter()
+        fitted, chosen = self._fitted(method)
+        truths = self._drawn.test.labels
+        row: Row = {"method": method, "seed": None, "score": regressions.auc(truths, fitted.scores)}
+        row |= {"seconds": time.perf_counter() - start, "bytes": fitted.size * _BYTES}
+        return row | ({} if chosen is None else {"chosen": chosen})
+
+    def _fitted(self, method: str) -> tuple[Fitted, int | None]:
+        """Return the result of a method, and the layer that it chose (None: it chooses none)."""
+        classes, seed = self._drawn.train.labels, self._settings.draw
+        if method == "majority":
+            return regressions.Fitted(np.zeros(len(self._drawn.test.labels)), 0.5, 0), None
+        if method == "tfidf":
+            words = text_features("tfidf", [list(self._drawn.train.texts)], [list(self._drawn.test.texts)], tags=False)
+            return regressions.logistic(words[0].tocsr(), classes, words[1].tocsr(), seed=seed), None
+        train, test = self.means["train"], self.means["test"]
+        if method == "best_layer":
+            fits = [
+                regressions.logistic(train[:, layer], classes, test[:, layer], seed=seed)
+                for layer in range(train.shape[1])
+            ]
+            chosen = int(np.argmax([fit.held_out for fit in fits]))
+            return fits[chosen], chosen
+        if method == "all_layers":
+            return regressions.logistic(
+                train.reshape(len(train), -1), classes, test.reshape(len(test), -1), seed=seed
+            ), None
+        return _ON_EMBEDDINGS[method](train[:, -1], classes, test[:, -1], seed=seed), None
+
+    @cached_property
+    def means(self) -> dict[str, Matrix]:
+        """Part -> mean of each layer's states over the tokens, `[rows, layers, width]`."""
+        return {part: mean_states(group) for part, group in self._groups.items()}
+
+
+_ON_EMBEDDINGS: Mapping[str, Callable[..., Fitted]] = {
+    "embedding": regressions.logistic,
+    "pca": regressions.principal_components,
+    "knn": regressions.neighbours,
+    "xgboost": regressions.boosted_trees,
+}
+
+
+def mean_states(group: Group) -> Matrix:
+    """Return the mean of each layer's cached states over the tokens of each row, `[rows, layers, width]`."""
+    count = len(group.inputs.lengths)
+    lengths = np.array([int(length) for length in group.inputs.lengths], dtype=float)
+    states: CachedStates = group.states  # pyright: ignore[reportAssignmentType]
+    order = sorted(range(count), key=lambda row: -lengths[row])
+    means: Matrix | None = None
+    for start in range(0, count, _POOLED_AT_ONCE):
+        rows = order[start : start + _POOLED_AT_ONCE]
+        ((_, by_layer),) = states.batch(rows).items()
+        # padding is zero, so that a sum over all positions is the sum over the tokens
+        sums = np.stack([by_layer[layer].float().sum(1).numpy() for layer in sorted(by_layer)], axis=1)
+        means = np.zeros((count, *sums.shape[1:]), dtype=np.float32) if means is None else means
+        means[rows] = sums / lengths[rows, None, None]
+    return means if means is not None else np.zeros((0, 0, 0), dtype=np.float32)

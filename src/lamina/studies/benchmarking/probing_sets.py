@@ -1,0 +1,256 @@
+"""Public binary probing data sets, as the package sae-probes carries them: find, read, and divide into rows.
+
+The sets are those of Kantamneni et al. 2025, arXiv:2502.16681, "Are Sparse Autoencoders Useful?". Only the data files
+of the package are read; it is not imported, because it needs libraries that Lamina does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias, final, get_args
+
+import numpy as np
+
+from lamina.errors import ConfigError, DataError, check_known, convert_errors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from pandas import DataFrame
+
+    Rows: TypeAlias = NDArray[np.integer]
+
+Setting = Literal["normal", "scarce", "imbalance", "shift"]
+SETTINGS: tuple[Setting, ...] = get_args(Setting)
+MOST_TRAINED = 1024  # training rows of a set, unless it has fewer than that and `LEAST_SCORED` more
+LEAST_SCORED = 100
+SIZES = (16, 64, 256, 1024)  # training rows in the setting "scarce"
+SHARES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)  # share of the positive class in the setting "imbalance"
+_MASTER, _SETS, _SHIFTED = "probing_datasets_MASTER.csv.zst", "cleaned_data", "OOD data"
+_PACKAGE, _INSTALL = "sae_probes", "pip install --no-deps sae-probes==0.4.2"
+_OP = "bench"
+
+
+@final
+@dataclass(frozen=True)
+class ProbingSet:
+    """One data set: its texts, and the class (0 or 1) of each.
+
+    Attributes:
+        name: Name of the set, with its number, such as "87_glue_cola".
+        texts: The texts.
+        labels: The classes `[texts]`.
+    """
+
+    name: str
+    texts: Sequence[str]
+    labels: Rows
+
+    def without_repeats(self) -> ProbingSet:
+        """Return the set with each text once; texts that have both classes are left out.
+
+        The published sets repeat texts of the rarer class until both classes have as many rows.
+        """
+        classes: dict[str, set[int]] = {}
+        for text, label in zip(self.texts, self.labels.tolist(), strict=True):
+            classes.setdefault(text, set()).add(label)
+        once = {text: labels.pop() for text, labels in classes.items() if len(labels) == 1}
+        return ProbingSet(self.name, list(once), np.array(list(once.values()), dtype=int))
+
+
+@final
+@dataclass(frozen=True)
+class Portion:
+    """The rows of a set that are trained on, and those that are scored.
+
+    Attributes:
+        train: Texts and classes to train on.
+        test: Texts and classes to score.
+    """
+
+    train: ProbingSet
+    test: ProbingSet
+
+
+def find_data(data: str | Path | None) -> Path:
+    """Return the folder of the data files.
+
+    Args:
+        data: The folder, or one above it, such as that of an unpacked wheel of sae-probes. None: the folder of the
+            installed package.
+
+    Raises:
+        DataError: If there are no such files.
+    """
+    if data is None:
+        spec = find_spec(_PACKAGE)
+        if spec is None or not spec.submodule_search_locations:
+            got = "the package sae-probes, which carries the data sets, is not installed"
+            raise DataError(f"{_OP}: {got}. Run {_INSTALL}, or give its folder with --data.")
+        data = Path(spec.submodule_search_locations[0])
+    for folder in (Path(data) / below for below in ("", "data", f"{_PACKAGE}/data")):
+        if (folder / _MASTER).is_file():
+            return folder
+    got = f"{data} has no {_MASTER}"
+    raise DataError(f"{_OP}: {got}; the folder of the package sae-probes has. Get it with {_INSTALL}.")
+
+
+def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
+    """Return the names of the binary sets, in their published order; for "shift" those that have a shifted twin.
+
+    Raises:
+        DataError: If the list of the sets cannot be read.
+    """
+    check_known(_OP, [setting], SETTINGS, "setting")
+    table = _read(folder / _MASTER, ("Data type", "Dataset save name"))
+    files = table.loc[table["Data type"] == "Binary Classification", "Dataset save name"]
+    names = tuple(Path(str(file)).name.removesuffix(".csv") for file in files)
+    return tuple(name for name in names if setting != "shift" or _shifted_file(folder, name).exists())
+
+
+def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
+    """Read one set, or its twin with texts of another kind.
+
+    Raises:
+        DataError: If its file is missing or damaged, or does not have two classes.
+    """
+    path = _shifted_file(folder, name) if shifted else folder / _SETS / f"{name}.csv.zst"
+    table = _read(path, ("prompt", "target")).dropna(subset=["prompt", "target"])
+    targets = table["target"].astype(str)
+    names = sorted(set(targets))
+    if len(names) != 2:
+        raise DataError(f"{_OP}: set {name} has {len(names)} classes; 2 are needed. Read its file anew: {path}.")
+    if shifted:  # one published twin writes its positive class as "1"
+        names = _names_as_in(read_names(folder, name), names)
+    return ProbingSet(name, table["prompt"].astype(str).tolist(), (targets == names[1]).to_numpy().astype(int))
+
+
+def read_names(folder: Path, name: str) -> list[str]:
+    """Return the names of the classes of a set, the negative one first."""
+    table = _read(folder / _SETS / f"{name}.csv.zst", ("target",))
+    return sorted(set(table["target"].dropna().astype(str)))
+
+
+def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the class names of a shifted set in the order of the classes of the set itself.
+
+    A published twin (90_glue_qnli) has "1" and "not_entailment" where the set has 1 and 0.
+    """
+    if set(known) == set(names):
+        return list(known)
+    positive = [name for name in names if name == known[1]] or [names[1]]
+    return [next(name for name in names if name != positive[0]), positive[0]]
+
+
+def _shifted_file(folder: Path, name: str) -> Path:
+    return folder / _SHIFTED / f"{name}_OOD.csv.zst"
+
+
+def _read(path: Path, columns: Sequence[str]) -> DataFrame:
+    """Read columns of a compressed CSV file.
+
+    Raises:
+        DataError: If the file is missing or damaged, or lacks a column.
+    """
+    import pandas as pd
+    import pyarrow as pa
+
+    if not path.is_file():
+        raise DataError(f"{_OP}: {path} does not exist; it is a file of sae-probes. Get it with {_INSTALL}.")
+    hint = f"Get it again with {_INSTALL}"
+    with (
+        convert_errors(lambda reason: DataError(f"{_OP}: {path} is damaged ({reason}). {hint}.")),
+        pa.input_stream(str(path), compression="zstd") as stream,
+    ):
+        return pd.read_csv(stream, usecols=list(columns))
+
+
+def portion(
+    data: ProbingSet,
+    *,
+    rows: int | None = None,
+    share: float = 0.5,
+    scored: int | None = 500,
+    other: ProbingSet | None = None,
+    seed: int = 42,
+) -> Portion:
+    """Draw the rows to train on and the rows to score.
+
+    At most 1,024 rows are trained on, and at least 100 are left to be scored. Both have the same share of the positive
+    class. The draw for the largest number of rows is that of the package sae-probes; smaller numbers are the first rows
+    of each class of the same draw, so that all sizes are scored on the same rows.
+
+    Args:
+        data: The set.
+        rows: Number of training rows. None: as many as there are.
+        share: Share of the positive class.
+        scored: Maximum number of scored rows. None: all that are left.
+        other: A set with other texts, which is scored instead.
+        seed: Seed of the draw.
+
+    Raises:
+        DataError: If the set has too few rows.
+    """
+    counts = np.bincount(data.labels, minlength=2)
+    if share == 0.5:
+        size = 2 * int(counts.min())
+        most, held = min(size - LEAST_SCORED, MOST_TRAINED), size
+    else:
+        size = int(min(counts[0] / (1 - min(SHARES)), counts[1] / max(SHARES)))  # the same size for all shares
+        most, held = min(size - LEAST_SCORED, MOST_TRAINED), size
+    held = held - most - 1 if size - most > LEAST_SCORED else LEAST_SCORED
+    if most < 2 or (rows is not None and rows > most):
+        wanted = LEAST_SCORED + (2 if rows is None else rows)
+        got = f"set {data.name} has {size} rows in equal classes"
+        raise DataError(f"{_OP}: {got}; {wanted} are needed to train and score on. Leave the set or the size out.")
+    train, test = _draw(data.labels, most, held, share, seed)
+    if rows is not None and rows < most:
+        positives = int(np.ceil(share * rows))
+        place = np.concatenate(
+            [
+                np.flatnonzero(data.labels[train] == 0)[: rows - positives],
+                np.flatnonzero(data.labels[train] == 1)[:positives],
+            ]
+        )
+        train = train[np.sort(place)]
+    chosen = test if scored is None else test[:scored]
+    return Portion(_select(data, train), _select(data, chosen) if other is None else other)
+
+
+def _select(data: ProbingSet, rows: Rows) -> ProbingSet:
+    return ProbingSet(data.name, [data.texts[row] for row in rows], data.labels[rows])
+
+
+def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple[Rows, Rows]:
+    """Return the training and test rows that `get_train_test_indices` of sae-probes 0.4.2 draws."""
+    rng = np.random.RandomState(seed)
+    positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
+    trained, scored = int(np.ceil(share * train)), int(np.ceil(share * test))
+    train_positives = rng.choice(positives, size=trained, replace=False)
+    train_negatives = rng.choice(negatives, size=train - trained, replace=False)
+    left = np.setdiff1d(positives, train_positives)
+    test_positives = rng.choice(left, size=min(scored, len(left)), replace=False)
+    left = np.setdiff1d(negatives, train_negatives)
+    test_negatives = rng.choice(left, size=min(test - scored, len(left)), replace=False)
+    train_rows = rng.permutation(np.concatenate([train_positives, train_negatives]))
+    return train_rows, rng.permutation(np.concatenate([test_positives, test_negatives]))
+
+
+def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the sets to run: those named, by their full names or their numbers; None: all of the setting.
+
+    Raises:
+        ConfigError: If none is named, or one twice.
+        UnknownNameError: If a set does not exist.
+    """
+    known = set_names(folder, setting)
+    if names is None:
+        return known
+    numbers = {name.partition("_")[0]: name for name in known}
+    listed = [numbers.get(name, name) for name in names]
+    check_known(_OP, listed, known, "set")
+    if not listed or len(set(listed)) < len(listed):
+        raise ConfigError(f"{_OP}: sets are {list(names)}; at least one is needed, none twice.")
+    return tuple(listed)

@@ -1,0 +1,97 @@
+"""Compare methods over many data sets: wins and losses, a paired bootstrap over the sets, and mean ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from lamina.studies.statistics import corrected, paired_bootstrap
+from lamina.utils import Row, pluralize
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Scores: TypeAlias = Mapping[str, NDArray[np.floating]]  # method -> scores `[seeds, sets]`, of all methods one set
+
+LEVEL = 0.005  # two scores that differ by at most this count as level
+_ALPHA = 0.05
+
+
+def compare_methods(scores: Scores, best: str) -> list[Row]:
+    """Compare one method with each other one over the same sets.
+
+    Args:
+        scores: Method -> its scores `[seeds, sets]`. Methods without seeds have one row.
+        best: The method that is compared with the others.
+
+    Returns:
+        A row per other method: "method" (`best`), "against", "score" (mean difference; positive: `best` is ahead),
+        "low", "high" (95 % interval of the paired bootstrap over sets and seeds), "p" (after Holm's correction), and
+        "wins", "level" and "losses" (numbers of sets; level: at most 0.005 apart).
+    """
+    first = scores[best]
+    others = [name for name in scores if name != best]
+    differences = corrected([paired_bootstrap(*_paired(first, scores[name]), names=(best, name)) for name in others])
+    rows: list[Row] = []
+    for name, difference in zip(others, differences, strict=True):
+        apart = first.mean(0) - scores[name].mean(0)
+        rows.append(
+            {
+                "method": best,
+                "against": name,
+                "score": difference.value,
+                "low": difference.low,
+                "high": difference.high,
+                "p": difference.p if difference.holm is None else difference.holm,
+                "wins": int((apart > LEVEL).sum()),
+                "level": int((np.abs(apart) <= LEVEL).sum()),
+                "losses": int((apart < -LEVEL).sum()),
+            }
+        )
+    return rows
+
+
+def _paired(first: NDArray[np.floating], second: NDArray[np.floating]) -> tuple[NDArray[np.floating], ...]:
+    """Return two score matrices with the same number of seeds; a method without seeds repeats its only row."""
+    seeds = max(len(first), len(second))
+    return tuple(np.repeat(matrix, seeds, 0) if len(matrix) == 1 else matrix[:seeds] for matrix in (first, second))
+
+
+def mean_ranks(scores: Scores) -> dict[str, float]:
+    """Return method -> mean rank over the sets, from 1 (the best); equal scores share the mean of their ranks."""
+    from scipy.stats import rankdata
+
+    table = np.stack([matrix.mean(0) for matrix in scores.values()])
+    ranks = rankdata(-table, axis=0).mean(1)
+    return dict(zip(scores, (float(rank) for rank in ranks), strict=True))
+
+
+def critical_difference(methods: int, sets: int) -> float:
+    """Return how far two mean ranks must be apart to differ at the 5 % level, by Nemenyi's test.
+
+    Source:
+        Demšar 2006, "Statistical Comparisons of Classifiers over Multiple Data Sets", section 3.2.2.
+    """
+    from scipy.stats import studentized_range
+
+    quantile = float(studentized_range.ppf(1 - _ALPHA, methods, np.inf)) / math.sqrt(2)
+    return quantile * math.sqrt(methods * (methods + 1) / (6 * sets))
+
+
+def sentences(compared: Sequence[Row], sets: int, seeds: int, where: str = "") -> list[str]:
+    """Return a sentence per comparison that `compare_methods` made; `where` is said first, such as "64 rows: "."""
+    return [_sentence(row, sets, seeds, where) for row in compared]
+
+
+def _sentence(row: Row, sets: int, seeds: int, where: str) -> str:
+    value, low, high, p = (float(row[name]) for name in ("score", "low", "high", "p"))  # pyright: ignore
+    counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
+    side = "above" if value >= 0 else "below"
+    if value < 0:
+        low, high = -high, -low
+    interval = f"95 % interval {low:.3f} to {high:.3f}, Holm p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
+    mean = f"{row['method']} is {abs(value):.3f} {side} {row['against']} on average"
+    return f"{where}{mean} ({interval}; {pluralize(seeds, 'seed')}), {counts}."

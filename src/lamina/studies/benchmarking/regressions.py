@@ -1,0 +1,227 @@
+"""Rival methods on fixed features: logistic regression, PCA with regression, nearest neighbours and XGBoost.
+
+They follow sae-probes 0.4.2: the same grids, folds and final fits, so that their scores can be laid beside the paper's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from lamina.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Matrix: TypeAlias = NDArray[np.floating]  # [rows, features]; TF-IDF gives a sparse matrix in its place
+    Classes: TypeAlias = NDArray[np.integer]  # [rows], 0 or 1
+    Folds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]
+
+STRENGTHS = np.logspace(5, -5, 10)  # values of C, the inverse of the L2 penalty
+_PCA_MOST = 100  # largest number of components
+_NEIGHBOURS_MOST = 100
+_TRIALS = 10  # random settings of XGBoost that are tried
+_ITERATIONS = 1000
+
+
+class Fitted(NamedTuple):
+    """The result of a method on fixed features.
+
+    Attributes:
+        scores: Scores of the test rows, higher for class 1.
+        held_out: Mean AUC on the held-out rows of the training rows, for the chosen setting.
+        size: Number of parameters of the final model.
+    """
+
+    scores: Matrix
+    held_out: float
+    size: int
+
+
+def folds_of(classes: Classes, seed: int) -> Folds:
+    """Return the (training, held-out) rows that choose a setting; folds whose held-out rows lack a class are left out.
+
+    Up to 12 rows: all pairs; below 128: six stratified folds; from 128: the last fifth, at most 100 rows. If every
+    fold lacks a class, the result is empty.
+    """
+    from sklearn.model_selection import LeavePOut, StratifiedKFold
+
+    count = len(classes)
+    if count >= 128:
+        start = count - min(int(0.2 * count), 100)
+        return [(range(start), range(start, count))]
+    few = np.bincount(classes, minlength=2).min()
+    if few < 1:
+        return []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The least populated class")
+        cv = LeavePOut(2) if count <= 12 else StratifiedKFold(6, shuffle=True, random_state=seed)
+        splits = list(cv.split(np.zeros(count), classes))
+    return [fold for fold in splits if len(np.unique(classes[fold[1]])) == 2]
+
+
+def auc(classes: Classes, scores: Matrix) -> float:
+    """Return the area under the ROC curve; 0.5 if only one class occurs."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(classes, scores)) if len(np.unique(classes)) == 2 else 0.5
+
+
+def _held_out(make: Callable[[], Any], features: Matrix, classes: Classes, folds: Folds) -> float:
+    """Return the mean AUC of new models over folds; a fold whose training rows have one class counts 0.5."""
+    scores: list[float] = []
+    for train, held in folds:
+        if len(np.unique(classes[train])) < 2:
+            scores.append(0.5)
+            continue
+        model = make().fit(features[train], classes[train])
+        scores.append(auc(classes[held], model.predict_proba(features[held])[:, 1]))
+    return float(np.mean(scores)) if scores else 0.5
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        yield
+
+
+def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
+    """Fit a logistic regression with an L2 penalty, whose strength the held-out rows choose."""
+    from sklearn.linear_model import LogisticRegression
+
+    size = train.shape[1] + 1
+    train, test = fewer_columns(train, test)
+    folds = folds_of(classes, seed) if len(classes) > 3 else []
+    with _quietly():
+        tried = np.mean([_strengths_tried(train, classes, fold, seed) for fold in folds] or [[0.5]], axis=0)
+        strength = STRENGTHS[int(np.argmax(tried))] if folds else 1.0
+        order = np.random.RandomState(seed).permutation(len(classes))
+        model = LogisticRegression(C=strength, max_iter=_ITERATIONS, random_state=seed)
+        model.fit(train[order], classes[order])
+    return Fitted(model.predict_proba(test)[:, 1], float(tried.max()), size)
+
+
+def _strengths_tried(
+    features: Matrix, classes: Classes, fold: tuple[Sequence[int], Sequence[int]], seed: int
+) -> list[float]:
+    """Return the AUC on the held-out rows of a fold for each of `STRENGTHS`; 0.5 if the training rows have one class.
+
+    Each fit starts from the solution of the next stronger penalty, which takes half the time of starting from 0.
+    """
+    from sklearn.linear_model import LogisticRegression
+
+    train, held = (np.asarray(rows) for rows in fold)
+    if len(np.unique(classes[train])) < 2:
+        return [0.5] * len(STRENGTHS)
+    model = LogisticRegression(max_iter=_ITERATIONS, random_state=seed, warm_start=True)
+    tried: list[float] = []
+    for strength in reversed(STRENGTHS):
+        model.set_params(C=strength).fit(features[train], classes[train])
+        tried.append(auc(classes[held], model.predict_proba(features[held])[:, 1]))
+    return tried[::-1]
+
+
+def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
+    """Rotate features so that no more columns than training rows are left.
+
+    A regression with an L2 penalty has the same solution before and after, since its weights lie in the span of the
+    training rows. With several times more features than rows it is that much faster.
+    """
+    rows, columns = train.shape
+    if columns <= rows or not isinstance(train, np.ndarray):
+        return train, test
+    left, values, right = np.linalg.svd(train, full_matrices=False)
+    return left * values, test @ right.T
+
+
+def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
+    """Fit a logistic regression on the first principal components, whose number the held-out rows choose."""
+    from sklearn.decomposition import PCA
+    from sklearn.linear_model import LogisticRegression
+
+    train, test = _standardised(train, test)
+    most = min(*train.shape, _PCA_MOST)
+    pca = PCA(most, random_state=seed)
+    parts, test_parts = pca.fit_transform(train), pca.transform(test)
+    folds = folds_of(classes, seed) if len(classes) > 3 else []
+
+    def make() -> LogisticRegression:
+        return LogisticRegression(max_iter=_ITERATIONS, random_state=seed)
+
+    numbers = _spaced(most)
+    with _quietly():
+        tried = [_held_out(make, parts[:, :number], classes, folds) for number in numbers] if folds else [0.5]
+        number = numbers[int(np.argmax(tried))] if folds else most
+        model = make().fit(parts[:, :number], classes)
+    scores = model.predict_proba(test_parts[:, :number])[:, 1]
+    return Fitted(scores, max(tried), number * (train.shape[1] + 1) + 1)
+
+
+def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
+    """Vote among the nearest training rows, whose number the held-out rows choose."""
+    from sklearn.neighbors import KNeighborsClassifier
+
+    train, test = _standardised(train, test)
+    folds = folds_of(classes, seed) if len(classes) > 3 else []
+    numbers, tried = [1], [0.5]
+    if folds:
+        most = min(len(classes) - 1, _NEIGHBOURS_MOST, *(len(fold[0]) for fold in folds))
+        numbers = _spaced(most)
+        tried = [_held_out(lambda n=n: KNeighborsClassifier(n), train, classes, folds) for n in numbers]
+    model = KNeighborsClassifier(numbers[int(np.argmax(tried))]).fit(train, classes)
+    return Fitted(model.predict_proba(test)[:, 1], max(tried), train.size)
+
+
+def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
+    """Fit XGBoost; the held-out rows choose among ten random settings.
+
+    Raises:
+        MissingExtraError: If XGBoost is not installed.
+    """
+    import random
+
+    try:
+        import xgboost  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise MissingExtraError.of(error, op="bench", extra="probes") from error
+    train, test = _standardised(train, test)
+    folds, rng = (folds_of(classes, seed) if len(classes) > 3 else []), random.Random(seed)
+    trials: list[dict[str, Any]] = [
+        {name: rng.choice(list(values)) for name, values in _TREES.items()} for _ in range(_TRIALS if folds else 0)
+    ] or [{}]
+    common = {"eval_metric": "logloss", "random_state": seed}
+    tried = [_held_out(lambda s=s: xgboost.XGBClassifier(**s, **common), train, classes, folds) for s in trials]
+    model = xgboost.XGBClassifier(**trials[int(np.argmax(tried))], **common).fit(train, classes)
+    nodes = len(model.get_booster().trees_to_dataframe())
+    return Fitted(model.predict_proba(test)[:, 1], max(tried), nodes)
+
+
+_TREES: Mapping[str, Any] = {
+    "n_estimators": np.arange(50, 300, step=50),
+    "max_depth": np.arange(2, 6),
+    "learning_rate": np.logspace(-3, -1, num=10),
+    "subsample": np.linspace(0.7, 1.0, num=5),
+    "colsample_bytree": np.linspace(0.7, 1.0, num=5),
+    "reg_alpha": np.logspace(-3, 1, num=10),
+    "reg_lambda": np.logspace(-3, 1, num=10),
+    "min_child_weight": np.arange(1, 10),
+}
+
+
+def _standardised(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
+    from sklearn.preprocessing import StandardScaler
+
+    scaler = StandardScaler().fit(train)
+    return np.asarray(scaler.transform(train)), np.asarray(scaler.transform(test))
+
+
+def _spaced(most: int) -> list[int]:
+    """Return up to ten whole numbers from 1 to `most`, each about as many times larger than the one before."""
+    return np.unique(np.logspace(0, np.log2(most), num=10, base=2, dtype=int)).tolist()

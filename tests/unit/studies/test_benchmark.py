@@ -1,0 +1,224 @@
+"""The benchmark on public probing sets: its data, its rival methods, its cells, and the comparison over sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from tests.support.stored import tiny_model, tiny_tokenizer
+from typer.testing import CliRunner
+
+from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
+from lamina.studies import Study, benchmark
+from lamina.studies.benchmarking import benchmark as benchmarks
+from lamina.studies.benchmarking import regressions
+from lamina.studies.benchmarking.benchmark_cell import CellSettings, cell_portion
+from lamina.studies.benchmarking.probing_sets import find_data, portion, read_set, set_names
+from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks
+
+WORDS = ["the", "a", "film", "is", "paris", "anna", "to"]
+FAST = {"methods": ("majority", "embedding", "default"), "seeds": (0, 1), "scored": 40, "progress": False}
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.output_stream(str(path), compression="zstd") as stream:
+        stream.write(text.encode())
+
+
+def rows(count: int, seed: int = 0, names: tuple[str, str] = ("bad", "good")) -> str:
+    rng = np.random.default_rng(seed)
+    lines = ["prompt,target"]
+    for row in range(count):
+        words = [*rng.choice(WORDS, 6), ("slow", "fun")[row % 2], str(row)]
+        lines.append(f"{' '.join(words)},{names[row % 2]}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sets") / "sae_probes" / "data"
+    kinds = [("1_mood", "Binary"), ("2_again", "Binary"), ("3_many", "Multiclass"), ("4_lost", "Binary")]
+    master = ["Data type,Dataset save name"]
+    master += [f"{kind} Classification,cleaned_data/{name}.csv" for name, kind in kinds]
+    write(place / "probing_datasets_MASTER.csv.zst", "\n".join(master) + "\n")
+    write(place / "cleaned_data/1_mood.csv.zst", rows(180))
+    write(place / "cleaned_data/2_again.csv.zst", rows(180, 1))
+    write(place / "OOD data/1_mood_OOD.csv.zst", rows(20, 2, ("not", "good")))
+    return place
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(hidden_size=16, num_hidden_layers=2)
+
+
+def run(model, folder: Path, **options) -> Study:
+    return benchmark(model, data=folder, processor=tiny_tokenizer(), **{**FAST, **options})
+
+
+def test_data_is_found_below_a_folder_or_named_as_missing(folder: Path, tmp_path: Path):
+    assert find_data(folder.parent.parent) == find_data(folder.parent) == find_data(folder) == folder
+    with pytest.raises(DataError, match="pip install --no-deps sae-probes"):
+        find_data(tmp_path)
+    with pytest.raises(DataError, match=r"not installed.*--data"):
+        find_data(None)
+    assert set_names(folder) == ("1_mood", "2_again", "4_lost")
+    assert set_names(folder, "shift") == ("1_mood",)
+
+
+def test_repeated_texts_count_once(tmp_path: Path):
+    write(tmp_path / "cleaned_data/1_x.csv.zst", "prompt,target\na,0\na,0\nb,1\nc,0\nc,1\nd,0\n")
+    data = read_set(tmp_path, "1_x")
+    assert (len(data.texts), data.labels.tolist()) == (6, [0, 0, 1, 0, 1, 0])
+    once = data.without_repeats()
+    assert (list(once.texts), once.labels.tolist()) == (["a", "b", "d"], [0, 1, 0])
+
+
+def test_a_portion_is_that_of_the_package_and_small_ones_are_part_of_it(folder: Path):
+    data = read_set(folder, "1_mood")
+    whole = portion(data, scored=None)
+    # what `get_train_test_indices` of sae-probes 0.4.2 draws for 80 training and 99 test rows
+    rng = np.random.RandomState(42)
+    ones, zeros = np.flatnonzero(data.labels == 1), np.flatnonzero(data.labels == 0)
+    train = np.concatenate([rng.choice(ones, 40, replace=False), rng.choice(zeros, 40, replace=False)])
+    assert set(whole.train.texts) == {data.texts[row] for row in train}
+    assert len(whole.test.texts) == 100
+    assert not set(whole.train.texts) & set(whole.test.texts)
+    small = portion(data, rows=16, scored=None)
+    assert set(small.train.texts) < set(whole.train.texts)
+    assert (small.train.labels.sum(), list(small.test.texts)) == (8, list(whole.test.texts))
+    rare = portion(data, share=0.1)
+    assert rare.train.labels.mean() == pytest.approx(0.1, abs=0.05)
+    with pytest.raises(DataError, match="set 1_mood has 180 rows"):
+        portion(data, rows=100)
+
+
+def test_a_shifted_set_has_the_classes_of_its_twin(folder: Path):
+    drawn = cell_portion(folder, "1_mood", None, CellSettings("shift", (), ()))
+    assert drawn.test.labels.tolist() == [0, 1] * 10  # "not" stands for "bad"
+
+
+def test_regression_follows_the_grid_and_the_folds_of_the_package():
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    features = rng.normal(size=(200, 300)) + labels[:, None] * 0.2
+    train, test, classes = features[:140], features[140:], labels[:140]
+    ours = regressions.logistic(train, classes, test, seed=1)
+    held = 28
+    by_strength = [
+        roc_auc_score(
+            classes[-held:],
+            LogisticRegression(C=c, max_iter=1000)
+            .fit(train[:-held], classes[:-held])
+            .predict_proba(train[-held:])[:, 1],
+        )
+        for c in np.logspace(5, -5, 10)
+    ]
+    strength = np.logspace(5, -5, 10)[int(np.argmax(by_strength))]
+    theirs = LogisticRegression(C=strength, max_iter=1000).fit(train, classes).predict_proba(test)[:, 1]
+    assert roc_auc_score(labels[140:], ours.scores) == pytest.approx(roc_auc_score(labels[140:], theirs), abs=0.005)
+    assert ours.size == 301
+    assert [len(regressions.folds_of(np.arange(count) % 2, 1)) for count in (12, 64, 128)] == [36, 6, 1]
+    assert regressions.folds_of(np.zeros(20, int), 1) == []
+
+
+@pytest.mark.parametrize("method", [regressions.principal_components, regressions.neighbours])
+def test_other_methods_find_a_clear_difference(method):
+    rng = np.random.default_rng(0)
+    labels = np.arange(80) % 2
+    features = rng.normal(size=(80, 8)) + 3 * labels[:, None]
+    fitted = method(features[:60], labels[:60], features[60:], seed=1)
+    assert regressions.auc(labels[60:], fitted.scores) > 0.95
+
+
+def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, folder: Path, tmp_path: Path):
+    study = run(model, folder, output=tmp_path, methods=("majority", "tfidf", "best_layer", "all_layers", "default"))
+    (failure,) = study.settings["failures"]
+    assert failure["key"] == {"set": "4_lost", "point": None}
+    assert "4_lost.csv.zst does not exist" in failure["error"]
+    scores = study.table[study.table["measure"] == "score"]
+    assert scores.groupby("set").size().to_dict() == {"1_mood": 6, "2_again": 6}
+    assert set(scores.loc[scores["method"] == "majority", "score"]) == {0.5}
+    assert scores.loc[scores["method"] == "tfidf", "score"].min() > 0.9  # one word tells
+    chosen = scores.loc[scores["method"] == "best_layer", "chosen"]
+    assert chosen.between(0, 2).all()
+    ahead = study.table[study.table["measure"] == "ahead"]
+    assert list(ahead["against"]) == ["majority", "tfidf", "best_layer", "all_layers"]
+    assert (ahead[["wins", "level", "losses"]].sum(axis=1) == 2).all()
+    assert any("default is" in sentence and "2 sets" in sentence for sentence in study.conclusions)
+    assert set(study.figures) == {"score", "rank", "time", "size"}
+    assert all(len(study.rows(name)) for name in study.figures)
+    assert Study.load(tmp_path).table["method"].nunique() == 5
+
+
+def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path: Path, monkeypatch):
+    ran: list[str] = []
+    real = benchmarks.cell_rows
+
+    def counted(*arguments):
+        ran.append(arguments[3])
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(benchmarks, "cell_rows", counted)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, folder, output=tmp_path, sets=["1", "2"])
+    study = run(model, folder, output=tmp_path, sets=["1", "2"], resume=True)
+    assert ran == ["1_mood", "2_again", "2_again"]
+    assert study.table["set"].nunique() == 2
+    with pytest.raises(ConfigError, match="scored"):
+        run(model, folder, output=tmp_path, sets=["1", "2"], resume=True, scored=30)
+
+
+def test_few_rows_make_a_point_each(model, folder: Path):
+    study = run(model, folder, setting="scarce", points=[16, 64], sets=["1_mood"])
+    assert study.table.loc[study.table["measure"] == "score", "trained"].unique().tolist() == [16, 64]
+    assert study.conclusions[0].startswith("16: default is")
+    assert list(benchmarks.over_sets(study)["point"].unique()) == [16, 64]
+
+
+def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch):
+    with pytest.raises(UnknownNameError, match="bench: unknown set '9_none'"):
+        run(model, folder, sets=["9_none"])
+    with pytest.raises(UnknownNameError, match=r"unknown method 'defualt'.*Did you mean .default."):
+        run(model, folder, methods=["defualt"])
+    with pytest.raises(ConfigError, match="none twice"):
+        run(model, folder, seeds=[1, 1])
+    with pytest.raises(ConfigError, match="points are given for the setting 'normal'"):
+        run(model, folder, points=[16])
+    with pytest.raises(ConfigError, match="tokenizer"):
+        benchmark(model, data=folder, **FAST)
+    monkeypatch.setattr("lamina.data.disk_cache.shutil.disk_usage", lambda _: type("U", (), {"total": 1, "free": 0}))
+    with pytest.raises(CacheError, match="states of one set may take"):
+        run(model, folder)
+
+
+def test_methods_are_compared_over_sets():
+    scores = {"a": np.array([[0.9, 0.8, 0.7], [0.9, 0.8, 0.7]]), "b": np.array([[0.8, 0.8, 0.71]])}
+    (row,) = compare_methods(scores, "a")
+    assert (row["wins"], row["level"], row["losses"]) == (1, 1, 1)
+    assert row["score"] == pytest.approx(0.03)
+    assert mean_ranks(scores) == {"a": 1.5, "b": 1.5}
+    assert critical_difference(4, 30) == pytest.approx(2.569 * np.sqrt(20 / 180), abs=1e-3)  # Demšar 2006, table 5
+
+
+def test_the_command_prints_the_comparison_and_fails_for_a_lost_set(model, folder: Path, tmp_path: Path):
+    from lamina.cli.command_line import build
+
+    model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    arguments = ["bench", "probes", "--model", str(tmp_path / "model"), "--data", str(folder), "--seeds", "0"]
+    arguments += ["--methods", "embedding", "--methods", "default", "--no-progress", "-o", str(tmp_path / "out")]
+    result = CliRunner().invoke(build(), [*arguments, "--json"])  # pyright: ignore[reportArgumentType]
+    assert result.exit_code == 1
+    printed = json.loads(result.stdout)
+    assert [row["method"] for row in printed["methods"]].count("default") == 1
+    assert len(printed["sets"]) == 4
+    assert "4_lost" in printed["failures"][0]["error"]
