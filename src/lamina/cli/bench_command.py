@@ -86,7 +86,7 @@ def bench(  # noqa: PLR0913
 
 def _show(study: Study, folder: Path, *, as_json: bool) -> None:
     """Print the comparison over the sets and the conclusions, or everything as JSON."""
-    from lamina.studies.benchmarking.benchmark import over_sets
+    from lamina.studies.benchmarking.markdown_summary import over_sets
 
     table = over_sets(study).astype(object)
     table = table.where(table.notna(), None)
@@ -99,4 +99,4 @@ def _show(study: Study, folder: Path, *, as_json: bool) -> None:
     print_table("Methods over all sets", list(shown.columns), shown.to_numpy().tolist())
     for sentence in study.conclusions:
         print(f"- {sentence}")
-    print(f"every set is in {folder / 'table.csv'}; lamina report {folder} -o page.html shows it")
+    print(f"every set is in {folder / 'summary.md'}; lamina report {folder} -o page.html shows it")

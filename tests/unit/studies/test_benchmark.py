@@ -18,7 +18,8 @@ from lamina.studies import Study, benchmark
 from lamina.studies.benchmarking import benchmark as benchmarks
 from lamina.studies.benchmarking import regressions
 from lamina.studies.benchmarking.benchmark_cell import CellSettings, cell_portion
-from lamina.studies.benchmarking.probing_sets import find_data, portion, read_set, set_names
+from lamina.studies.benchmarking.markdown_summary import over_sets
+from lamina.studies.benchmarking.probing_sets import ProbingSet, find_data, portion, read_set, set_names
 from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks
 
 WORDS = ["the", "a", "film", "is", "paris", "anna", "to"]
@@ -93,7 +94,8 @@ def test_a_portion_is_that_of_the_package_and_small_ones_are_part_of_it(folder: 
     small = portion(data, rows=16, scored=None)
     assert set(small.train.texts) < set(whole.train.texts)
     assert (small.train.labels.sum(), list(small.test.texts)) == (8, list(whole.test.texts))
-    rare = portion(data, share=0.1)
+    many = ProbingSet("5_many", list(map(str, range(400))), np.arange(400) % 2)
+    rare = portion(many, share=0.1)
     assert rare.train.labels.mean() == pytest.approx(0.1, abs=0.05)
     with pytest.raises(DataError, match="set 1_mood has 180 rows"):
         portion(data, rows=100)
@@ -155,6 +157,10 @@ def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, fol
     assert set(study.figures) == {"score", "rank", "time", "size"}
     assert all(len(study.rows(name)) for name in study.figures)
     assert Study.load(tmp_path).table["method"].nunique() == 5
+    page = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "| method | mean AUC |" in page
+    assert "1 cell failed" in page
+    assert page.count("| 1_mood |") == 1
 
 
 def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path: Path, monkeypatch):
@@ -181,7 +187,7 @@ def test_few_rows_make_a_point_each(model, folder: Path):
     study = run(model, folder, setting="scarce", points=[16, 64], sets=["1_mood"])
     assert study.table.loc[study.table["measure"] == "score", "trained"].unique().tolist() == [16, 64]
     assert study.conclusions[0].startswith("16: default is")
-    assert list(benchmarks.over_sets(study)["point"].unique()) == [16, 64]
+    assert list(over_sets(study)["point"].unique()) == [16, 64]
 
 
 def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,12 +19,13 @@ from lamina.layers import default_stack
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, cell_rows
+from lamina.studies.benchmarking.markdown_summary import markdown_summary
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHARES, SIZES, chosen_sets, find_data
 from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks, sentences
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
-from lamina.utils import JSON, Row, check_range, pluralize
+from lamina.utils import JSON, Row, check_range, pluralize, write_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.studies.benchmarking.probing_sets import Setting
 
+SUMMARY = "summary.md"  # file in the output folder: the tables and conclusions
 _OP = "bench"
 _MOST_SCORED = 3000  # more rows than any of the published sets leaves to be scored
 _POINTS: Mapping[str, Sequence[float | None]] = {"scarce": SIZES, "imbalance": SHARES}  # other settings have one point
@@ -86,7 +88,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         unique: Whether each text counts once. The published sets repeat texts of the rarer class, so that the same text
             may be trained on and scored; False keeps the published rows.
         max_length: Maximum tokens per text.
-        output: Folder for the study and for each finished cell. None: nothing is written.
+        output: Folder for the study, `summary.md` (tables and conclusions) and each finished cell. None: nothing is
+            written.
         resume: Skip the cells that are finished in `output`.
         progress: Show a progress bar.
 
@@ -133,6 +136,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     study = benchmark_study(table, {**facts, "failures": listed})
     if place is not None:
         study.save(place)
+        write_text(place / SUMMARY, markdown_summary(study))
     return study
 
 
@@ -191,6 +195,7 @@ def benchmark_study(rows: pd.DataFrame, settings: Mapping[str, JSON]) -> Study:
         told += [prefix + sentence for sentence in summary.sentences]
     table = pd.concat([table, pd.DataFrame(more)], ignore_index=True).reindex(columns=list(COLUMNS))
     table = table.astype(dict.fromkeys(("seed", "wins", "level", "losses", "trained", "rows", "chosen"), "Int64"))
+    table["point"] = pd.to_numeric(table["point"])
     several = table["point"].notna().any()
     pivot = Pivot(index=("set", "point") if several else ("set",), columns=("method",), where={"measure": "score"})
     return Study("benchmark", table, settings, _figures(several=bool(several)), tuple(told), pivot)
@@ -252,23 +257,3 @@ def _figures(*, several: bool) -> dict[str, Figure]:
         "time": Figure("scatter", "seconds", colour="method", where=mean, title=f"{title} and time", x_title=time),
         "size": Figure("scatter", "bytes", colour="method", where=mean, title=f"{title} and size", x_title="bytes"),
     }
-
-
-def over_sets(study: Study) -> pd.DataFrame:
-    """Return a row per point and method of a benchmark, the best mean first: mean AUC, rank, time, size, comparison."""
-    table = study.table
-    keys = ["point", "method"]
-    mean = table[table["measure"] == "mean"].set_index(keys)[["score", "seconds", "bytes"]]
-    rank = table[table["measure"] == "rank"].set_index(keys)["score"].rename("rank")
-    ahead = table[table["measure"] == "ahead"].drop(columns="method").rename(columns={"against": "method"})
-    ahead = ahead.set_index(keys)[["score", "low", "high", "p", "wins", "level", "losses"]]
-    joined = mean.join(rank).join(ahead.rename(columns={"score": "behind_by"})).reset_index()
-    return joined.sort_values(["point", "score"], ascending=[True, False], kind="stable", ignore_index=True)
-
-
-def per_set(study: Study) -> Iterator[tuple[str, Mapping[str, float]]]:
-    """Yield each set (with its point, if there are several) and method -> mean AUC over the seeds."""
-    wide = study.summary()
-    keys = [name for name in ("set", "point") if name in wide.columns]
-    for row in wide.to_dict("records"):
-        yield " ".join(str(row[key]) for key in keys), {str(k): v for k, v in row.items() if k not in keys}

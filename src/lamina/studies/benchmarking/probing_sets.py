@@ -194,16 +194,14 @@ def portion(
         DataError: If the set has too few rows.
     """
     counts = np.bincount(data.labels, minlength=2)
-    if share == 0.5:
-        size = 2 * int(counts.min())
-        most, held = min(size - LEAST_SCORED, MOST_TRAINED), size
-    else:
-        size = int(min(counts[0] / (1 - min(SHARES)), counts[1] / max(SHARES)))  # the same size for all shares
-        most, held = min(size - LEAST_SCORED, MOST_TRAINED), size
-    held = held - most - 1 if size - most > LEAST_SCORED else LEAST_SCORED
+    size = 2 * int(counts.min())
+    if share != 0.5:  # the same size for all shares
+        size = int(min(counts[0] / (1 - min(SHARES)), counts[1] / max(SHARES)))
+    most = min(size - LEAST_SCORED, MOST_TRAINED)
+    held = max(LEAST_SCORED, size - most - 1)
     if most < 2 or (rows is not None and rows > most):
         wanted = LEAST_SCORED + (2 if rows is None else rows)
-        got = f"set {data.name} has {size} rows in equal classes"
+        got = f"set {data.name} has {size} rows of both classes in these shares"
         raise DataError(f"{_OP}: {got}; {wanted} are needed to train and score on. Leave the set or the size out.")
     train, test = _draw(data.labels, most, held, share, seed)
     if rows is not None and rows < most:
