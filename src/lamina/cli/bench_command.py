@@ -87,12 +87,13 @@ def bench(  # noqa: PLR0913
 def _show(study: Study, folder: Path, *, as_json: bool) -> None:
     """Print the comparison over the sets and the conclusions, or everything as JSON."""
     from lamina.studies.benchmarking.markdown_summary import over_sets
+    from lamina.studies.study import rows_where
 
     table = over_sets(study).astype(object)
     table = table.where(table.notna(), None)
     if as_json:
         facts = {"conclusions": study.conclusions, "failures": study.settings.get("failures") or []}
-        sets = study.table[study.table["measure"] == "score"].to_dict("records")
+        sets = rows_where(study.table, {"measure": "score"}).to_dict("records")
         print_json({**facts, "methods": table.to_dict("records"), "sets": sets, "output": str(folder)})
         return
     shown = table if table["point"].notna().any() else table.drop(columns="point")

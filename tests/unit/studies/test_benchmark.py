@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
+from tests.support.probing_sets import probing_sets, write
 from tests.support.stored import tiny_model, tiny_tokenizer
-from typer.testing import CliRunner
 
 from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
 from lamina.studies import Study, benchmark
@@ -22,36 +20,12 @@ from lamina.studies.benchmarking.markdown_summary import over_sets
 from lamina.studies.benchmarking.probing_sets import ProbingSet, find_data, portion, read_set, set_names
 from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks
 
-WORDS = ["the", "a", "film", "is", "paris", "anna", "to"]
 FAST = {"methods": ("majority", "embedding", "default"), "seeds": (0, 1), "scored": 40, "progress": False}
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.output_stream(str(path), compression="zstd") as stream:
-        stream.write(text.encode())
-
-
-def rows(count: int, seed: int = 0, names: tuple[str, str] = ("bad", "good")) -> str:
-    rng = np.random.default_rng(seed)
-    lines = ["prompt,target"]
-    for row in range(count):
-        words = [*rng.choice(WORDS, 6), ("slow", "fun")[row % 2], str(row)]
-        lines.append(f"{' '.join(words)},{names[row % 2]}")
-    return "\n".join(lines) + "\n"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("sets") / "sae_probes" / "data"
-    kinds = [("1_mood", "Binary"), ("2_again", "Binary"), ("3_many", "Multiclass"), ("4_lost", "Binary")]
-    master = ["Data type,Dataset save name"]
-    master += [f"{kind} Classification,cleaned_data/{name}.csv" for name, kind in kinds]
-    write(place / "probing_datasets_MASTER.csv.zst", "\n".join(master) + "\n")
-    write(place / "cleaned_data/1_mood.csv.zst", rows(180))
-    write(place / "cleaned_data/2_again.csv.zst", rows(180, 1))
-    write(place / "OOD data/1_mood_OOD.csv.zst", rows(20, 2, ("not", "good")))
-    return place
+    return probing_sets(tmp_path_factory.mktemp("sets"))
 
 
 @pytest.fixture(scope="module")
@@ -108,11 +82,11 @@ def test_a_shifted_set_has_the_classes_of_its_twin(folder: Path):
 
 def test_regression_follows_the_grid_and_the_folds_of_the_package():
     rng = np.random.default_rng(0)
-    labels = np.arange(200) % 2
-    features = rng.normal(size=(200, 300)) + labels[:, None] * 0.2
-    train, test, classes = features[:140], features[140:], labels[:140]
+    labels = np.arange(900) % 2
+    features = rng.normal(size=(900, 400)) + labels[:, None] * 0.08
+    train, test, classes = features[:300], features[300:], labels[:300]
     ours = regressions.logistic(train, classes, test, seed=1)
-    held = 28
+    held = 60
     by_strength = [
         roc_auc_score(
             classes[-held:],
@@ -124,8 +98,9 @@ def test_regression_follows_the_grid_and_the_folds_of_the_package():
     ]
     strength = np.logspace(5, -5, 10)[int(np.argmax(by_strength))]
     theirs = LogisticRegression(C=strength, max_iter=1000).fit(train, classes).predict_proba(test)[:, 1]
-    assert roc_auc_score(labels[140:], ours.scores) == pytest.approx(roc_auc_score(labels[140:], theirs), abs=0.005)
-    assert ours.size == 301
+    assert roc_auc_score(labels[300:], ours.scores) == pytest.approx(roc_auc_score(labels[300:], theirs), abs=0.005)
+    assert ours.size == 401
+    assert ours.held_out == pytest.approx(max(by_strength), abs=0.005)
     assert [len(regressions.folds_of(np.arange(count) % 2, 1)) for count in (12, 64, 128)] == [36, 6, 1]
     assert regressions.folds_of(np.zeros(20, int), 1) == []
 
@@ -149,10 +124,10 @@ def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, fol
     assert set(scores.loc[scores["method"] == "majority", "score"]) == {0.5}
     assert scores.loc[scores["method"] == "tfidf", "score"].min() > 0.9  # one word tells
     chosen = scores.loc[scores["method"] == "best_layer", "chosen"]
-    assert chosen.between(0, 2).all()
+    assert set(chosen) <= {0, 1, 2}
     ahead = study.table[study.table["measure"] == "ahead"]
     assert list(ahead["against"]) == ["majority", "tfidf", "best_layer", "all_layers"]
-    assert (ahead[["wins", "level", "losses"]].sum(axis=1) == 2).all()
+    assert ahead[["wins", "level", "losses"]].sum(axis=1).tolist() == [2, 2, 2, 2]
     assert any("default is" in sentence and "2 sets" in sentence for sentence in study.conclusions)
     assert set(study.figures) == {"score", "rank", "time", "size"}
     assert all(len(study.rows(name)) for name in study.figures)
@@ -178,7 +153,7 @@ def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path
         run(model, folder, output=tmp_path, sets=["1", "2"])
     study = run(model, folder, output=tmp_path, sets=["1", "2"], resume=True)
     assert ran == ["1_mood", "2_again", "2_again"]
-    assert study.table["set"].nunique() == 2
+    assert set(study.summary()["set"]) == {"1_mood", "2_again"}
     with pytest.raises(ConfigError, match="scored"):
         run(model, folder, output=tmp_path, sets=["1", "2"], resume=True, scored=30)
 
@@ -213,18 +188,3 @@ def test_methods_are_compared_over_sets():
     assert row["score"] == pytest.approx(0.03)
     assert mean_ranks(scores) == {"a": 1.5, "b": 1.5}
     assert critical_difference(4, 30) == pytest.approx(2.569 * np.sqrt(20 / 180), abs=1e-3)  # Demšar 2006, table 5
-
-
-def test_the_command_prints_the_comparison_and_fails_for_a_lost_set(model, folder: Path, tmp_path: Path):
-    from lamina.cli.command_line import build
-
-    model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    arguments = ["bench", "probes", "--model", str(tmp_path / "model"), "--data", str(folder), "--seeds", "0"]
-    arguments += ["--methods", "embedding", "--methods", "default", "--no-progress", "-o", str(tmp_path / "out")]
-    result = CliRunner().invoke(build(), [*arguments, "--json"])  # pyright: ignore[reportArgumentType]
-    assert result.exit_code == 1
-    printed = json.loads(result.stdout)
-    assert [row["method"] for row in printed["methods"]].count("default") == 1
-    assert len(printed["sets"]) == 4
-    assert "4_lost" in printed["failures"][0]["error"]

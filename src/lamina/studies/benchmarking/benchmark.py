@@ -7,19 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from lamina.data.batches import check_tokenizer
 from lamina.data.disk_cache import check_room
+from lamina.data.encode import length_limit
 from lamina.errors import CacheError, ConfigError, check_known, require_packages
 from lamina.layers import default_stack
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
 from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, cell_rows
-from lamina.studies.benchmarking.markdown_summary import markdown_summary
+from lamina.studies.benchmarking.markdown_summary import Frame, markdown_summary
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHARES, SIZES, chosen_sets, find_data
 from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks, sentences
 from lamina.studies.runner import Cell, run_cells
@@ -87,7 +88,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         scored: Maximum number of scored rows per set. None: all.
         unique: Whether each text counts once. The published sets repeat texts of the rarer class, so that the same text
             may be trained on and scored; False keeps the published rows.
-        max_length: Maximum tokens per text.
+        max_length: Maximum tokens per text; less if the model allows less.
         output: Folder for the study, `summary.md` (tables and conclusions) and each finished cell. None: nothing is
             written.
         resume: Skip the cells that are finished in `output`.
@@ -117,7 +118,8 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
     used_points = _points(setting, points)
     source, loaded_processor = load(model) if isinstance(model, str) else (unwrapped(model), None)
     tokenizer = check_tokenizer(own_processor(source, loaded_processor if processor is None else processor))
-    settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, max_length)
+    length = min(max_length, length_limit(source, tokenizer, None))
+    settings = CellSettings(setting, tuple(methods), tuple(seeds), scored, unique, length)
     _check_disk(default_stack(source, None, op=_OP), settings)
     facts: dict[str, JSON] = {
         key: value for key, value in asdict(settings).items() if key not in ("readers", "training")
@@ -182,18 +184,18 @@ def _check_disk(stack: LayerStack, settings: CellSettings) -> None:
         raise CacheError(message, needed_bytes=needed, free_bytes=error.free_bytes) from error
 
 
-def benchmark_study(rows: pd.DataFrame, settings: Mapping[str, JSON]) -> Study:
+def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
     """Return the study of finished cells: their rows, what they say together, charts and conclusions."""
-    table = rows.assign(measure="score")
+    scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []
-    for point, part in table.groupby("point", dropna=False, sort=False):
-        where = None if pd.isna(point) else cast("float", point)  # pyright: ignore[reportArgumentType]
+    for point, part in scored.groupby("point", dropna=False, sort=False):
+        where = None if pd.isna(point) else float(point)
         summary = _over_sets(part)
         more += [{**row, "point": where} for row in summary.rows]
         prefix = "" if where is None else f"{where:g}: "
         told += [prefix + sentence for sentence in summary.sentences]
-    table = pd.concat([table, pd.DataFrame(more)], ignore_index=True).reindex(columns=list(COLUMNS))
+    table: Frame = pd.concat([scored, pd.DataFrame(more)], ignore_index=True).reindex(columns=list(COLUMNS))
     table = table.astype(dict.fromkeys(("seed", "wins", "level", "losses", "trained", "rows", "chosen"), "Int64"))
     table["point"] = pd.to_numeric(table["point"])
     several = table["point"].notna().any()
@@ -213,7 +215,7 @@ class _Summary:
         self.rows, self.sentences = rows, conclusions
 
 
-def _over_sets(part: pd.DataFrame) -> _Summary:
+def _over_sets(part: Frame) -> _Summary:
     """Return what the scores of one point say over the sets that every method has."""
     scores = _scores(part)
     sets = next(iter(scores.values())).shape[1]
@@ -234,7 +236,7 @@ def _over_sets(part: pd.DataFrame) -> _Summary:
     return _Summary(rows, told)
 
 
-def _scores(part: pd.DataFrame) -> dict[str, np.ndarray]:
+def _scores(part: Frame) -> dict[str, np.ndarray]:
     """Return method -> scores `[seeds, sets]`, over the sets that every method has; methods without seeds have one."""
     wide = part.assign(seed=part["seed"].fillna(-1)).pivot_table("score", ["method", "seed"], "set", sort=False)
     wide = wide.dropna(axis=1)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
 
 import numpy as np
 
@@ -286,7 +286,8 @@ class _States:
             return regressions.Fitted(np.zeros(len(self._drawn.test.labels)), 0.5, 0), None
         if method == "tfidf":
             words = text_features("tfidf", [list(self._drawn.train.texts)], [list(self._drawn.test.texts)], tags=False)
-            return regressions.logistic(words[0].tocsr(), classes, words[1].tocsr(), seed=seed), None
+            train_words, test_words = (cast("Matrix", part) for part in words)  # sparse
+            return regressions.logistic(train_words, classes, test_words, seed=seed), None
         train, test = self.means["train"], self.means["test"]
         if method == "best_layer":
             fits = [

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from lamina.studies.study import Study
 
+Frame: TypeAlias = Any  # a DataFrame of pandas, whose type stubs are narrower than what its methods accept
 _TITLES = {
     "point": "point",
     "method": "method",
@@ -28,14 +27,15 @@ _TITLES = {
 }
 
 
-def over_sets(study: Study) -> DataFrame:
+def over_sets(study: Study) -> Frame:
     """Return a row per point and method of a benchmark, the best mean first.
 
     Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the sets of the standard deviation over
     seeds), "rank" (mean rank), "seconds" and "bytes"; then the comparison of the leading method with this one:
     "behind_by", "low", "high", "p", "wins", "level" and "losses".
     """
-    table, keys = study.table, ["point", "method"]
+    table: Frame = study.table
+    keys = ["point", "method"]
     mean = table[table["measure"] == "mean"].set_index(keys)[["score", "seconds", "bytes"]]
     rank = table[table["measure"] == "rank"].set_index(keys)["score"].rename("rank")
     scores = table[table["measure"] == "score"]

@@ -124,7 +124,8 @@ def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
         raise DataError(f"{_OP}: set {name} has {len(names)} classes; 2 are needed. Read its file anew: {path}.")
     if shifted:  # one published twin writes its positive class as "1"
         names = _names_as_in(read_names(folder, name), names)
-    return ProbingSet(name, table["prompt"].astype(str).tolist(), (targets == names[1]).to_numpy().astype(int))
+    texts = [str(text) for text in table["prompt"]]
+    return ProbingSet(name, texts, (targets == names[1]).to_numpy().astype(int))
 
 
 def read_names(folder: Path, name: str) -> list[str]:
@@ -218,7 +219,7 @@ def portion(
 
 
 def _select(data: ProbingSet, rows: Rows) -> ProbingSet:
-    return ProbingSet(data.name, [data.texts[row] for row in rows], data.labels[rows])
+    return ProbingSet(data.name, [data.texts[int(row)] for row in rows], data.labels[rows])
 
 
 def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple[Rows, Rows]:

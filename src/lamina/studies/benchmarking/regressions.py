@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Matrix: TypeAlias = NDArray[np.floating]  # [rows, features]; TF-IDF gives a sparse matrix in its place
     Classes: TypeAlias = NDArray[np.integer]  # [rows], 0 or 1
-    Folds: TypeAlias = list[tuple[Sequence[int], Sequence[int]]]
+    Folds: TypeAlias = Sequence[tuple[Sequence[int] | Classes, Sequence[int] | Classes]]
 
 STRENGTHS = np.logspace(5, -5, 10)  # values of C, the inverse of the L2 penalty
 _PCA_MOST = 100  # largest number of components
@@ -94,45 +95,28 @@ def _quietly() -> Iterator[None]:
 
 def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit a logistic regression with an L2 penalty, whose strength the held-out rows choose."""
-    from sklearn.linear_model import LogisticRegression
-
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)
     folds = folds_of(classes, seed) if len(classes) > 3 else []
     with _quietly():
-        tried = np.mean([_strengths_tried(train, classes, fold, seed) for fold in folds] or [[0.5]], axis=0)
+        tried = [_held_out(partial(_regression, c, seed), train, classes, folds) for c in STRENGTHS] if folds else [0.5]
         strength = STRENGTHS[int(np.argmax(tried))] if folds else 1.0
         order = np.random.RandomState(seed).permutation(len(classes))
-        model = LogisticRegression(C=strength, max_iter=_ITERATIONS, random_state=seed)
-        model.fit(train[order], classes[order])
-    return Fitted(model.predict_proba(test)[:, 1], float(tried.max()), size)
+        model = _regression(strength, seed).fit(train[order], classes[order])
+    return Fitted(model.predict_proba(test)[:, 1], max(tried), size)
 
 
-def _strengths_tried(
-    features: Matrix, classes: Classes, fold: tuple[Sequence[int], Sequence[int]], seed: int
-) -> list[float]:
-    """Return the AUC on the held-out rows of a fold for each of `STRENGTHS`; 0.5 if the training rows have one class.
-
-    Each fit starts from the solution of the next stronger penalty, which takes half the time of starting from 0.
-    """
+def _regression(strength: float, seed: int) -> Any:  # noqa: ANN401 scikit-learn's class, which is imported late
     from sklearn.linear_model import LogisticRegression
 
-    train, held = (np.asarray(rows) for rows in fold)
-    if len(np.unique(classes[train])) < 2:
-        return [0.5] * len(STRENGTHS)
-    model = LogisticRegression(max_iter=_ITERATIONS, random_state=seed, warm_start=True)
-    tried: list[float] = []
-    for strength in reversed(STRENGTHS):
-        model.set_params(C=strength).fit(features[train], classes[train])
-        tried.append(auc(classes[held], model.predict_proba(features[held])[:, 1]))
-    return tried[::-1]
+    return LogisticRegression(C=strength, max_iter=_ITERATIONS, random_state=seed)
 
 
 def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
     """Rotate features so that no more columns than training rows are left.
 
     A regression with an L2 penalty has the same solution before and after, since its weights lie in the span of the
-    training rows. With several times more features than rows it is that much faster.
+    training rows; L-BFGS also takes the same steps to it. With several times more features than rows it is faster.
     """
     rows, columns = train.shape
     if columns <= rows or not isinstance(train, np.ndarray):
@@ -144,16 +128,13 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
     """Fit a logistic regression on the first principal components, whose number the held-out rows choose."""
     from sklearn.decomposition import PCA
-    from sklearn.linear_model import LogisticRegression
 
     train, test = _standardised(train, test)
     most = min(*train.shape, _PCA_MOST)
     pca = PCA(most, random_state=seed)
     parts, test_parts = pca.fit_transform(train), pca.transform(test)
     folds = folds_of(classes, seed) if len(classes) > 3 else []
-
-    def make() -> LogisticRegression:
-        return LogisticRegression(max_iter=_ITERATIONS, random_state=seed)
+    make = partial(_regression, 1.0, seed)
 
     numbers = _spaced(most)
     with _quietly():
