@@ -152,7 +152,7 @@ class BankRunner(Runner):
             progress=options.progress,
         )
         fingerprints: dict[str, str] = {}
-        for group in groups:
+        for group in (group for group in groups if group.states is None):
             group.states = open_states(
                 self.bank, group.inputs, group.names, fingerprints=fingerprints, settings=settings
             )

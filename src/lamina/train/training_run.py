@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from lamina.data.state_cache import CachedStates
     from lamina.layers.types import Processor
     from lamina.store.files import Files
     from lamina.tasks.outputs import Results
@@ -80,6 +81,7 @@ def train(  # noqa: PLR0913
     checkpoints: str | Path | None = None,
     events: Path | None = None,
     encodings: Encodings | None = None,
+    states: Mapping[str, CachedStates] | None = None,
     tables: Tables | None = None,
 ) -> FitResult:
     """Train a bank's readers or a whole model; `fit` and `finetune` call this, and so do recipes and studies.
@@ -98,6 +100,8 @@ def train(  # noqa: PLR0913
             `output`.
         events: Folder for TensorBoard events if there is no `output`.
         encodings: Encoded examples of earlier runs, which are used again. New ones are added to it.
+        states: Digest of encoded examples -> their hidden states, of all layers that the readers need, which the caller
+            has computed. The model does not read these examples.
         tables: More files to write into `output`.
 
     Returns:
@@ -133,6 +137,8 @@ def train(  # noqa: PLR0913
             options.seed,
             options.max_steps,
         )
+        for group in [*groups, *validation] if states else ():
+            group.states = (states or {}).get(group.inputs.digest)
         start = time.perf_counter()
         runner.prepare([*groups, *validation], options, max(plan.epochs.values()))
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}

@@ -115,18 +115,20 @@ def test_other_methods_find_a_clear_difference(method):
 
 
 def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, folder: Path, tmp_path: Path):
-    study = run(model, folder, output=tmp_path, methods=("majority", "tfidf", "best_layer", "all_layers", "default"))
+    study = run(
+        model, folder, output=tmp_path, methods=("majority", "tfidf", "best_layer", "attention_probe", "default")
+    )
     (failure,) = study.settings["failures"]
     assert failure["key"] == {"set": "4_lost", "point": None}
     assert "4_lost.csv.zst does not exist" in failure["error"]
     scores = study.table[study.table["measure"] == "score"]
-    assert scores.groupby("set").size().to_dict() == {"1_mood": 6, "2_again": 6}
+    assert scores.groupby("set").size().to_dict() == {"1_mood": 7, "2_again": 7}
     assert set(scores.loc[scores["method"] == "majority", "score"]) == {0.5}
     assert scores.loc[scores["method"] == "tfidf", "score"].min() > 0.9  # one word tells
     chosen = scores.loc[scores["method"] == "best_layer", "chosen"]
     assert set(chosen) <= {0, 1, 2}
     ahead = study.table[study.table["measure"] == "ahead"]
-    assert list(ahead["against"]) == ["majority", "tfidf", "best_layer", "all_layers"]
+    assert list(ahead["against"]) == ["majority", "tfidf", "best_layer", "attention_probe"]
     assert ahead[["wins", "level", "losses"]].sum(axis=1).tolist() == [2, 2, 2, 2]
     assert any("default is" in sentence and "2 sets" in sentence for sentence in study.conclusions)
     assert set(study.figures) == {"score", "rank", "time", "size"}
@@ -136,6 +138,17 @@ def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, fol
     assert "| method | mean AUC |" in page
     assert "1 cell failed" in page
     assert page.count("| 1_mood |") == 1
+
+
+def test_the_model_reads_each_text_once(model, folder: Path):
+    read: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, __, inputs: read.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    methods = ("embedding", "all_layers", "attention_probe", "ada_layers", "default")
+    run(model, folder, sets=["1"], methods=methods, seeds=[0])
+    hook.remove()
+    assert sum(read) - 80 - 40 < 10  # the few others find out where the layers are
 
 
 def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path: Path, monkeypatch):

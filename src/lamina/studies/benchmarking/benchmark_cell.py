@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
@@ -217,13 +217,12 @@ class _States:
         self._task = Task(kind, "classification", _LABELS, _METRIC, (_METRIC,), splits, drawn.train.name, "1")
         epochs = usual_epochs(len(drawn.train.texts), _BATCH)
         usual: dict[str, Any] = {"batch_size": _BATCH, "epochs": epochs, "keep": "last", "progress": False}
-        usual |= {"max_length": settings.max_length, "cache": "on", "cache_dtype": "float16", "cache_dir": cache_dir}
+        usual |= {"max_length": settings.max_length, "cache": "off"}  # `train` is handed the states
         self._options = FitOptions.of({**usual, **settings.training}, _OP)
         self._encodings: dict[Any, Any] = {}
-        self._fingerprints: dict[str, str] = {}
-        self._bank = self._new_bank({"all": _with_linear_head(ScalarMix(), pooling="mean")(self._task, 0)})
+        bank = self._new_bank({"all": _with_linear_head(ScalarMix(), pooling="mean")(self._task, 0)})
         start = time.perf_counter()
-        self._groups = {part: self._group(self._bank, ["all"], part) for part in parts}
+        self._groups = {part: self._read(bank, part, cache_dir) for part in parts}
         self.seconds = time.perf_counter() - start
 
     def _new_bank(self, readers: Mapping[str, Reader]) -> ReaderBank:
@@ -235,27 +234,31 @@ class _States:
     def _runner(self, bank: ReaderBank) -> Runner:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
+    def _read(self, bank: ReaderBank, part: str, cache_dir: str) -> Group:
+        """Return the encoded rows of a part, with the states of all layers, which the model computes."""
+        group = self._group(bank, ["all"], part)
+        size = self._options.scoring_batch_size
+        settings = CacheSettings(mode="on", dtype="float16", folder=cache_dir, batch_size=size)
+        group.states = open_states(bank, group.inputs, ["all"], settings=settings)
+        return group
+
     def _group(self, bank: ReaderBank, names: Sequence[str], part: str) -> Group:
-        """Return the encoded rows of a part, with their states."""
+        """Return the encoded rows of a part, as a group of the readers with these names."""
         tasks = dict.fromkeys(names, self._task)
         (group,) = groups_of(self._runner(bank), tasks, part, self._options, self._encodings)
-        options = self._options
-        settings = CacheSettings(
-            mode="on", dtype=options.cache_dtype, folder=options.cache_dir, batch_size=options.scoring_batch_size
-        )
-        group.states = open_states(bank, group.inputs, names, settings=settings, fingerprints=self._fingerprints)
         return group
 
     def train(self, method: str, make: ReaderOf) -> list[Row]:
         """Train a reader for every seed, all at the same time, and return a row for each."""
         readers = {f"{method}-{seed}": make(self._task, seed) for seed in self._settings.seeds}
-        bank = self._new_bank({**readers, "all": self._bank["all"].config})
-        tasks = dict.fromkeys(readers, self._task)
+        bank = self._new_bank(readers)
+        task = replace(self._task, splits={"train": self._task.split("train")})
+        states = {group.inputs.digest: group.states for group in self._groups.values() if group.states is not None}
         start = time.perf_counter()
-        trained = {name: Task(**{**vars(self._task), "splits": {"train": self._task.split("train")}}) for name in tasks}
-        train(bank, trained, self._options, op=_OP, encodings=self._encodings)
+        train(bank, dict.fromkeys(readers, task), self._options, op=_OP, encodings=self._encodings, states=states)
         seconds = (time.perf_counter() - start) / len(readers)
         group = self._group(bank, list(readers), "test")
+        group.states = self._groups["test"].states
         results = {name: results_of(name, group) for name in readers}
         self._runner(bank).collect(group, results, self._options)
         return [
