@@ -100,8 +100,8 @@ def train(  # noqa: PLR0913
             `output`.
         events: Folder for TensorBoard events if there is no `output`.
         encodings: Encoded examples of earlier runs, which are used again. New ones are added to it.
-        states: Digest of encoded examples -> their hidden states, of all layers that the readers need, which the caller
-            has computed. The model does not read these examples.
+        states: Digest of encoded training examples -> their hidden states, of all layers that the readers need, which
+            the caller has computed. The model does not read these examples.
         tables: More files to write into `output`.
 
     Returns:
@@ -127,7 +127,7 @@ def train(  # noqa: PLR0913
         specs = _specs(target, tasks, grid or {}, options)
         tasks = {name: tasks[spec.task] for name, spec in specs.items()}
         target.to(accelerator.device)  # pyright: ignore
-        groups = _training_groups(runner, tasks, specs, options, encodings)
+        groups = _training_groups(runner, tasks, specs, options, encodings, states or {})
         validated = {name: task for name, task in tasks.items() if specs[name].task in scored}
         validation = groups_of(runner, validated, "validation", options, encodings)
         plan = Plan(
@@ -137,8 +137,6 @@ def train(  # noqa: PLR0913
             options.seed,
             options.max_steps,
         )
-        for group in [*groups, *validation] if states else ():
-            group.states = (states or {}).get(group.inputs.digest)
         start = time.perf_counter()
         runner.prepare([*groups, *validation], options, max(plan.epochs.values()))
         rates = {name: float(spec.learning_rate or 0) for name, spec in specs.items()}
@@ -193,12 +191,15 @@ def _training_groups(
     specs: Mapping[str, RunSpec],
     options: FitOptions,
     encodings: Encodings | None,
+    states: Mapping[str, CachedStates],
 ) -> list[Group]:
-    """Return the encoded training examples of the learners of a run; see `groups_of`.
+    """Return the encoded training examples of the learners of a run, with those `states` that are known of them.
 
     Raises DataError if rows of a task have no label and were masked by default, and no other task shares its rows.
     """
     groups = groups_of(runner, tasks, "train", options, encodings)
+    for group in groups if states else ():
+        group.states = states.get(group.inputs.digest)
     task_of = {name: spec.task for name, spec in specs.items()}
     for group in (group for group in groups if len({task_of[name] for name in group.names}) == 1):
         for name in group.names:
