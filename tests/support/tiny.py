@@ -261,13 +261,10 @@ def _seeing_and_hearing() -> list[Family]:
 
 
 def _refused() -> list[Family]:
-    led = {key: value for key, value in _SEQ2SEQ.items() if key != "max_position_embeddings"} | {"attention_window": 4}
     swin = {"image_size": 32, "embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 4}
     convnext = {"image_size": 32, "depths": [1, 1], "hidden_sizes": [8, 16], "num_stages": 2}
     funnel = _FUNNEL | {"block_sizes": [1, 1], "block_repeats": [1, 1]}
     return [
-        Family("led", "led", led, stacks=BOTH, refused="layer 0 of its encoder stack"),
-        Family("longformer", "longformer", _ENCODER | {"attention_window": 4}, refused="layer 0 of its main stack"),
         Family("funnel", "funnel", funnel, refused="layer 2 of its main stack", architectures=["FunnelModel"]),
         Family("swin", "swin", swin, "vision", refused="layer 1 of its main stack"),
         Family("convnext", "convnext", convnext, "vision", refused=r"which is not \[batch, tokens, width\]"),

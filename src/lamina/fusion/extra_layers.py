@@ -234,6 +234,8 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
     """
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
+    if stack.is_converted:
+        raise _unsupported(model, "its blocks pass on states in another form than [batch, tokens, width]")
     try:
         copied = _copy_block(stack.blocks[-1])
         return copied, stack.points[-1].swap if main_device(model).type == "meta" else _check_copy(model, stack, copied)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import cast
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from lamina.layers.hooks import arguments
 from lamina.layers.stack import Side, Swap, by_path
+from lamina.layers.state_forms import Form, count_tokens
 
 Key = tuple[object, ...]
 
@@ -29,11 +31,12 @@ class Call:
     started: int  # time at which the call began
     ended: int = -1  # time at which it returned; -1 until then
     mask: Tensor | None = None  # its argument `attention_mask`, if that is [batch, tokens]
+    tokens: int | None = None  # number of tokens that it receives; None if it reads no tokens
 
 
 @dataclass(eq=False)
 class Event:
-    """A three-dimensional tensor that was an argument or a result of a module's call."""
+    """A tensor of two to four axes that was an argument or a result of a module's call."""
 
     call: Call
     side: Side
@@ -43,6 +46,7 @@ class Event:
     tensor: Callable[[], Tensor | None]  # returns the tensor, or None once it was freed
     version: int  # the tensor's in-place version when it was seen
     swap: Swap | None = None  # axes of the tensor that were exchanged before `key` was computed
+    form: Form | None = None  # how the tensor was cut before `key` was computed
 
 
 Seen = dict[Event, bool]  # an event at which a state was seen -> whether it was the same tensor or only an equal one
@@ -70,34 +74,39 @@ class Trace:
 
 
 @contextmanager
-def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
+def trace_calls(
+    model: nn.Module, *, keep: bool = False, axes: Container[int] = (3,), tokens: Iterable[int] = ()
+) -> Generator[Trace]:
     """Record every module call of the model inside the `with` block; yield the trace, which fills meanwhile.
 
-    With `keep`, every value is copied, so that `Event.tensor` still returns it afterwards; otherwise events hold weak
-    references.
+    Args:
+        model: The model.
+        keep: Copy every value, so that `Event.tensor` still returns it afterwards. False: events hold weak references.
+        axes: How many axes the tensors have that are recorded.
+        tokens: Numbers of tokens. A tensor with more is also recorded without those that it has more, as it may have
+            been padded inside the model.
     """
     trace, open_calls = Trace(), list[Call]()
-    copies: list[Tensor] = trace.copies
 
-    def copied(value: object) -> object:
-        if not keep or not isinstance(value, Tensor):
-            return value
-        copies.append(value.clone())
-        return copies[-1]
+    def record(call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
+        if isinstance(value, Tensor) and value.ndim in axes:
+            if keep:
+                value = value.clone()
+                trace.copies.append(value)
+            trace.events.extend(_events(call, side, index, value, time, tokens))
 
     clock = itertools.count()
     paths = {module: path for path, module in by_path(model).items()}
 
     def before(module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         path = paths[module]
-        mask = arguments(module, args, kwargs).get("attention_mask")
-        mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
-        call = Call(module, path, trace.counts[path], next(clock), mask=mask)
+        named = arguments(module, args, kwargs)
+        call = Call(module, path, trace.counts[path], next(clock), mask=_mask(named), tokens=count_tokens(named))
         trace.counts[path] += 1
         trace.calls.append(call)
         open_calls.append(call)
         for index, value in (*enumerate(args), *kwargs.items()):
-            _record(trace, call, "input", index, copied(value), call.started)
+            record(call, "input", index, value, call.started)
 
     def after(module: nn.Module, _args: tuple[object, ...], output: object) -> None:
         call = open_calls.pop()
@@ -105,13 +114,19 @@ def trace_calls(model: nn.Module, *, keep: bool = False) -> Generator[Trace]:
             call = open_calls.pop()
         call.ended = next(clock)
         for index, value in _parts(output):
-            _record(trace, call, "output", index, copied(value), call.ended)
+            record(call, "output", index, value, call.ended)
 
     with ExitStack() as handles:
         for module in paths:
             handles.enter_context(module.register_forward_pre_hook(before, with_kwargs=True))
             handles.enter_context(module.register_forward_hook(after))
         yield trace
+
+
+def _mask(named: Mapping[str, object]) -> Tensor | None:
+    """Return the `attention_mask` among a module's arguments, if it is [batch, tokens]."""
+    mask = named.get("attention_mask")
+    return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
@@ -126,25 +141,33 @@ def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
     return enumerate(cast("tuple[object, ...]", output)) if isinstance(output, (tuple, list)) else ()
 
 
-def _record(trace: Trace, call: Call, side: Side, index: int | str | None, value: object, time: int) -> None:
-    """Add the events of one argument or result of a call to the trace. Values that cannot be states are left out."""
-    if not isinstance(value, Tensor) or value.ndim != 3 or not value.is_floating_point():
+def _events(
+    call: Call, side: Side, index: int | str | None, value: Tensor, time: int, tokens: Iterable[int]
+) -> Iterator[Event]:
+    """Yield the events of one argument or result of a call: the value itself, and other forms of it."""
+    if not value.is_floating_point():  # no state
         return
     # a tensor without values costs nothing to keep, and has to be kept: it is recognised by identity
     held = (lambda: value) if value.is_meta else weakref.ref(value)
-    trace.events.append(Event(call, side, index, time, key_of(value), held, value._version))
-    for swap in () if value.is_meta else _SWAPS:  # some models order the axes differently inside
-        trace.events.append(Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap))
+    yield Event(call, side, index, time, key_of(value), held, value._version)
+    if value.is_meta or value.ndim != 3:
+        return
+    for swap in _SWAPS:  # some models order the axes differently inside
+        yield Event(call, side, index, time, key_of(value.transpose(*swap)), lambda: None, 0, swap)
+    for count, form in product(tokens, _CUTS):
+        if 0 < count < value.shape[1]:
+            yield Event(call, side, index, time, key_of(form.state(value, count)), lambda: None, 0, form=form)
 
 
+_CUTS = (Form("first"), Form("last"))
 _SWAPS = ((1, 2), (0, 1))
 
 
 def key_of(tensor: Tensor) -> Key:
     """Return a hashable key of a tensor: shape, dtype and some of its values. Equal tensors have equal keys."""
     kind = (tuple(tensor.shape), tensor.dtype)
-    if tensor.is_meta or tensor.ndim != 3:
+    if tensor.is_meta:
         return kind
-    steps = [max(1, size // samples) for size, samples in zip(tensor.shape, (2, 6, 6), strict=True)]
-    sample = tensor[:: steps[0], :: steps[1], :: steps[2]].to("cpu", torch.float64)
+    steps = [max(1, size // samples) for size, samples in zip(tensor.shape, (2, 6, 6, 6), strict=False)]
+    sample = tensor[tuple(slice(None, None, step) for step in steps)].to("cpu", torch.float64)
     return *kind, (sample + 0.0).numpy().tobytes()  # + 0.0 turns -0.0 into 0.0, which equals it but has other bytes

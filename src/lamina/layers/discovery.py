@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import product
 from threading import get_ident
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.sites import Site, at_site
 from lamina.layers.stack import LayerStack, TapPoint, alike, by_path
+from lamina.layers.state_forms import Form, first_tensors, forms_of, state_of, token_counts
 from lamina.layers.towers import towers_of
 from lamina.layers.wrappers import checked_model, is_bitsandbytes, unwrapped
 
@@ -254,7 +255,7 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     has_weights = main_device(model).type != "meta"
     with nullcontext() if has_weights else MetaValues():
         trace, target, states = _first_run(model, [first] if has_weights else [first, first.without_mask()])
-    found = {name: _find_places(model, name, entries, trace, first.rows) for name, entries in states.items()}
+    found = {name: _find_places(model, name, entries, trace, first) for name, entries in states.items()}
     if has_weights:
         chosen, again = _verify(target, second, found)
     else:  # states without values can only be matched by identity
@@ -271,6 +272,7 @@ class _Places(NamedTuple):
     state: Tensor  # the state of layer 0
     blocks: tuple[nn.Module, ...]
     by_layer: list[list[Event]]  # for each layer the events at which its state was seen, best first
+    forms: list[Form | None]  # for each layer the form in which the model returns its state
 
 
 def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
@@ -283,7 +285,7 @@ def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Mod
     targets = dict.fromkeys((model, backbone(model)))
     for target, probe in product(targets, probes):
         try:
-            with trace_calls(model) as trace:
+            with trace_calls(model, axes=(2, 3, 4), tokens=token_counts(probe)) as trace:
                 return trace, target, _run_for_states(target, probe)
         except _UnreadableError as error:
             failures.append(error)
@@ -312,7 +314,7 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
     """Run a module, and return stack name -> hidden states from its output."""
     output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
-    by_stack: States = {name: tuple(values) for name, values in states.items() if values is not None}
+    by_stack = {name: cast("tuple[Tensor, ...]", first_tensors(v)) for name, v in states.items() if v is not None}
     if "main" in by_stack:
         return {"main": by_stack["main"]}
     if set(by_stack) != {"encoder", "decoder"}:
@@ -320,16 +322,30 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
     return by_stack
 
 
-def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace: Trace, rows: int) -> _Places:
-    """Find where in a traced run each state of stack `name` was seen; `rows` is the batch size of the run."""
-    _check_shapes(name, states, rows)
+def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace: Trace, probe: Probe) -> _Places:
+    """Find where in a traced run with the input `probe` each state of stack `name` was seen."""
+    tokens = _tokens_of(name, probe)
+    forms = forms_of(states, probe, tokens)
+    _check_shapes(name, _formed(states, forms, tokens), probe.rows)
     seen = [trace.seen_as(state) for state in states]
     for layer, events in enumerate(seen):
         if not events:
             hint = "Load its weights first." if states[layer].is_meta else _ELSEWHERE
             raise _unmatched(name, layer, "no module gets or returns it as the model returns it", hint)
     calls = find_blocks(model, trace, seen)
-    return _Places(states[0], tuple(call.module for call in calls), rank_places(seen, calls))
+    state = state_of(states[0], forms[0], tokens)
+    return _Places(state, tuple(call.module for call in calls), rank_places(seen, calls), forms)
+
+
+def _tokens_of(name: str, probe: Probe) -> int | None:
+    """Return the number of tokens in the input of stack `name`; None if it reads no text."""
+    ids = probe.inputs.get("decoder_input_ids" if name == "decoder" else "input_ids")
+    return None if ids is None else ids.shape[1]
+
+
+def _formed(states: Sequence[Tensor], forms: Sequence[Form | None], tokens: int | None) -> tuple[Tensor, ...]:
+    """Return the states `[batch, tokens, width]` that the returned hidden states stand for."""
+    return tuple(state_of(state, form, tokens) for state, form in zip(states, forms, strict=True))
 
 
 def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
@@ -360,6 +376,12 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
     Returns:
         Stack name -> the chosen event of each layer; and the hidden states that this run returned.
     """
+    points = [
+        _point(event, form)
+        for places in found.values()
+        for events, form in zip(places.by_layer, places.forms, strict=True)
+        for event in events
+    ]
     events = [event for places in found.values() for events in places.by_layer for event in events]
     seen: dict[Event, tuple[Tensor, Tensor]] = {}
 
@@ -367,14 +389,16 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
         # Both must equal the state. A tensor that the model changes in place later is not a place to read the state.
         seen[events[number]] = value, value.clone()
 
-    candidates = LayerStack("candidates", 0, (), tuple(map(_point, events)), target, "", ())
+    candidates = LayerStack("candidates", 0, (), tuple(points), target, "", ())
     with watch(candidates, range(len(events)), on_state):
-        states = _run_for_states(target, probe)
+        returned = _run_for_states(target, probe)
     chosen: dict[str, list[Event]] = {}
+    states: States = {}
     for name, places in found.items():
-        _check_shapes(name, states[name], probe.rows)
-        if len(states[name]) != len(places.by_layer):
+        if len(returned[name]) != len(places.by_layer):
             raise _UnreadableError(f"its {name} stack returns another count of hidden states on another input")
+        states[name] = _formed(returned[name], places.forms, _tokens_of(name, probe))
+        _check_shapes(name, states[name], probe.rows)
         chosen[name] = []
         for layer, (ranked, state) in enumerate(zip(places.by_layer, states[name], strict=True)):
             since = chosen[name][-1].time if chosen[name] else -1
@@ -386,17 +410,22 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
     return chosen, states
 
 
-def _point(event: Event) -> TapPoint:
-    """Return the tap point at which the value of an event can be read in later runs."""
-    return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number, event.swap)
+def _point(event: Event, form: Form | None) -> TapPoint:
+    """Return the tap point at which the value of an event can be read in later runs.
+
+    `form` is the form in which the model returns the state, which is that of the event if the event has none.
+    """
+    call = event.call
+    return TapPoint(call.module, call.path, event.side, event.index, call.number, event.swap, event.form or form)
 
 
 def _build(model: nn.Module, name: str, places: _Places, events: list[Event], trace: Trace) -> LayerStack:
     """Return stack `name`, whose layer i is read at `events[i]`."""
-    scope = find_scope(trace, events[0], events[-1], places.state)
+    points = tuple(_point(event, form) for event, form in zip(events, places.forms, strict=True))
+    cuts = any(point.form is not None and point.form.cuts for point in points)
+    scope = find_scope(trace, events[0], events[-1], places.state, reads_tokens=cuts)
     base = backbone(model)
     run = find_run(base if scope.module in set(base.modules()) else model, trace, events[-1])
-    points = tuple(map(_point, events))
     return LayerStack(name, places.state.shape[-1], places.blocks, points, scope.module, scope.path, run)
 
 

@@ -19,6 +19,7 @@ from lamina.errors import ConfigError
 from lamina.layers.probe_input import MAIN_INPUTS
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, Side, TapPoint
+from lamina.layers.state_forms import count_tokens, state_of
 
 # called with a layer and its state `[batch, tokens, width]`
 OnState = Callable[[int, Tensor], None]
@@ -94,14 +95,17 @@ def watch_selected(
 ) -> Generator[None]:
     """Do what `watch` does, for layers that exist, in ascending order, as `select` returns them."""
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
+    cuts = any(point.form is not None and point.form.cuts for point in stack.points)
     for layer in layers:
         point = stack.points[layer]
         watched = watches.setdefault((point.module, point.side), _Watch(on_state))
         watched.wanted.setdefault(point.call, []).append((layer, point))
 
     def start(_module: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        thread = get_ident()
+        tokens = count_tokens(arguments(stack.scope, args, kwargs)) if cuts else None
         for watched in watches.values():
-            watched.counts[get_ident()] = 0
+            watched.counts[thread], watched.tokens[thread] = 0, tokens
         if on_start is not None:
             on_start(args, kwargs)
 
@@ -122,6 +126,8 @@ class _Watch:
     on_state: OnState
     # thread id -> calls of the module since its pass over the stack began
     counts: dict[int, int] = field(default_factory=dict[int, int])
+    # thread id -> number of tokens in the input of its pass, if some state has to be cut to it
+    tokens: dict[int, int | None] = field(default_factory=dict[int, "int | None"])
     # number of a call -> layers that are seen there
     wanted: dict[int, list[tuple[int, TapPoint]]] = field(default_factory=dict[int, list[tuple[int, TapPoint]]])
 
@@ -136,7 +142,8 @@ class _Watch:
             # a ModelOutput can be indexed by position too, so the same index works if the module returns a tuple
             value = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
             state = cast("Tensor", value)
-            self.on_state(layer, state if point.swap is None else state.transpose(*point.swap))
+            state = state if point.swap is None else state.transpose(*point.swap)
+            self.on_state(layer, state_of(state, point.form, self.tokens.get(thread)))
 
 
 @final

@@ -80,15 +80,16 @@ def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int
     return (1, -event.time) if event.side == "output" else (2, event.time)
 
 
-def find_scope(trace: Trace, first: Event, last: Event, state: Tensor) -> Call:
+def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_tokens: bool = False) -> Call:
     """Return the innermost call around all layers whose module is called once per run.
 
     The beginning of this call marks the start of a pass over the stack. Calls that receive the attention mask are
     preferred. `first` and `last` are the events of the lowest and the highest layer; `state` is a hidden state, whose
-    batch and token axes the mask must have.
+    batch and token axes the mask must have. With `reads_tokens`, the call must receive as many tokens as the state has.
     """
     once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # reversed: inner calls first
     around = [call for call in once if call.started < first.time and call.ended >= last.time]
+    around = [call for call in around if call.tokens == state.shape[1]] if reads_tokens else around
     masked = [call for call in around if call.mask is not None and call.mask.shape == state.shape[:2]]
     return (masked or around)[0]
 

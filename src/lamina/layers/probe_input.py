@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -44,14 +44,14 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
     Raises:
         NoInputError: If the model reads another kind of input.
     """
-    name = str(getattr(model, "main_input_name", "input_ids"))
+    accepted = inspect.signature(model.forward).parameters
+    name = _main_input(model, accepted)
     maker = _MAKERS.get(name)
     if maker is None:
         raise NoInputError(f"it reads '{name}', and inputs are known for {', '.join(_MAKERS)}")
     rng = torch.Generator().manual_seed(seed)
     inputs = maker(model, tokens, rng)
-    rows = len(inputs[name])
-    accepted = inspect.signature(model.forward).parameters
+    rows = 1 if any(grid in inputs for grid in _GRIDS) else len(inputs[name])  # packed images have no batch axis
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         inputs |= _text(model, tokens - 2, rng, rows=rows, prefix="decoder_")
     floats = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
@@ -62,6 +62,17 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
         if key in accepted or key == name
     }
     return Probe(inputs, rows)
+
+
+def _main_input(model: nn.Module, accepted: Mapping[str, object]) -> str:
+    """Return the name of the input that a model reads: its `main_input_name`.
+
+    Some towers have the name "input_ids" from their base class, and read pixels or packed patches.
+    """
+    name = str(getattr(model, "main_input_name", "input_ids"))
+    if name != "input_ids" or name in accepted:
+        return name
+    return next((other for other in _MAKERS if other in accepted), name)
 
 
 def _configs(model: nn.Module) -> list[object]:
@@ -98,6 +109,8 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
         get_text_config: Callable[[], object] | None = getattr(outer, "get_text_config", None)
         config = outer if get_text_config is None else get_text_config()
     size = int(getattr(config, "vocab_size", None) or _count(model, "vocab_size"))
+    if not size and _count(model, "num_hash_buckets"):  # it reads the code points of characters, and hashes them
+        size = 128
     if size < 2:
         raise NoInputError("its config has no vocab_size")
     settings: list[tuple[str, object]] = [pair for part in _configs(model) for pair in vars(part).items()]
@@ -118,11 +131,52 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
 _SPECIAL = ("_token_id", "_token_index", "_token_ids")
 
 
-def _image(model: nn.Module, _tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return one random image, or one clip of several frames, of the size that the config states."""
+def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return one random image, or one clip of several frames, of the size that the config states.
+
+    Models that take a grid or positions of patches read an image that is cut into patches already.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    if any(name in accepted for name in _GRIDS):
+        return _packed(model, tokens, rng)
+    if "pixel_position_ids" in accepted or "spatial_shapes" in accepted:
+        return _patches(model, rng)
     size = _counts(model, "image_size") or [224]
     shape = (1, *_counts(model, "num_frames"), _count(model, "num_channels", 3), size[0], size[-1])
     return {"pixel_values": torch.randn(shape, generator=rng)}
+
+
+def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return the patches of one image, `[patches, values of a patch]`, and its grid: frames, rows and columns."""
+    accepted = inspect.signature(model.forward).parameters
+    merged = max(_count(model, "spatial_merge_size", 1), *_counts(model, "merge_kernel_size"), 2)
+    rows, columns = 2 * merged, merged * (2 if tokens < _LONGER else 3)
+    values = _count(model, "patch_size", 14) ** 2 * _count(model, "temporal_patch_size", 1) * _channels(model)
+    name = next(name for name in ("hidden_states", "pixel_values") if name in accepted)
+    inputs = {name: torch.randn(rows * columns, values, generator=rng)}
+    inputs |= {grid: torch.tensor([[1, rows, columns]]) for grid in _GRIDS if grid in accepted}
+    return inputs | ({"merge_sizes": torch.tensor([merged])} if "merge_sizes" in accepted else {})
+
+
+_GRIDS, _LONGER = ("grid_thw", "image_grid_thw"), 9
+
+
+def _channels(model: nn.Module) -> int:
+    """Return the number of colours of a pixel."""
+    return _count(model, "in_channels") or _count(model, "num_channels", 3)
+
+
+def _patches(model: nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return the patches of two images of four by four patches, with their positions and their mask."""
+    side = 4
+    values = _count(model, "patch_size", 14) ** 2 * _channels(model)
+    places = torch.cartesian_prod(torch.arange(side), torch.arange(side)).expand(2, -1, -1)
+    return {
+        "pixel_values": torch.rand(2, side * side, values, generator=rng),
+        "pixel_position_ids": places,
+        "pixel_attention_mask": torch.ones(2, side * side, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[side, side]] * 2),
+    }
 
 
 def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
@@ -152,7 +206,15 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
     length = 4 * tokens
     mask = torch.ones(2, length, dtype=torch.long)
     mask[1, length * 2 // 3 :] = 0
-    return {"input_features": torch.randn(2, length, bins, generator=rng), "attention_mask": mask}
+    features = torch.randn(2, length, bins, generator=rng)
+    return {"input_features": features, "attention_mask": mask, "input_features_mask": mask}
+
+
+def _hidden(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return the packed patches of an image, which some vision towers call `hidden_states`."""
+    if not any(name in inspect.signature(model.forward).parameters for name in _GRIDS):
+        raise NoInputError("it reads 'hidden_states' of another model")
+    return _packed(model, tokens, rng)
 
 
 _BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim", "input_dim")
@@ -161,5 +223,6 @@ _MAKERS: dict[str, Callable[[nn.Module, int, torch.Generator], dict[str, Tensor]
     "pixel_values": _image,
     "input_values": _audio,
     "input_features": _spectrogram,
+    "hidden_states": _hidden,
 }
-MAIN_INPUTS = frozenset(_MAKERS)  # values of `main_input_name` for which an input can be made
+MAIN_INPUTS = frozenset(_MAKERS) - {"hidden_states"}  # values of `main_input_name` for which an input can be made

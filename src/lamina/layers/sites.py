@@ -72,6 +72,8 @@ def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
     """Run the model, and return the tap points of the sites "attention" and "ffn"; see `at_site`."""
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
+    if stack.is_converted:
+        raise _unsupported(model, "its blocks pass on states in another form than [batch, tokens, width]")
     if main_device(model).type == "meta":
         raise _unsupported(model, "it has no weights, and what is added is found by its values")
     first, second = (_additions_by_block(model, stack, length) for length in _LENGTHS)

@@ -9,6 +9,8 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from lamina.layers.state_forms import Form
+
 Side = Literal["output", "input"]
 Swap = tuple[int, int]  # axes to exchange if a module keeps a state as [batch, width, tokens] or [tokens, batch, width]
 
@@ -23,6 +25,7 @@ class TapPoint:
     index: int | str | None  # position or key among the arguments or results; None if the result is the state itself
     call: int  # which of the module's calls within a pass, from 0
     swap: Swap | None = None
+    form: Form | None = None  # how the value becomes the state; None: it is the state
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +60,11 @@ class LayerStack:
     def layers(self) -> int:
         """Number of layers: the blocks and the embeddings."""
         return len(self.points)
+
+    @property
+    def is_converted(self) -> bool:
+        """Whether the states that the blocks pass on have another form than the layers' states; see `Form`."""
+        return any(point.form is not None for point in self.points)
 
 
 def by_path(model: nn.Module) -> dict[str, nn.Module]:

@@ -103,6 +103,9 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
     prefix: str = getattr(inside, "base_model_prefix", "")
     paths = {module: path for path, module in by_path(inside).items()}
     blocks = set(stack.blocks)
+    if stack.is_converted:
+        problem = "the model's blocks pass on states in another form than [batch, tokens, width]"
+        raise ConfigError(f"export_reader: {problem}, and an exported reader cannot read them. Use the bank itself.")
     points: dict[str, Point] = {}
     for layer in layers:
         point = stack.points[layer]

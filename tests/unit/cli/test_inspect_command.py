@@ -77,10 +77,10 @@ def test_shared_blocks_and_blocks_without_a_module(lamina, tmp_path: Path):
 
 
 def test_a_family_that_cannot_be_read_is_one_sentence(lamina, tmp_path: Path):
-    FAMILIES["led"].config().save_pretrained(tmp_path)
+    FAMILIES["funnel"].config().save_pretrained(tmp_path)
     ran = lamina("inspect", tmp_path)
     assert (ran.code, ran.out) == (2, "")
-    assert "the family 'led' is not supported" in ran.err
+    assert "the family 'funnel' is not supported" in ran.err
     assert "--weights tries again with them" in ran.err
 
 

@@ -1,0 +1,136 @@
+"""The forms in which a model keeps the state of a layer, other than `[batch, tokens, width]`, and how to read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from torch import Tensor
+
+from lamina.layers.probe_input import Probe
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a value inside a model becomes a state `[batch, tokens, width]`.
+
+    Attributes:
+        kind: "streams": several residual streams, as in models with hyper-connections; the state is their mean.
+            "patches": `[batch, rows, columns, width]`; the state is the sequence of patches, row by row.
+            "channels": `[batch, width, rows, columns]`; the same with another order of axes.
+            "packed": `[patches, width]`, the patches of all images in one sequence; the state has a batch of 1.
+            "first": tokens that the model added after the real ones are cut off.
+            "last": tokens that the model added before the real ones are cut off.
+        axis: The axis of the streams.
+    """
+
+    kind: Literal["streams", "patches", "channels", "packed", "first", "last"]
+    axis: int = 0
+
+    @property
+    def cuts(self) -> bool:
+        """Whether the number of tokens in the input has to be known."""
+        return self.kind in ("first", "last")
+
+    def state(self, value: Tensor, tokens: int | None) -> Tensor:
+        """Return the state; `tokens` is the number of tokens in the input, None if it has none."""
+        if self.kind == "streams":
+            return value.mean(self.axis)
+        if self.kind == "patches":
+            return value.flatten(1, 2)
+        if self.kind == "channels":
+            return value.flatten(2).transpose(1, 2)
+        if self.kind == "packed":
+            return value[None]
+        if tokens is None or tokens >= value.shape[1]:  # nothing was added
+            return value
+        return value[:, :tokens] if self.kind == "first" else value[:, value.shape[1] - tokens :]
+
+
+def state_of(value: Tensor, form: Form | None, tokens: int | None) -> Tensor:
+    """Return the state that a value stands for; the value itself if it has no special form."""
+    return value if form is None else form.state(value, tokens)
+
+
+def count_tokens(arguments: Mapping[str, object]) -> int | None:
+    """Return the number of tokens that a module receives, from its arguments by name; None if it reads no tokens."""
+    for name in _TOKENS:
+        value = arguments.get(name)
+        if isinstance(value, Tensor) and value.ndim >= 2:
+            return value.shape[1]
+    return None
+
+
+_TOKENS = ("input_ids", "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds", "attention_mask")
+
+
+def token_counts(probe: Probe) -> tuple[int, ...]:
+    """Return the numbers of tokens in the texts of a probe input: of the encoder and of the decoder."""
+    return tuple({value.shape[1] for name, value in probe.inputs.items() if name.endswith("input_ids")})
+
+
+def first_tensors(states: Sequence[object]) -> tuple[object, ...]:
+    """Return the hidden states of a stack; where a state is a pair with the state of global tokens, only the first."""
+    return tuple(map(_first_tensor, states))
+
+
+def _first_tensor(state: object) -> object:
+    """Return the first tensor of a tuple of tensors; anything else as it is."""
+    if not isinstance(state, tuple):
+        return state
+    parts = cast("tuple[object, ...]", state)
+    return parts[0] if parts and all(isinstance(part, Tensor) for part in parts) else parts
+
+
+def forms_of(states: Sequence[object], probe: Probe, tokens: int | None) -> list[Form | None]:
+    """Return the form of each hidden state that a model returned; None: it is a state, or its form is not known.
+
+    Args:
+        states: The hidden states, from layer 0.
+        probe: The input of the model.
+        tokens: The number of tokens in the stack's own input. None: it reads no text.
+    """
+    padding: Form | None = None
+    # states longer than the text are padded only if others are not: some models add tokens of their own for good
+    lengths = {state.shape[1] for state in states if isinstance(state, Tensor) and state.ndim == 3}
+    is_cut = tokens is not None and tokens in lengths and max(lengths) > tokens
+    forms: list[Form | None] = []
+    for state in states:
+        form = _form_of(state, probe, tokens) if isinstance(state, Tensor) else None
+        if is_cut and isinstance(state, Tensor) and state.ndim == 3 and state.shape[1] != tokens:
+            # only in layer 0 is padding the same in all rows, as later layers may attend to other tokens there
+            form = padding = padding or (None if forms else _side_of_padding(state, tokens or 0))
+        forms.append(form)
+    return forms
+
+
+def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
+    """Return the form of a hidden state with two or four axes; None if it has three, or if its form is not known."""
+    shape = tuple(state.shape)
+    if len(shape) == 2 and probe.rows == 1:
+        return Form("packed")
+    if len(shape) != 4:
+        return None
+    if tokens is not None:
+        others = [shape[:axis] + shape[axis + 1 :] for axis in range(3)]
+        axes = [axis for axis, rest in enumerate(others) if rest[:2] == (probe.rows, tokens)]
+        return Form("streams", axes[0]) if len(axes) == 1 else None
+    image = next((value for name, value in probe.inputs.items() if name.startswith("pixel_values")), None)
+    if image is None or shape[0] != probe.rows:
+        return None
+    height, width = image.shape[-2:]
+    last, first = shape[1] * width == shape[2] * height, shape[2] * width == shape[3] * height
+    if last == first:  # no axes have the proportions of the image, or it cannot be said which
+        return None
+    return Form("patches" if last else "channels")
+
+
+def _side_of_padding(state: Tensor, tokens: int) -> Form | None:
+    """Return the form of a longer sequence: what was added to all rows alike is padding."""
+    if state.is_meta:
+        return None
+    after, before = state[:, tokens:], state[:, : state.shape[1] - tokens]
+    if bool((after == after[:1]).all()):
+        return Form("first")
+    return Form("last") if bool((before == before[:1]).all()) else None
