@@ -37,7 +37,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from tests.support.small_configs import ROWS, VARIANTS, small_config  # noqa: E402
+from tests.support.small_configs import VARIANTS, small_config  # noqa: E402
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
 from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES  # noqa: E402
 
@@ -88,6 +88,7 @@ def _sweep(args: argparse.Namespace) -> None:
         known = {result["type"]: result["status"] for result in _results()}
         again = args.again.split(",")
         names = [name for name in names if name not in known or known[name] in again]
+        names.sort(key=lambda name: name in known)  # the new ones first
     for name in ("bert", "llama", "vit", "whisper", "qwen2_vl"):  # what most modules of models import is loaded once
         MODEL_MAPPING[CONFIG_MAPPING[name]]
     for name in names[number - 1 :: of]:
@@ -145,7 +146,7 @@ def _try(name: str, verbose: bool) -> Result:
 def _try_variant(name: str, variant: str, verbose: bool) -> Result:
     torch.manual_seed(0)
     try:
-        config = small_config(CONFIG_MAPPING[name], variant, ROWS)
+        config = small_config(CONFIG_MAPPING[name], variant)
         cls = MODEL_MAPPING[type(config)]
         cls = cls[0] if isinstance(cls, tuple) else cls
         model = cls(config).eval()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -39,21 +39,36 @@ _WIDTHS = {HEAD, WIDTH, FFN}
 _KEPT = re.compile(r"position_embeddings?_(type|dim)|kernel|stride|patch|temperature|conv|dropout|_type$|_id$|_index$")
 _TOKEN = re.compile(r"_token_(id|index)$|^(pad|bos|eos)_index$|_token$|^image_newline_id$")
 _FIXED = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 3}
+# Settings that must fit each other in a way that no rule above knows; by model type.
+ROWS: dict[str, Settings] = {
+    "bamba": {"attn_layer_indices": [1, 3]},
+    "chameleon": {"vocabulary_map": {"<image>": 5}},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}
+    },
+    "emu3": {"vocabulary_map": {"<image>": 5}},
+    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "gpt_neo": {"attention_types": [[["global", "local"], DEPTH // 2]]},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [2, 3]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": HEADS,
+        "indexer_kv_heads": GROUPS,
+        "indexer_head_dim": HEAD,
+        "indexer_budget": 8,
+        "indexer_compress_ratio": 2,
+    },
+    "step3p5": {"sliding_window": 8},
+}
 
 
-def small_config(cls: type[PreTrainedConfig], variant: str, rows: Mapping[str, Settings] = {}) -> PreTrainedConfig:
-    """Return a small config.
-
-    Args:
-        cls: The config class of a model type.
-        variant: One of `VARIANTS`.
-        rows: Model type -> settings that replace those found here.
-    """
-    settings = _settings(cls, variant, rows)
-    return cls(**settings)
+def small_config(cls: type[PreTrainedConfig], variant: str = "small") -> PreTrainedConfig:
+    """Return a small config of the given class; `variant` is one of `VARIANTS`."""
+    return cls(**_settings(cls, variant))
 
 
-def _settings(cls: type[PreTrainedConfig], variant: str, rows: Mapping[str, Settings]) -> Settings:
+def _settings(cls: type[PreTrainedConfig], variant: str) -> Settings:
     """Return the settings of a small config; those that keep their default are left out."""
     default = _default_of(cls)
     depth_before = _first_int(default, ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "depth"))
@@ -62,7 +77,7 @@ def _settings(cls: type[PreTrainedConfig], variant: str, rows: Mapping[str, Sett
         value = default.get(name)
         inner = _inner(cls, name, value)
         if inner is not None:
-            settings[name] = _settings(inner, variant, rows) | {"model_type": inner.model_type}
+            settings[name] = _settings(inner, variant) | {"model_type": inner.model_type}
         elif name == "rope_parameters" and isinstance(value, dict) and variant == "small":
             settings[name] = _shrunk_rope(value)
         elif name == "per_layer_config" and isinstance(value, dict):
@@ -71,7 +86,7 @@ def _settings(cls: type[PreTrainedConfig], variant: str, rows: Mapping[str, Sett
             settings[name] = _MISSING[name]
         elif (smaller := _shrunk(name, value, default, depth_before, variant)) != value:
             settings[name] = smaller
-    return settings | rows.get(str(cls.model_type), {})
+    return settings | ROWS.get(str(cls.model_type), {})
 
 
 def _names(cls: type[PreTrainedConfig]) -> list[str]:
@@ -134,8 +149,27 @@ def _shrunk_int(name: str, value: int, default: Settings, variant: str) -> int:
     return value
 
 
-_MISSING = {"vocab_size": VOCABULARY, "head_dim": HEAD}  # what some configs leave to the checkpoint
-_SMALL = {"first_k_dense_replace": 1, "num_kv_shared_layers": 2, "n_group": 1, "topk_group": 1, "num_frames": 4}
+_MISSING = {  # what some configs leave to the checkpoint
+    "vocab_size": VOCABULARY,
+    "head_dim": HEAD,
+    "num_key_value_heads": GROUPS,
+    "num_experts_per_tok": CHOSEN,
+    "n_routed_experts": EXPERTS,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_SMALL = {  # settings that no rule fits
+    "crop_size": 64,
+    "first_k_dense_replace": 1,
+    "frames_per_clip": 4,
+    "index_topk": 8,
+    "n_group": 1,
+    "num_frames": 4,
+    "num_kv_shared_layers": 2,
+    "qk_head_dim": 2 * HEAD,
+    "topk_group": 1,
+}
 
 
 def _image_size(value: int, default: Settings, variant: str) -> int:
@@ -168,13 +202,7 @@ def _shrunk_list(name: str, values: list[Any], depth: int | None, variant: str) 
         head = values[: DEPTH - 1]
         other = [value for value in values[DEPTH - 1 :] if value not in head]
         return [*head, (other or values[DEPTH - 1 :])[0]]
-    if re.search(r"(feature_layers?|indices|indexes|layer_ids?|layers_idx|attn_layer.*)$", name) and variant:
+    if re.search(r"(feature_layers?|indices|indexes|layer_ids?|layers_idx|attn_layer.*)$", name):
         inside = [value if isinstance(value, int) and -DEPTH <= value < DEPTH else DEPTH - 1 for value in values]
         return list(dict.fromkeys(inside))
     return values
-
-
-# Settings that must fit each other in a way that no rule above knows; by model type.
-ROWS: dict[str, Settings] = {
-    "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
-}

@@ -267,7 +267,7 @@ def _refused() -> list[Family]:
     return [
         Family("funnel", "funnel", funnel, refused="layer 2 of its main stack", architectures=["FunnelModel"]),
         Family("swin", "swin", swin, "vision", refused="layer 1 of its main stack"),
-        Family("convnext", "convnext", convnext, "vision", refused=r"which is not \[batch, tokens, width\]"),
+        Family("convnext", "convnext", convnext, "vision", refused="as in convolutional networks"),
     ]
 
 

@@ -20,7 +20,7 @@ from lamina.layers.devices import MetaValues, main_device
 from lamina.layers.hooks import watch
 from lamina.layers.matching import find_blocks, find_run, find_scope, rank_places
 from lamina.layers.preserve import preserve_model, uncompiled
-from lamina.layers.probe_input import NoInputError, Probe, probe_input
+from lamina.layers.probe_input import NoInputError, Probe, prefer_full, probe_input
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.sites import Site, at_site
@@ -249,12 +249,12 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
         problem = "its weights are packed by bitsandbytes, whose kernels give a token other values in other batches"
         raise _UnreadableError(f"{problem}, and no test of Lamina runs them", "Load it in bfloat16.")
     try:
-        first, second = probe_input(model, _FIRST, seed=1), probe_input(model, _SECOND, seed=2)
+        pairs = _input_pairs(model)
     except NoInputError as error:
         raise _UnreadableError(str(error), _PART) from error
     has_weights = main_device(model).type != "meta"
     with nullcontext() if has_weights else MetaValues():
-        trace, target, states = _first_run(model, [first] if has_weights else [first, first.without_mask()])
+        trace, target, states, (first, second) = _first_run(model, pairs)
     found = {name: _find_places(model, name, entries, trace, first) for name, entries in states.items()}
     if has_weights:
         chosen, again = _verify(target, second, found)
@@ -266,6 +266,16 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
     return by_name
 
 
+def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
+    """Return two inputs of different length that a model may accept, then two others, in case that it does not."""
+    plain, full = (
+        (probe_input(model, _FIRST, 1, full=full), probe_input(model, _SECOND, 2, full=full)) for full in (False, True)
+    )
+    if main_device(model).type == "meta":
+        return [plain, (plain[0].without_mask(), plain[1])]
+    return [plain, full] if full[0].is_full else [plain]
+
+
 class _Places(NamedTuple):
     """The places at which the layers of one stack may be read, according to the first run."""
 
@@ -275,18 +285,25 @@ class _Places(NamedTuple):
     forms: list[Form | None]  # for each layer the form in which the model returns its state
 
 
-def _first_run(model: nn.Module, probes: Sequence[Probe]) -> tuple[Trace, nn.Module, States]:
-    """Run the model on the first input that it accepts, or only its backbone if its head accepts none.
+def _first_run(
+    model: nn.Module, pairs: Sequence[tuple[Probe, Probe]]
+) -> tuple[Trace, nn.Module, States, tuple[Probe, Probe]]:
+    """Run the model on the first of the `pairs` that it accepts, or only its backbone if its head accepts none.
 
     Returns:
-        The trace of the run, the module that was called (model or backbone), and the hidden states that it returned.
+        The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and
+        the pair.
     """
     failures: list[_UnreadableError] = []
     targets = dict.fromkeys((model, backbone(model)))
-    for target, probe in product(targets, probes):
+    for target, pair in product(targets, pairs):
         try:
-            with trace_calls(model, axes=(2, 3, 4), tokens=token_counts(probe)) as trace:
-                return trace, target, _run_for_states(target, probe)
+            with trace_calls(model, axes=(2, 3, 4), tokens=token_counts(pair[0])) as trace:
+                states = _run_for_states(target, pair[0])
+            if pair[0].is_full:
+                prefer_full(model)
+                prefer_full(target)
+            return trace, target, states, pair
         except _UnreadableError as error:
             failures.append(error)
     raise failures[0]
@@ -357,6 +374,9 @@ def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
         if not isinstance(state, Tensor):
             raise _unmatched(name, layer, f"it is a {type(state).__name__}, not one tensor")
         shape = shape or tuple(state.shape)
+        if state.ndim == 4:
+            why = f"it is a map of shape {tuple(state.shape)}, as in convolutional networks, not a sequence of tokens"
+            raise _unmatched(name, layer, why)
         if state.ndim != 3 or state.shape[0] != rows:
             raise _unmatched(name, layer, f"its shape is {tuple(state.shape)}, which is not [batch, tokens, width]")
         if tuple(state.shape) != shape:

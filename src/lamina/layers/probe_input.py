@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
 import torch
@@ -17,10 +19,11 @@ PADDED = 3  # padding tokens in the second row, so that a model that removes pad
 
 @dataclass(frozen=True)
 class Probe:
-    """A tiny input of a model: its keyword arguments, and its batch size `rows`."""
+    """A tiny input of a model: its keyword arguments, its batch size `rows`, and whether it is a full input."""
 
     inputs: dict[str, Tensor]
     rows: int
+    is_full: bool = False
 
     def without_mask(self) -> Probe:
         """Return the input without its attention masks; some models without weights can only be called like this."""
@@ -33,13 +36,15 @@ class NoInputError(Exception):
     """Raised when no input can be made for a model. The message, part of a sentence, says why."""
 
 
-def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
+def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None = None) -> Probe:
     """Make a random input of the kind that a model's `main_input_name` and config require.
 
     Args:
         model: A transformers model that reads token ids, pixels, waveforms or spectrograms.
         tokens: Length of texts, and number of audio frames. Images have the size that the config states.
         seed: Seed of the random values.
+        full: Whether to add images and boxes to texts that can have them, and to have spectrograms as
+            `[batch, bins, frames]`. None: only if `prefer_full` was called for the model.
 
     Raises:
         NoInputError: If the model reads another kind of input.
@@ -54,6 +59,9 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
     rows = 1 if any(grid in inputs for grid in _GRIDS) else len(inputs[name])  # packed images have no batch axis
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
         inputs |= _text(model, tokens - 2, rng, rows=rows, prefix="decoder_")
+    full = model in _preferring_full if full is None else full
+    others = _others(model, inputs, rows, tokens, rng) if full else {}
+    inputs |= others
     floats = (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point())
     device, dtype = main_device(model), next(floats, torch.float32)
     inputs = {
@@ -61,7 +69,31 @@ def probe_input(model: nn.Module, tokens: int, seed: int) -> Probe:
         for key, value in inputs.items()
         if key in accepted or key == name
     }
-    return Probe(inputs, rows)
+    return Probe(inputs, rows, bool(others))
+
+
+def prefer_full(model: nn.Module) -> None:
+    """Remember that a model runs only on the full input."""
+    _preferring_full.add(model)
+
+
+_preferring_full: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _others(
+    model: nn.Module, inputs: Mapping[str, Tensor], rows: int, tokens: int, rng: torch.Generator
+) -> dict[str, Tensor]:
+    """Return the inputs by which a full input differs from `inputs`; {} if there are none."""
+    accepted = inspect.signature(model.forward).parameters
+    others: dict[str, Tensor] = {}
+    if "input_features" in inputs:
+        others["input_features"] = inputs["input_features"].transpose(1, 2)
+    if "input_ids" in inputs and "bbox" in accepted:
+        others["bbox"] = torch.randint(8, (rows, tokens, 4), generator=rng)
+    if "input_ids" in inputs and "pixel_values" in accepted:
+        image = _image(model, tokens, rng)["pixel_values"]
+        others["pixel_values"] = image.expand(rows, *image.shape[1:]) if len(image) == 1 else image
+    return others
 
 
 def _main_input(model: nn.Module, accepted: Mapping[str, object]) -> str:
@@ -146,6 +178,14 @@ def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     return {"pixel_values": torch.randn(shape, generator=rng)}
 
 
+def _video(model: nn.Module, _tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
+    """Return one random clip of the size that the config states."""
+    size = _counts(model, "crop_size") or _counts(model, "image_size") or [224]
+    frames = _count(model, "frames_per_clip") or _count(model, "num_frames", 4)
+    shape = (1, frames, _channels(model), size[0], size[-1])
+    return {"pixel_values_videos": torch.randn(shape, generator=rng)}
+
+
 def _packed(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
     """Return the patches of one image, `[patches, values of a patch]`, and its grid: frames, rows and columns."""
     accepted = inspect.signature(model.forward).parameters
@@ -192,6 +232,12 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
     bins, length = _count(model, "num_mel_bins"), _count(model, "max_length")
     if bins and length:
         return {"input_values": torch.randn(1, length, bins, generator=rng)}
+    frame = prod(part.stride[0] for part in model.modules() if isinstance(part, nn.Conv1d))  # samples of a frame
+    if frame > 1:
+        samples = (tokens + 4) * frame  # some more, as kernels are longer than strides
+        mask = torch.ones(2, samples, dtype=torch.long)
+        mask[1, samples * 2 // 3 :] = 0
+        return {"input_values": torch.randn(2, samples, generator=rng) * mask, "attention_mask": mask}
     raise NoInputError("it reads audio, and its config has neither conv_kernel and conv_stride nor num_mel_bins")
 
 
@@ -203,7 +249,8 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
     positions = _count(model, "max_source_positions")
     if _count(model, "num_mel_bins") and positions:
         return {"input_features": torch.randn(1, bins, 2 * positions, generator=rng)}
-    length = 4 * tokens
+    # some encoders read windows of frames, or want a number of frames that they can divide
+    length = tokens * max(4, 2 * _count(model, "n_window"), _count(model, "subsampling_factor"))
     mask = torch.ones(2, length, dtype=torch.long)
     mask[1, length * 2 // 3 :] = 0
     features = torch.randn(2, length, bins, generator=rng)
@@ -221,6 +268,7 @@ _BINS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim
 _MAKERS: dict[str, Callable[[nn.Module, int, torch.Generator], dict[str, Tensor]]] = {
     "input_ids": _text,
     "pixel_values": _image,
+    "pixel_values_videos": _video,
     "input_values": _audio,
     "input_features": _spectrogram,
     "hidden_states": _hidden,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.support.small_configs import ROWS, small_config
+from tests.support.small_configs import small_config
 from torch import Tensor
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
@@ -29,7 +29,7 @@ TAKEN_AS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def build(name: str):
     torch.manual_seed(0)
-    config = small_config(CONFIG_MAPPING[name], "small", ROWS)
+    config = small_config(CONFIG_MAPPING[name])
     return MODEL_MAPPING[type(config)](config).eval()
 
 
