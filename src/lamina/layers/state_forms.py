@@ -95,9 +95,11 @@ def forms_of(states: Sequence[object], probe: Probe, tokens: int | None) -> list
     # states longer than the text are padded only if others are not: some models add tokens of their own for good
     lengths = {state.shape[1] for state in states if isinstance(state, Tensor) and state.ndim == 3}
     is_cut = tokens is not None and tokens in lengths and max(lengths) > tokens
+    maps = {state.shape for state in states if isinstance(state, Tensor) and state.ndim == 4}
+    is_pyramid = tokens is None and len(maps) > 1  # a convolutional network, whose maps are no sequence of tokens
     forms: list[Form | None] = []
     for state in states:
-        form = _form_of(state, probe, tokens) if isinstance(state, Tensor) else None
+        form = _form_of(state, probe, tokens) if isinstance(state, Tensor) and not is_pyramid else None
         if is_cut and isinstance(state, Tensor) and state.ndim == 3 and state.shape[1] != tokens:
             # only in layer 0 is padding the same in all rows, as later layers may attend to other tokens there
             form = padding = padding or (None if forms else _side_of_padding(state, tokens or 0))

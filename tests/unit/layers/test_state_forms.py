@@ -85,6 +85,7 @@ def test_ambiguous_axes_have_no_form():
     image = Probe({"pixel_values": torch.zeros(1, 3, 8, 8)}, 1)
     assert forms_of([torch.randn(1, 4, 4, 6)], image, None) == [Form("patches")]
     assert forms_of([torch.randn(1, 4, 4, 4)], image, None) == [None]
+    assert forms_of([torch.randn(1, 6, 4, 4), torch.randn(1, 6, 2, 2)], image, None) == [None, None]
 
 
 def test_tokens_are_counted_in_the_input_of_a_module():
