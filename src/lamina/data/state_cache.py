@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, Protocol, Self, final
+from typing import TYPE_CHECKING, Literal, Protocol, Self, final, runtime_checkable
 
 import numpy as np
 import psutil
@@ -24,10 +24,12 @@ import torch
 from rich.filesize import decimal
 from torch import distributed
 
+from lamina.bank.stack_pass import real_tokens
 from lamina.data.batches import tokenizer_of
 from lamina.data.disk_cache import FORMAT, cache_folder, check_room, claim, disk_errors, entries, publish, read_entry
 from lamina.errors import CacheError
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.layers.hooks import token_mask
 from lamina.utils import progress_bar, world_size
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+    from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
     from lamina.data.disk_cache import Facts
@@ -69,6 +72,36 @@ class CacheableInputs(Protocol):
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """Return the arguments with which the model is called for some rows."""
         ...
+
+
+@runtime_checkable
+class FramedInputs(CacheableInputs, Protocol):
+    """Encoded audio clips. Their states have one token per frame, and those of padding frames are not cached."""
+
+    def frames(self, model: PreTrainedModel) -> list[int] | None:
+        """Return the number of frames of each clip; None if it is not known for this model."""
+        ...
+
+
+@final
+@dataclass(frozen=True)
+class StateMasks:
+    """The masks of cached states, in place of inputs that take long to make and are needed only to run the model.
+
+    Attributes:
+        lengths: Tokens of each row.
+        digest: That of the inputs.
+    """
+
+    lengths: Sequence[int]
+    digest: str = ""
+    uncacheable: str | None = None
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+        """Return the mask `[batch, tokens]` of the states of some rows, which are the same in every `epoch`."""
+        del epoch
+        lengths = torch.tensor([self.lengths[row] for row in rows])
+        return {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}
 
 
 @final
@@ -165,6 +198,8 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
             return f"reader '{name}' needs more of the model's pass than its states"
         if bank[name].stack == "decoder":
             return f"reader '{name}' reads the decoder, whose padding does not follow from the lengths of the texts"
+    if isinstance(inputs, FramedInputs) and inputs.frames(bank.model) is None:
+        return "the inputs are audio, and it is not known which frames of this model are padding"
     return None if inputs is None else inputs.uncacheable
 
 
@@ -326,7 +361,9 @@ class _Filler:
         self.bank, self.inputs, self.settings = bank, inputs, settings
         layers = layers_of(bank, names)
         widths = {stack: bank.stacks[stack].width for stack in layers}
-        self.layout = Layout([int(length) for length in inputs.lengths], layers, widths, settings.dtype)
+        frames = inputs.frames(bank.model) if isinstance(inputs, FramedInputs) else None
+        lengths = inputs.lengths if frames is None else frames
+        self.layout = Layout([int(length) for length in lengths], layers, widths, settings.dtype)
 
     def fits_in_memory(self) -> bool:
         """Return whether the states, as float32 in every process, take at most a quarter of the free memory."""
@@ -368,9 +405,24 @@ class _Filler:
         batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
         with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
             states = self.bank.record_states(self.layout.layers, batch)
+        if isinstance(self.inputs, FramedInputs):
+            states = {stack: self._without_padding(rows, stack, batch, own) for stack, own in states.items()}
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # so that the caller can measure the time
         return states
+
+    def _without_padding(
+        self, rows: Sequence[int], stack: str, batch: Mapping[str, Tensor], states: Mapping[int, Tensor]
+    ) -> dict[int, Tensor]:
+        """Return states without the frames that are padding in all rows; CacheError if other frames are padding."""
+        mask = token_mask(self.bank.stacks[stack], batch)
+        real = real_tokens(mask, next(iter(states.values())), self.bank.model)
+        lengths = torch.tensor([self.layout.lengths[row] for row in rows], device=real.device)
+        expected = torch.arange(real.shape[1], device=real.device) < lengths[:, None]
+        if not torch.equal(real, expected):
+            problem = f"the model reads {real.sum(1).tolist()} frames of clips that should have {lengths.tolist()}"
+            raise CacheError(f"cache: {problem}; such states cannot be cached.")
+        return {layer: state[:, : int(lengths.max())] for layer, state in states.items()}
 
 
 @final

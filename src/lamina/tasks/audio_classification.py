@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast, final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, MissingExtraError, first_line
@@ -290,17 +293,19 @@ class AudioInputs:
         DataError: If the header of a clip cannot be read.
     """
 
-    uncacheable = "the inputs are audio; only texts are cached"
+    uncacheable = None  # `frames` says whether the states of a model can be
 
     def __init__(self, split: Split, processor: object, *, limit: int) -> None:
         self._split, self._extractor, self._limit = split, feature_extractor(processor), limit
         parameters = inspect.signature(type(self._extractor).__call__).parameters
+        self._hop: int | None = getattr(self._extractor, "hop_length", None)  # samples per column of a spectrogram
         self._pads = "padding" in parameters and parameters["padding"].default is False
         self._options = {f"return_{_MASK}": True} if f"return_{_MASK}" in parameters else {}
         self._masked = self._reads_samples = False  # `_shape` reads both before they are known
         one_size = self._shape(1) == self._shape(2)
         self._masked = bool(self._options) and (one_size or bool(self._extractor.return_attention_mask))
         self.equal_lengths = not one_size and not self._masked
+        self._counts_columns = one_size and self._masked and self._hop is not None
         self._reads_samples = len(self._shape(1)) == 2  # `[batch, samples]`, not a spectrogram
         self._fewest = self._shortest if self._reads_samples else self._fewest_samples()
         self._samples, self.cut = self._lengths()
@@ -311,10 +316,32 @@ class AudioInputs:
         """The feature extractor's samples per second."""
         return self._extractor.sampling_rate
 
-    @property
+    @cached_property
     def digest(self) -> str:
-        """A hash that is equal for clips with equal names and sources."""
-        return self._split.key
+        """A hash of the content of all clips, which are read for it, and of the maximum length."""
+        digest = hashlib.blake2b(f"{self._limit}".encode(), digest_size=16)
+        for clip in cast("Sequence[LazyAudio]", self._split.texts):
+            content = clip.read()
+            digest.update(f"\0{clip.rate} {len(content)} ".encode())
+            digest.update(content)
+        return digest.hexdigest()
+
+    def frames(self, model: PreTrainedModel) -> list[int] | None:
+        """Return how many of a model's frames read each clip, without padding, from the clips' lengths alone.
+
+        None: this is not known, because the model does not say how many samples make a frame, or the feature extractor
+        does not say how many samples make a column of its spectrogram.
+        """
+        count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
+        if count is None or not (self._reads_samples or self._counts_columns):
+            return None
+        if self.equal_lengths:
+            units = torch.tensor(self.lengths)
+        elif self._reads_samples:
+            units = torch.tensor(self._samples).clamp(min=round(_FRAME_S * self.rate))  # as `_extract` masks them
+        else:
+            units = -(-torch.tensor(self._samples).clamp(min=self._shortest) // cast("int", self._hop))
+        return count(units).clamp(min=1).tolist()
 
     def _shape(self, tenths: int) -> tuple[int, ...]:
         """Return the shape of the feature extractor's output for silence of `tenths` tenths of a second."""

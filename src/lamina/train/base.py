@@ -285,7 +285,7 @@ class Runner(ABC):
         names, inputs = list(results), group.inputs
         size = self.rows_per_pass(group, names, options)
         order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
-        loader = batches([(inputs, rows, 0) for rows in order], options.num_workers)
+        loader = batches([(group.batched, rows, 0) for rows in order], options.num_workers)
         bar = progress_bar(order, show=True, unit="batch", leave=False) if progress else order
         for number, (rows, batch) in enumerate(zip(bar, loader, strict=True)):
             if number:

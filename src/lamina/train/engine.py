@@ -137,7 +137,7 @@ class Engine:
         groups = self.plan.groups
         active = [self.plan.active(number, self._epoch) for number in range(len(groups))]
         left = [(step, parts_of(step.rows, self._parts, rank(), world_size())) for step in steps[self._at :]]
-        jobs = [(groups[step.group].inputs, rows, step.epoch) for step, parts in left for rows, _ in parts]
+        jobs = [(groups[step.group].batched, rows, step.epoch) for step, parts in left for rows, _ in parts]
         loader = batches(jobs, self.options.num_workers)
         for module in self.runner.modules:
             module.train()

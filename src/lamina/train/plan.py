@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.data.batches import batch_count, length_batches
+from lamina.data.state_cache import FramedInputs, StateMasks
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
@@ -52,6 +53,13 @@ class Group:
     def names(self) -> tuple[str, ...]:
         """The names of the group's learners, in the order of `tasks`."""
         return tuple(self.tasks)
+
+    @property
+    def batched(self) -> Inputs:
+        """What makes the arguments of each batch: the inputs, or for cached states of audio clips their masks alone."""
+        if self.states is None or not isinstance(self.inputs, FramedInputs):
+            return self.inputs
+        return StateMasks(self.states.layout.lengths)
 
     @property
     def equal_lengths(self) -> bool:

@@ -40,7 +40,7 @@ from lamina import (
     predict_file,
     save,
 )
-from lamina.errors import ConfigError, DataError
+from lamina.errors import CacheError, ConfigError, DataError
 from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -169,6 +169,38 @@ def test_readers_hear_whisper_while_it_transcribes(tones: Task):
         found = heard[name].logits.softmax(-1)
         expected = [[*answer[name]["probabilities"].values()] for answer in said]
         np.testing.assert_allclose(found.detach(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["wav2vec2 with a mask", "wav2vec2 without", "whisper"])
+def test_states_of_clips_are_computed_once(name: str, tmp_path: Path):
+    """Kept states, without the frames of padding, train what the model's own states train; a changed clip is noticed."""
+    files = {label: sound_folder(tmp_path / "clips", rows=4) / label / "0003.wav" for label in ("low", "high")}
+    task = Task.from_files(AUDIO, train=tmp_path / "clips")
+    how: dict[str, Any] = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-2, "progress": False}
+    kept: dict[str, Any] = {"cache": "on", "cache_dir": tmp_path / "kept", "cache_dtype": "float32"}
+    trained, passes = {}, {}
+    for cache in ("off", "on", "again", "changed"):
+        if cache == "changed":
+            files["low"].write_bytes(files["high"].read_bytes())
+        bank = bank_of(name, task)
+        assert bank.stacks
+        seen: list[int] = []
+        conv = next(module for module in bank.model.modules() if isinstance(module, torch.nn.Conv1d))
+        conv.register_forward_hook(lambda _m, _i, out, seen=seen: seen.append(len(out)))
+        fit(bank, dict.fromkeys(bank, task), **how, **({"cache": "off"} if cache == "off" else kept))
+        trained[cache], passes[cache] = bank, sum(seen)
+    for (key, plain), cached in zip(
+        trained["off"].state_dict().items(), trained["on"].state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(cached, plain, atol=1e-4, rtol=0, msg=key)
+    assert passes["off"] > passes["on"] > passes["again"]
+    assert passes["on"] >= passes["changed"] > passes["again"]  # the part with the changed clip is computed again
+
+
+def test_states_of_clips_whose_frames_are_not_known_are_not_kept(tones: Task, tmp_path: Path):
+    bank = bank_of("ast", tones)
+    with pytest.raises(CacheError, match="audio, and it is not known which frames of this model are padding"):
+        fit(bank, dict.fromkeys(bank, tones), epochs=1, cache="on", cache_dir=tmp_path, progress=False)
 
 
 @pytest.mark.parametrize("name", ["wav2vec2 with a mask", "whisper", "ast"])
