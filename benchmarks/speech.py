@@ -223,7 +223,7 @@ def main() -> None:
     states = {part: kept_states(bank, runs[0], part, folder) for part in parts}
     seconds = {"states s": time.perf_counter() - start}
     start = time.perf_counter()
-    how: dict[str, Any] = {"learning_rate": 1e-3, "cache": "on", "cache_dir": folder, "eval_batch_size": 1}
+    how: dict[str, Any] = {"learning_rate": 1e-3, "cache": "on", "cache_dir": folder}
     for seed, named in enumerate(runs):
         lamina.fit(bank, named, epochs=arguments.epochs, batch_size=32, seed=seed, progress=True, **how)
     seconds["training s"] = time.perf_counter() - start

@@ -173,7 +173,7 @@ def test_readers_hear_whisper_while_it_transcribes(tones: Task):
 
 @pytest.mark.parametrize("name", ["wav2vec2 with a mask", "wav2vec2 without", "whisper"])
 def test_states_of_clips_are_computed_once(name: str, tmp_path: Path):
-    """Kept states, without the frames of padding, train what the model's own states train; a changed clip is noticed."""
+    """Kept states, without the frames of padding, train the same readers; a changed clip is noticed."""
     files = {label: sound_folder(tmp_path / "clips", rows=4) / label / "0003.wav" for label in ("low", "high")}
     task = Task.from_files(AUDIO, train=tmp_path / "clips")
     how: dict[str, Any] = {"epochs": 3, "batch_size": 4, "learning_rate": 1e-2, "progress": False}
