@@ -16,7 +16,7 @@ import numpy as np
 
 from lamina.bank import Reader, ReaderBank
 from lamina.data.batches import tokenizer_of
-from lamina.errors import ConfigError, MissingExtraError, require_packages
+from lamina.errors import ConfigError, MissingExtraError, check_known, require_packages
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
@@ -58,7 +58,8 @@ class TrainedMonitor(Monitor):
         tfidf_recall: Recall of TF-IDF and logistic regression on the finished texts of the test part, with a threshold
             for the same rate; None if scikit-learn is not installed.
         live: Whether the monitor can score a text while it is written. False: the model reads in both directions, so
-            that only finished replies can be judged.
+            that only finished replies can be judged; see `score_replies`.
+        scores: Part ("calibration" and "test") -> the highest score of each of its replies, and whether it is bad.
     """
 
     bank: ReaderBank = field(repr=False)
@@ -66,6 +67,7 @@ class TrainedMonitor(Monitor):
     rows: Mapping[str, int]
     tfidf_recall: float | None
     live: bool
+    scores: Mapping[str, Sequence[tuple[float, bool]]] = field(repr=False)
 
     @property
     def is_useful(self) -> bool:
@@ -191,8 +193,9 @@ def monitor(  # noqa: PLR0913
         bank.remove(name)
     bank.rename(best.reader, "monitor")
     best = replace(best, reader="monitor", name="monitor")
-    chosen = _rates(score([best], tasks["calibration"])["monitor"], parts["calibration"], rate, confidence, None)
-    found = _rates(score([best], tasks["test"])["monitor"], parts["test"], rate, confidence, chosen.threshold)
+    unseen = {part: score([best], tasks[part])["monitor"] for part in ("calibration", "test")}
+    chosen = _rates(unseen["calibration"], parts["calibration"], rate, confidence, None)
+    found = _rates(unseen["test"], parts["test"], rate, confidence, chosen.threshold)
     facts: dict[str, Any] = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True}
     found = replace(found, **facts, data=digest, date=datetime.now(UTC).date().isoformat())
     best = replace(best, threshold=found.threshold, calibration=found)
@@ -204,6 +207,7 @@ def monitor(  # noqa: PLR0913
         rows={part: len(own) for part, own in parts.items()},
         tfidf_recall=rival,
         live=live,
+        scores={part: _labelled(own, parts[part]) for part, own in unseen.items()},
     )
     if found.is_useful or anyway:
         bank.keep_monitor(best)
@@ -215,6 +219,46 @@ def monitor(  # noqa: PLR0913
             "monitor: its recall cannot be told from its rate of false alarms, so it is not stored.%s", where
         )
     return trained
+
+
+def score_replies(
+    bank: ReaderBank,
+    monitor: Monitor | str,
+    replies: Sequence[tuple[str, str]],
+    *,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    progress: bool = False,
+) -> list[float]:
+    """Return the highest score of finished replies; a monitor flags those that reach its threshold.
+
+    It works for every model, also for one that reads in both directions, which cannot be watched while it writes.
+
+    Args:
+        bank: The bank with the monitor's reader.
+        monitor: A monitor that `lamina.monitor` trained, or its name in the bank.
+        replies: Pairs of a prompt and a reply.
+        batch_size: Rows per pass of the model.
+        max_length: Tokens per window. None: the most that the model allows.
+        progress: Show a progress bar.
+
+    Raises:
+        UnknownNameError: If the bank has no monitor of this name, or not its reader.
+        ConfigError: If the bank has no tokenizer, the monitor is a cascade, or there are no replies.
+    """
+    if isinstance(monitor, str):
+        check_known("score_replies", [monitor], bank.monitors, "monitor")
+        monitor = cast("Monitor", bank.monitors[monitor])
+    if not isinstance(monitor, Monitor) or not replies:
+        got = f"the monitor is a {type(monitor).__name__}, and there are {len(replies)} replies"
+        raise ConfigError(f"score_replies: {got}; a Monitor and at least one reply are needed.")
+    check_known("score_replies", [monitor.reader], bank, "reader")
+    options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
+    rows = [LabelledReply(prompt, reply, positive=False) for prompt, reply in replies]
+    name = bank[monitor.reader].config.head.labels[-1].removeprefix("I-")
+    (task,) = _tasks({"replies": rows}, name).values()
+    live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])
+    return _highest(_scores(bank, [monitor], task, options=options, live=live)[str(monitor.name)])
 
 
 def _needed(rate: float, confidence: float) -> int:
@@ -311,6 +355,11 @@ def _scores(
 def _highest(scores: Scores) -> list[float]:
     """Return the highest score of each reply; -inf for one without a token."""
     return [float(own.max(initial=-math.inf)) for own in scores]
+
+
+def _labelled(scores: Scores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:
+    """Return the highest score of each reply, and whether the reply is bad."""
+    return [(high, one.positive) for high, one in zip(_highest(scores), replies, strict=True)]
 
 
 def _compared(scores: Mapping[str, Scores], replies: Sequence[LabelledReply]) -> dict[str, float]:

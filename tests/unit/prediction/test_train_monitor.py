@@ -19,6 +19,7 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.monitors import Monitor
 from lamina.prediction import monitor
 from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
+from lamina.prediction.train_monitor import score_replies
 from lamina.store.card import model_card
 from lamina.tasks.task import Task
 
@@ -91,6 +92,27 @@ def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyw
     assert "cannot be told" in caplog.text
     assert trained(path, epochs=1, output=tmp_path / "bank", anyway=True).stored
     assert (tmp_path / "bank").exists()
+
+
+def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_not_watched(tmp_path: Path):
+    path = written(tmp_path, rows := replies())
+    found = monitor(path, model=tiny_model(), processor=tiny_tokenizer(), positive="bad", rate=0.05, anyway=True)
+    assert not found.live
+    assert "once they are finished" in found.sentences()
+    assert "after" not in found.sentences()
+    found.bank.save_pretrained(tmp_path / "bank")
+    bank = ReaderBank.from_pretrained(tmp_path / "bank", tiny_model())
+    parts = divide(read_replies(path, ReplyColumns(), "bad", tiny_tokenizer())[0], 0)
+    scores = score_replies(bank, "monitor", [(one.prompt, one.reply) for one in parts["test"]])
+    assert scores == pytest.approx([score for score, _ in found.scores["test"]], abs=1e-4)
+    assert [bad for _, bad in found.scores["test"]] == [one.positive for one in parts["test"]]
+    batch = tiny_tokenizer()(rows[0]["prompt"], rows[0]["reply"], return_tensors="pt")
+    with pytest.raises(ConfigError, match="states of a token change with later tokens"):
+        bank.monitor_scores(bank.monitors["monitor"], batch)
+    with pytest.raises(UnknownNameError, match="score_replies: unknown monitor 'other'"):
+        score_replies(bank, "other", [("a", "b")])
+    with pytest.raises(ConfigError, match="score_replies: the monitor is a Monitor, and there are 0 replies"):
+        score_replies(bank, "monitor", [])
 
 
 def test_no_prompt_is_in_two_parts(tmp_path: Path):

@@ -1,0 +1,275 @@
+"""What `lamina.monitor` is worth on HaluEval, and whether its promised false-positive rate holds.
+
+    python benchmarks/halueval_monitor.py [--data ../shared/data/halueval/general.jsonl] [--splits 0 1 2 3 4]
+        [--output out/halueval-monitor] [--json]
+
+For each split, `lamina.monitor` trains a monitor of hallucinated replies ("yes" is the positive class) on a frozen
+MiniLM with its default options and a rate of 5 %. A split is a seed of its division by prompt: 40 % train, 15 % choose,
+25 % calibrate and 20 % test. MiniLM reads in both directions, so finished replies are judged. Each split is saved when
+it ends, and the same command continues an interrupted run. The tables:
+
+1. AUROC on the test parts: the monitor, logistic regression on TF-IDF of prompt and reply, the length of the reply
+   (which of long and short is suspect is found on the training part), and logistic regression on the mean of the last
+   layer's states. Intervals (95 %) are bootstrap intervals over replies, of the mean over splits.
+2. The realised false-positive rate at 1 % and 5 %. 100 times, for the splits in turn, the calibration and test replies
+   of a split are put together and divided anew into halves; one half chooses the threshold as `lamina.monitor` does
+   (95 % confidence), the other half is scored. "inside" is how often the rate on that half is at most the promised one;
+   "not above" is how often its interval does not lie above the promised one.
+3. The same thresholds for replies that are diluted 16-fold: each stands at a drawn place among 15 good replies.
+4. The AUROC of each candidate on the choosing parts: of the splits that choose, and of those that confirm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from common import report
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import lamina
+from lamina.monitors import Calibration
+from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
+from lamina.prediction.train_monitor import score_replies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lamina.prediction.reply_file import LabelledReply
+
+    Parts = dict[str, list[LabelledReply]]
+    Array = np.ndarray[Any, Any]
+
+RATES, CONFIDENCE = (0.01, 0.05), 0.95
+RESAMPLES, DILUTION = 1000, 16
+DILUTED = {False: 64, True: 32}  # whether a reply is bad -> diluted replies per split
+METHODS = ("monitor", "tf-idf", "length", "last layer, regression")
+
+
+def options() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="../shared/data/halueval/general.jsonl", help="file of replies")
+    parser.add_argument("--splits", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="seeds of the divisions")
+    parser.add_argument("--choose", type=int, default=3, help="number of splits that choose (default %(default)s)")
+    parser.add_argument("--output", type=Path, default=Path("out/halueval-monitor"), help="folder of the results")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args()
+
+
+def embeddings(replies: Sequence[LabelledReply], folder: Path) -> dict[tuple[str, str], Array]:
+    """Return (prompt, reply) -> the mean of the last layer's states, computed once and kept in a file."""
+    path = folder / "embeddings.npy"
+    if not path.exists():
+        model, tokenizer = lamina.load("minilm")
+        order = sorted(range(len(replies)), key=lambda at: -len(replies[at].prompt + replies[at].reply))
+        vectors = np.zeros((len(replies), model.config.hidden_size), np.float32)
+        for at in range(0, len(order), 32):
+            rows = order[at : at + 32]
+            texts = [[getattr(replies[row], side) for row in rows] for side in ("prompt", "reply")]
+            batch = tokenizer(*texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+            with torch.inference_mode():
+                states = model(**batch).last_hidden_state
+            mask = batch["attention_mask"].unsqueeze(-1)
+            vectors[rows] = ((states * mask).sum(1) / mask.sum(1)).numpy()
+        folder.mkdir(parents=True, exist_ok=True)
+        np.save(path, vectors)
+    return {(one.prompt, one.reply): own for one, own in zip(replies, np.load(path), strict=True)}
+
+
+def rivals(parts: Parts, vectors: dict[tuple[str, str], Array]) -> dict[str, list[float]]:
+    """Return method -> scores of the test part, for the methods that are not a monitor."""
+    bad = [one.positive for one in parts["train"]]
+    texts = {part: [f"{one.prompt}\n{one.reply}" for one in own] for part, own in parts.items()}
+    words = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True),
+        LogisticRegression(class_weight="balanced", max_iter=1000),
+    ).fit(texts["train"], bad)
+    lengths = {part: [len(one.reply.split()) for one in own] for part, own in parts.items()}
+    sign = 1 if roc_auc_score(bad, lengths["train"]) >= 0.5 else -1
+    means = {part: np.stack([vectors[one.prompt, one.reply] for one in own]) for part, own in parts.items()}
+    regression: Any = None
+    best = -1.0
+    for strength in (0.001, 0.01, 0.1, 1.0):
+        fitted = make_pipeline(StandardScaler(), LogisticRegression(C=strength, max_iter=1000)).fit(means["train"], bad)
+        score = roc_auc_score([one.positive for one in parts["choosing"]], fitted.decision_function(means["choosing"]))
+        if score > best:
+            best, regression = score, fitted
+    return {
+        "tf-idf": words.decision_function(texts["test"]).tolist(),
+        "length": [float(sign * length) for length in lengths["test"]],
+        "last layer, regression": regression.decision_function(means["test"]).tolist(),
+    }
+
+
+def diluted(parts: Parts, seed: int) -> tuple[list[tuple[str, str]], list[bool]]:
+    """Return replies of the test part among 15 good ones each, with their prompts, and whether each is bad."""
+    rng = random.Random(seed)
+    good = [one for one in parts["test"] if not one.positive]
+    texts, flags = list[tuple[str, str]](), list[bool]()
+    for bad, count in DILUTED.items():
+        for one in rng.sample([one for one in parts["test"] if one.positive == bad], count):
+            others = [other.reply for other in rng.sample(good, DILUTION - 1)]
+            others.insert(rng.randrange(DILUTION), one.reply)
+            texts.append((one.prompt, "\n\n".join(others)))
+            flags.append(bad)
+    return texts, flags
+
+
+def run(data: str, replies: list[LabelledReply], split: int, folder: Path) -> dict[str, Any]:
+    """Train a monitor on a split, and return its scores and those of its rivals."""
+    parts: Parts = {part: list(own) for part, own in divide(replies, split).items()}
+    load, start = os.getloadavg()[0], time.perf_counter()
+    cpu = time.process_time()
+    found = lamina.monitor(data, model="minilm", positive="yes", rate=0.05, seed=split, anyway=True, progress=True)
+    seconds = {"seconds": time.perf_counter() - start, "processor s": time.process_time() - cpu, "load": load}
+    texts, flags = diluted(parts, split)
+    long = score_replies(found.bank, "monitor", texts, progress=True)
+    return {
+        **seconds,
+        "sentences": found.sentences(),
+        "candidates": dict(found.candidates),
+        "scores": {part: list(own) for part, own in found.scores.items()},
+        "diluted": list(zip(long, flags, strict=True)),
+        "rivals": rivals(parts, embeddings(replies, folder)),
+    }
+
+
+def auroc(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row per method: mean AUROC over splits, its spread and its bootstrap interval over replies."""
+    rng, rows = np.random.default_rng(0), list[dict[str, Any]]()
+    drawn = [
+        [rng.integers(len(own["scores"]["test"]), size=len(own["scores"]["test"])) for own in results]
+        for _ in range(RESAMPLES)
+    ]
+    means = dict[str, Array]()
+    for method in METHODS:
+        labels = [np.array([bad for _, bad in own["scores"]["test"]]) for own in results]
+        scores = [
+            np.array([score for score, _ in own["scores"]["test"]] if method == "monitor" else own["rivals"][method])
+            for own in results
+        ]
+        values = [roc_auc_score(*pair) for pair in zip(labels, scores, strict=True)]
+        means[method] = np.array(
+            [
+                np.mean([roc_auc_score(a[at], b[at]) for a, b, at in zip(labels, scores, rows_of, strict=True)])
+                for rows_of in drawn
+            ]
+        )
+        low, high = np.quantile(means[method], [0.025, 0.975])
+        ahead = np.quantile(means["monitor"] - means[method], [0.025, 0.975])
+        rows.append(
+            {
+                "method": method,
+                "AUROC": statistics.fmean(values),
+                "over splits": statistics.stdev(values) if len(values) > 1 else 0.0,
+                "interval": f"{low:.3f} to {high:.3f}",
+                "monitor ahead by": "" if method == "monitor" else f"{ahead[0]:+.3f} to {ahead[1]:+.3f}",
+            }
+        )
+    return rows
+
+
+def promised(results: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
+    """Return how often the promised rate holds when calibration and test replies are divided anew, 100 times."""
+    rng = np.random.default_rng(0)
+    inside, above, rates, recalls = 0, 0, list[float](), list[float]()
+    times = 100 // len(results) * len(results)
+    for time_ in range(times):
+        own = results[time_ % len(results)]["scores"]
+        both = [*own["calibration"], *own["test"]]
+        order = rng.permutation(len(both))
+        first, second = ([both[at] for at in half] for half in np.array_split(order, 2))
+        how: dict[str, Any] = {"confidence": CONFIDENCE}
+        chosen = Calibration.of(*zip(*first, strict=True), false_positive_rate=rate, guarantee=True, **how)  # pyright: ignore[reportCallIssue]
+        found = Calibration.of(*zip(*second, strict=True), threshold=chosen.threshold, **how)  # pyright: ignore[reportCallIssue]
+        inside += found.false_positive_rate <= rate
+        above += found.false_positive_interval[0] > rate
+        rates.append(found.false_positive_rate)
+        recalls.append(found.recall)
+    return {
+        "promised": f"{rate:.0%}",
+        "realised, mean": statistics.fmean(rates),
+        "highest": max(rates),
+        "inside": f"{inside} of {times}",
+        "not above": f"{times - above} of {times}",
+        "recall, mean": statistics.fmean(recalls),
+    }
+
+
+def dilution(results: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
+    """Return the rates on diluted replies, with the thresholds of the calibration parts."""
+    flags, bads = list[float](), list[bool]()
+    for own in results:
+        scores, positive = zip(*own["scores"]["calibration"], strict=True)
+        chosen = Calibration.of(scores, positive, false_positive_rate=rate, confidence=CONFIDENCE, guarantee=True)
+        flags += [float(score >= chosen.threshold) for score, _ in own["diluted"]]
+        bads += [bad for _, bad in own["diluted"]]
+    found = Calibration.of(flags, bads, threshold=1.0, confidence=CONFIDENCE)
+    (low, high), (least, most) = found.false_positive_interval, found.recall_interval
+    return {
+        "promised": f"{rate:.0%}",
+        "realised on diluted good replies": f"{found.false_positive_rate:.3f} ({low:.3f} to {high:.3f})",
+        "good": found.negatives,
+        "flagged of diluted bad ones": f"{found.recall:.3f} ({least:.3f} to {most:.3f})",
+        "bad": found.positives,
+    }
+
+
+def candidates(results: Sequence[dict[str, Any]], choose: int) -> list[dict[str, Any]]:
+    """Return a row per candidate, best first: mean AUROC on the splits that choose, and on those that confirm."""
+    rows = []
+    for name in results[0]["candidates"]:
+        values = [own["candidates"][name] for own in results]
+        spread = statistics.stdev(values[:choose]) if len(values[:choose]) > 1 else 0.0
+        confirmed = statistics.fmean(values[choose:]) if values[choose:] else float("nan")
+        chosen = {"choosing": statistics.fmean(values[:choose]), "over splits": spread}
+        rows.append({"candidate": name, **chosen, "confirming": confirmed})
+    return sorted(rows, key=lambda row: -row["choosing"])
+
+
+def main() -> None:
+    """Run the splits that are missing, and print the tables."""
+    given = options()
+    _, tokenizer = lamina.load("minilm")
+    replies, _ = read_replies(given.data, ReplyColumns(), "yes", tokenizer)
+    given.output.mkdir(parents=True, exist_ok=True)
+    results = []
+    for split in given.splits:
+        path = given.output / f"split-{split}.json"
+        if not path.exists():
+            temporary = path.with_suffix(".new")
+            temporary.write_text(json.dumps(run(given.data, replies, split, given.output)))
+            temporary.rename(path)
+        results.append(json.loads(path.read_text()))
+    times = [
+        {"split": split, **{name: own[name] for name in ("seconds", "processor s", "load")}}
+        for split, own in zip(given.splits, results, strict=True)
+    ]
+    for rows in (
+        auroc(results),
+        [promised(results, rate) for rate in RATES],
+        [dilution(results, rate) for rate in RATES],
+        candidates(results, given.choose),
+        times,
+    ):
+        report(rows, as_json=given.json)
+        print()
+    for split, own in zip(given.splits, results, strict=True):
+        print(f"split {split}: {own['sentences']}")
+
+
+if __name__ == "__main__":
+    main()
