@@ -1,7 +1,7 @@
 """What `lamina.monitor` is worth on HaluEval, and whether its promised false-positive rate holds.
 
     python benchmarks/halueval_monitor.py [--data ../shared/data/halueval/general.jsonl] [--splits 0 1 2 3 4]
-        [--output out/halueval-monitor] [--json]
+        [--rows 2500] [--output out/halueval-monitor] [--json]
 
 For each split, `lamina.monitor` trains a monitor of hallucinated replies ("yes" is the positive class) on a frozen
 MiniLM with its default options and a rate of 5 %. A split is a seed of its division by prompt: 40 % train, 15 % choose,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 RATES, CONFIDENCE = (0.01, 0.05), 0.95
 RESAMPLES, DILUTION = 1000, 16
-DILUTED = {False: 64, True: 32}  # whether a reply is bad -> diluted replies per split
+DILUTED = {False: 40, True: 20}  # whether a reply is bad -> diluted replies per split
 METHODS = ("monitor", "tf-idf", "length", "last layer, regression")
 
 
@@ -64,9 +64,21 @@ def options() -> argparse.Namespace:
     parser.add_argument("--data", default="../shared/data/halueval/general.jsonl", help="file of replies")
     parser.add_argument("--splits", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="seeds of the divisions")
     parser.add_argument("--choose", type=int, default=3, help="number of splits that choose (default %(default)s)")
+    parser.add_argument("--rows", type=int, help="rows, drawn with a fixed seed (default: all)")
     parser.add_argument("--output", type=Path, default=Path("out/halueval-monitor"), help="folder of the results")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
+
+
+def subset(path: str, rows: int | None, folder: Path) -> str:
+    """Return a file with some rows of a JSONL file, drawn with a fixed seed; without `rows`, the file itself."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if rows is None:
+        return path
+    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    chosen = folder / f"{rows}-rows.jsonl"
+    chosen.write_text("".join(random.Random(0).sample(lines, rows)), encoding="utf-8")
+    return str(chosen)
 
 
 def embeddings(replies: Sequence[LabelledReply], folder: Path) -> dict[tuple[str, str], Array]:
@@ -84,7 +96,6 @@ def embeddings(replies: Sequence[LabelledReply], folder: Path) -> dict[tuple[str
                 states = model(**batch).last_hidden_state
             mask = batch["attention_mask"].unsqueeze(-1)
             vectors[rows] = ((states * mask).sum(1) / mask.sum(1)).numpy()
-        folder.mkdir(parents=True, exist_ok=True)
         np.save(path, vectors)
     return {(one.prompt, one.reply): own for one, own in zip(replies, np.load(path), strict=True)}
 
@@ -244,14 +255,14 @@ def main() -> None:
     """Run the splits that are missing, and print the tables."""
     given = options()
     _, tokenizer = lamina.load("minilm")
-    replies, _ = read_replies(given.data, ReplyColumns(), "yes", tokenizer)
-    given.output.mkdir(parents=True, exist_ok=True)
+    data = subset(given.data, given.rows, given.output)
+    replies, _ = read_replies(data, ReplyColumns(), "yes", tokenizer)
     results = []
     for split in given.splits:
         path = given.output / f"split-{split}.json"
         if not path.exists():
             temporary = path.with_suffix(".new")
-            temporary.write_text(json.dumps(run(given.data, replies, split, given.output)))
+            temporary.write_text(json.dumps(run(data, replies, split, given.output)))
             temporary.rename(path)
         results.append(json.loads(path.read_text()))
     times = [

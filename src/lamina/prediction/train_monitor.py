@@ -254,7 +254,8 @@ def score_replies(
         raise ConfigError(f"score_replies: {got}; a Monitor and at least one reply are needed.")
     check_known("score_replies", [monitor.reader], bank, "reader")
     options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
-    rows = [LabelledReply(prompt, reply, positive=False) for prompt, reply in replies]
+    # a task needs labels, which are not used here
+    rows = [LabelledReply(prompt, reply, True, [(0, len(reply))] if reply else []) for prompt, reply in replies]
     name = bank[monitor.reader].config.head.labels[-1].removeprefix("I-")
     (task,) = _tasks({"replies": rows}, name).values()
     live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])

@@ -96,7 +96,8 @@ def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyw
 
 def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_not_watched(tmp_path: Path):
     path = written(tmp_path, rows := replies())
-    found = monitor(path, model=tiny_model(), processor=tiny_tokenizer(), positive="bad", rate=0.05, anyway=True)
+    how: dict[str, Any] = {"positive": "bad", "rate": 0.05, "epochs": 1, "anyway": True}
+    found = monitor(path, model=tiny_model(), processor=tiny_tokenizer(), **how)
     assert not found.live
     assert "once they are finished" in found.sentences()
     assert "after" not in found.sentences()
@@ -107,7 +108,7 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
     assert scores == pytest.approx([score for score, _ in found.scores["test"]], abs=1e-4)
     assert [bad for _, bad in found.scores["test"]] == [one.positive for one in parts["test"]]
     batch = tiny_tokenizer()(rows[0]["prompt"], rows[0]["reply"], return_tensors="pt")
-    with pytest.raises(ConfigError, match="states of a token change with later tokens"):
+    with pytest.raises(ConfigError, match="reads the stack 'main', which does not read what is written"):
         bank.monitor_scores(bank.monitors["monitor"], batch)
     with pytest.raises(UnknownNameError, match="score_replies: unknown monitor 'other'"):
         score_replies(bank, "other", [("a", "b")])
