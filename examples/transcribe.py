@@ -1,10 +1,11 @@
-"""One pass of Whisper's encoder gives two answers: what is said, and in what mood.
+"""One pass of Whisper's encoder gives several answers: what is said, and in what mood, or who says it.
 
-    python examples/transcribe.py CLIP.wav CLIPS [--model openai/whisper-tiny] [--output out/transcribe]
+    python examples/transcribe.py CLIP.wav MOOD [SPEAKER ...] [--model openai/whisper-tiny] [--output out/transcribe]
 
-CLIPS is a folder that has a folder of audio files for each mood (such as the recordings of RAVDESS, sorted). A reader
-on the frozen encoder learns from these files. Then it listens while the model transcribes CLIP.wav as usual: there is
-no second pass, and the text is exactly the same.
+MOOD is a folder that has a folder of audio files for each mood (such as the recordings of RAVDESS, sorted). Each
+further folder asks one more question, named after the folder. For each, a reader on the frozen encoder learns from its
+files. Then the readers listen while the model transcribes CLIP.wav as usual: there is no second pass, and the text is
+exactly the same. While the readers are trained, the model reads each file once.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ def main() -> None:
     args = options()
     features, tokenizer = (auto.from_pretrained(args.model) for auto in (AutoFeatureExtractor, AutoTokenizer))
     model = AutoModelForSpeechSeq2Seq.from_pretrained(args.model).eval()
-    task = lamina.Task.from_files("audio_classification", train=args.clips)
+    tasks = {folder.name: lamina.Task.from_files("audio_classification", train=folder) for folder in args.clips}
     bank = lamina.ReaderBank(model, features)
-    bank.add("mood", task)
-    lamina.fit(bank, {"mood": task}, epochs=args.epochs, batch_size=8, learning_rate=2e-3)
+    for name, task in tasks.items():
+        bank.add(name, task)
+    lamina.fit(bank, tasks, epochs=args.epochs, batch_size=8, learning_rate=2e-3)
     bank.save_pretrained(args.output / "bank")
 
     samples, rate = soundfile.read(args.clip, dtype="float32", always_2d=True)
@@ -39,15 +41,16 @@ def main() -> None:
         text = model.generate(**batch, max_new_tokens=args.tokens)
     print("said:", tokenizer.decode(text[0], skip_special_tokens=True).strip())
     print("the same without the reader:", torch.equal(alone, text))
-    shares = heard["mood"].logits[0].softmax(-1).tolist()
-    print("mood:", ", ".join(f"{label} {share:.2f}" for label, share in zip(task.labels, shares, strict=True)))
+    for name, task in tasks.items():
+        shares = heard[name].logits[0].softmax(-1).tolist()
+        print(f"{name}:", ", ".join(f"{label} {share:.2f}" for label, share in zip(task.labels, shares, strict=True)))
 
 
 def options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("clip", type=Path, help="recording to transcribe")
-    parser.add_argument("clips", type=Path, help="folder with a folder of recordings for each mood")
+    parser.add_argument("clips", type=Path, nargs="+", help="folder with a folder of recordings for each answer")
     parser.add_argument(
         "--model", default="openai/whisper-tiny", help="hub id or folder of a Whisper (default: %(default)s)"
     )

@@ -85,7 +85,7 @@ def test_a_summary_and_what_the_readers_say(
 
 
 def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    folder, clips = tmp_path / "hears", sound_folder(tmp_path / "clips", rows=6)
+    folder, clips = tmp_path / "hears", sound_folder(tmp_path / "mood", rows=6)
     whisper().save_pretrained(folder)
     whisper_features().save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)

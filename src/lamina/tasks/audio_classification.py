@@ -316,9 +316,13 @@ class AudioInputs:
         """The feature extractor's samples per second."""
         return self._extractor.sampling_rate
 
-    @cached_property
+    @property
     def digest(self) -> str:
-        """A hash of the content of all clips, which are read for it, and of the maximum length."""
+        """A hash of the content of all clips, which are read for it the first time, and of the maximum length."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         digest = hashlib.blake2b(f"{self._limit}".encode(), digest_size=16)
         for clip in cast("Sequence[LazyAudio]", self._split.texts):
             content = clip.read()
