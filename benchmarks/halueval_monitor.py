@@ -1,4 +1,4 @@
-"""What `lamina.monitor` is worth on HaluEval, and whether its promised false-positive rate holds.
+"""Measure what `lamina.monitor` is worth on HaluEval, and whether its promised false-positive rate holds.
 
     python benchmarks/halueval_monitor.py [--data ../shared/data/halueval/general.jsonl] [--splits 0 1 2 3 4]
         [--rows 2500] [--output out/halueval-monitor] [--json]

@@ -90,7 +90,7 @@ class StateMasks:
 
     Attributes:
         lengths: Tokens of each row.
-        digest: That of the inputs.
+        digest: The digest of the inputs.
     """
 
     lengths: Sequence[int]

@@ -56,7 +56,7 @@ class Group:
 
     @property
     def batched(self) -> Inputs:
-        """What makes the arguments of each batch: the inputs, or for cached states of audio clips their masks alone."""
+        """The source of each batch: the inputs, or for cached states of audio clips only the masks of these states."""
         if self.states is None or not isinstance(self.inputs, FramedInputs):
             return self.inputs
         return StateMasks(self.states.layout.lengths)
