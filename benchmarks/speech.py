@@ -205,6 +205,8 @@ def row_of(task: str, method: str, runs: list[Array]) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     drawn = [right[:, rng.integers(right.shape[1], size=right.shape[1])].mean() for _ in range(RESAMPLES)]
     low, high = np.quantile(drawn, [0.025, 0.975])
+    if right.all():  # nothing to resample, so the exact interval is given
+        low = 0.025 ** (1 / right.shape[1])
     spread = float(right.mean(1).std(ddof=1)) if len(runs) > 1 else 0.0
     found = {"task": task, "method": method, "seeds": len(runs), "accuracy": float(right.mean()), "over seeds": spread}
     return {**found, "low": float(low), "high": float(high), "n": right.shape[1]}
