@@ -27,6 +27,10 @@ Method = Callable[..., Any]  # a method of `GenerationMixin`, or a function in i
 # looks them up when it runs, so they are intercepted even where `model.generate` was bound before.
 DECODING_METHODS = ("_sample", "_beam_search", "_assisted_decoding")
 
+# The methods that `generate` calls with the option "custom_generate" as first argument, a function or the name of a
+# repository. It looks them up when it runs, like the decoding methods.
+_LOOP_METHODS = {"_extract_generation_mode_kwargs", "load_custom_generate"}
+
 # option of `generate` -> (whether a value of it is refused, why its states could not be assigned to the text)
 _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
     "custom_generate": (bool, "decodes by a loop of its own, which is not known"),
@@ -199,9 +203,12 @@ def intercept_generate(
     _in_context.set((*_in_context.get(), interception))
     with _lock:
         if not _open:
-            _original.update({name: getattr(mixin, name) for name in ("generate", "heal_tokens", *DECODING_METHODS)})
+            names = ("generate", "heal_tokens", *_LOOP_METHODS, *DECODING_METHODS)
+            _original.update({name: getattr(mixin, name) for name in names if hasattr(mixin, name)})
             mixin.generate = _checked(mixin.generate)
             mixin.heal_tokens = _unhealed(mixin.heal_tokens)
+            for name in _LOOP_METHODS & _original.keys():
+                setattr(mixin, name, _without_loop(_original[name]))
             for name in DECODING_METHODS:
                 setattr(mixin, name, _followed(name, _original[name]))
         _open.append(interception)
@@ -266,6 +273,22 @@ def _unhealed(function: Method) -> Method:
         return function(model, *args, **kwargs)
 
     return heal_tokens
+
+
+def _without_loop(function: Method) -> Method:
+    """Return a function to put in place of one of `_LOOP_METHODS`: it refuses option "custom_generate", as `_checked`.
+
+    Without this, a loop that runs without a cache, where `model.generate` was bound before, would be read as one pass.
+    """
+
+    @functools.wraps(function)
+    def method(model: PreTrainedModel, *args: object, **kwargs: object) -> object:
+        loop = args[0] if args else None  # `from_pretrained` passes the name of the model by keyword
+        if loop is not None and any(hook.is_waiting() for hook in _interceptions(model)):
+            _check_options({"custom_generate": loop}.get)
+        return function(model, *args, **kwargs)
+
+    return method
 
 
 def _check_options(option: Callable[[str], object]) -> None:

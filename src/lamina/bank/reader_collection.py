@@ -21,7 +21,7 @@ from lamina.layers.base_facts import StackSettings
 from lamina.layers.devices import main_device
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
-from lamina.layers.hooks import StopForward, run_stacks
+from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import is_compiled, uncompiled
@@ -105,6 +105,7 @@ class ReaderCollection(nn.Module):
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
+        drop_copied_hooks(self.model)
         mark_as_read(self.model, self)
 
     def extra_repr(self) -> str:

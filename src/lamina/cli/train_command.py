@@ -174,7 +174,7 @@ def print_estimate(cost: Estimate) -> None:
     print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
     _show_parts(cost)
     shared = f" ({readable(flops['base'])}FLOPs in the model that readers share)" if flops["base"] else ""
-    steps = pluralize(sum(row["steps"] for row in tasks), "step")
+    steps = pluralize(cost.steps, "step")
     print(
         f"At most {steps}, about {readable(flops['total'])}FLOPs{shared}: "
         f"2 x parameters x tokens, 3 times that with gradients; {flops['total'] / 3.6e15:.2g} h at 1 TFLOP/s."

@@ -29,6 +29,7 @@ UNRELATED = frozenset(
         *("is_encoder_decoder", "tie_encoder_decoder", "add_pooling_layer", "classifier_activation", "max_length"),
         *("min_length", "num_beams", "do_sample", "early_stopping", "no_repeat_ngram_size", "length_penalty"),
         *("temperature", "top_k", "top_p", "repetition_penalty", "keys_to_ignore_at_inference"),
+        "lamina_learnt",
     }
 )
 # The rate of a dropout, the start of a training and the choice of a kernel change nothing beyond rounding.

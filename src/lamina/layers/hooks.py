@@ -25,6 +25,8 @@ from lamina.layers.state_forms import count_tokens, state_of
 OnState = Callable[[int, Tensor], None]
 # called with the positional and keyword arguments of the module at which a pass begins
 OnStart = Callable[[tuple[object, ...], dict[str, object]], None]
+# attributes of a module: which of its hooks were registered with an option
+_HOOK_OPTIONS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_forward_hooks_always_called")
 _open: ContextVar[frozenset[object]] = ContextVar("open", default=frozenset())  # the contexts whose hooks act
 
 
@@ -60,12 +62,52 @@ class ContextHooks(ExitStack):
             **options: Keyword arguments of `register`, such as `with_kwargs=True`.
         """
         owner = cast("MethodType", register).__self__
+        self.enter_context(register(_ContextHook(owner, self, hook), **options))
 
-        def act(*args: object) -> None:
-            if args[0] is owner and self in _open.get() and not self._closed:
-                hook(*args)
+    @property
+    def is_acting(self) -> bool:
+        """Whether the hooks act on the passes of the present context."""
+        return self in _open.get() and not self._closed
 
-        self.enter_context(register(act, **options))
+
+@final
+class _ContextHook:
+    """A hook of a `ContextHooks`.
+
+    A copy does nothing: a model may be copied or pickled by one thread while another runs it.
+
+    Args:
+        owner: The module whose calls count. None: this is a copy.
+        hooks: The context manager that registered the hook.
+        hook: The function to call.
+    """
+
+    def __init__(
+        self,
+        owner: object = None,
+        hooks: ContextHooks | None = None,
+        hook: Callable[..., object] | None = None,
+    ) -> None:
+        self.owner, self._hooks, self._hook = owner, hooks, hook
+
+    def __call__(self, *args: object) -> None:
+        """Call the hook, if the module and the context are its own."""
+        if args[0] is self.owner and self._hooks is not None and self._hooks.is_acting and self._hook is not None:
+            self._hook(*args)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _ContextHook, ()
+
+
+def drop_copied_hooks(model: nn.Module) -> None:
+    """Remove the hooks of passes that another thread ran while the model was copied or pickled."""
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            copied = [number for number, hook in hooks.items() if isinstance(hook, _ContextHook) and hook.owner is None]
+            for number in copied:
+                del hooks[number]
+                for name in _HOOK_OPTIONS:
+                    vars(module)[name].pop(number, None)
 
 
 @contextmanager

@@ -43,7 +43,8 @@ class Estimate:
 
     model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from
     runs: list[TableRow]  # one row per task, method and setting; "count" is the number of runs that share them
-    tasks: list[TableRow]  # one row per task, with its rows, tokens and steps; readers of one run share their steps
+    tasks: list[TableRow]  # one row per task, with its rows, tokens and steps; tasks that share passes share steps
+    steps: int  # optimizer steps of all tasks, each shared one counted once
     flops: dict[str, int]  # operations of the "base" model that readers share, of the "runs", and in "total"
     memory_bytes: int  # weights, gradients and the optimizer's moments, in single precision
     kept_bytes: int  # what readers store for the gradients of a batch of rows of `max_length`, or of average length
@@ -104,6 +105,7 @@ def estimate(
         model={"name": recipe.model, "parameters": parameters, "trained": trained, "config": source},
         runs=_rows(planned),
         tasks=[_task_row(name, [run for run in planned if run.spec.task == name], passes) for name in outlines],
+        steps=sum(shared.steps for shared in passes if shared.part == "train") or sum(run.steps for run in planned),
         flops={"base": base, "runs": runs, "total": base + runs},
         memory_bytes=weight_memory(recipe, planned),
         kept_bytes=kept.bytes if kept else 0,
@@ -149,7 +151,9 @@ def _task_row(name: str, runs: list[SizedRun], passes: Iterable[SharedPass]) -> 
 
     `runs` are all runs of the task, and `passes` all passes that readers share; none if whole models are trained.
     """
-    first, shared_steps = runs[0], [shared.steps for shared in passes if (shared.part, shared.task) == ("train", name)]
+    first = runs[0]
+    trained = [shared for shared in passes if shared.part == "train"]
+    shared_steps = [shared.steps for shared in trained if any(run.spec.task == name for run in shared.runs)]
     return {
         "task": name,
         "kind": first.task.kind.name,

@@ -16,6 +16,7 @@ from lamina.store.bank_folder import saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import discard, move
 from lamina.train.checkpoint import Checkpoints
+from lamina.train.engine import join_processes
 from lamina.train.identity import data_digests, reader_settings, starting_weights
 from lamina.train.options import FitOptions
 from lamina.train.results import sort_key
@@ -83,6 +84,7 @@ class SeparateRuns:
             ConfigError: If a run to resume had other settings or data.
             StoreError: If a results file is damaged, or the disk has no room for the models that must still be saved.
         """
+        join_processes()  # the first one has undone what a dead run left in the folder
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
         for name, state in done.items():
             self._note_score(name, state)
@@ -91,6 +93,7 @@ class SeparateRuns:
         for name, spec in self.specs.items():
             if name in done or not spec.options.get("resume"):
                 self._clear(name)
+        join_processes()  # before another one continues from a checkpoint that the first removes
         return done
 
     def end(self, cell: Cell, state: State) -> None:

@@ -64,6 +64,7 @@ from lamina.store.manifest import (
 )
 from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.store.processors import check_processor, load_saved_processor, save_processor
+from lamina.store.reload_check import changed_blocks
 from lamina.store.save_model import listed_names, save, saved_names
 from lamina.utils import is_file
 
@@ -126,6 +127,7 @@ def save_bank(
     if base.id is None and bank.model.name_or_path and not base.trained:
         what = f"the base was changed after it was loaded from {bank.model.name_or_path}, so the bank does not name it"
         logger.warning("save: %s. Save the base first (lamina.save), or pass it whenever the bank is loaded.", what)
+    _warn_if_cut_by_hand(bank)
     files = files or {}
     with staged(folder, [*_names(bank), *files], _listed(folder)) as stage:
         (stage / READERS).mkdir()
@@ -143,6 +145,16 @@ def save_bank(
         write_json(stage / MANIFEST, manifest.model_dump())
     if bank.saves_base:
         set_location(bank.model, str(folder / BASE))
+
+
+def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
+    """Log a warning if the frozen base of a bank was changed by hand, so that loading would build another model."""
+    if bank.saves_base:
+        return  # `save` refuses it
+    if (problem := changed_blocks(bank.model)) is not None:
+        what = f"the base was changed by hand, and loading would build another model: {problem}"
+        hint = "Cut it with lamina.truncate_ and save it, or pass the changed model: from_pretrained(folder, model=...)"
+        logger.warning("save: %s. %s.", what, hint)
 
 
 def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:

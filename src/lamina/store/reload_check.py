@@ -9,10 +9,15 @@ from typing import TYPE_CHECKING
 
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, LaminaError
+from lamina.layers import stacks
+from lamina.layers.adapters import adapted_layers
+from lamina.layers.stack import by_path
 from lamina.store.models import empty_model
 from lamina.store.replay import LoadingInfo, replay_inserts, weight_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
     from transformers import PreTrainedModel
 
@@ -43,12 +48,45 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
     if getattr(model.config, "quantization_config", None) is not None:
         return
     try:
-        empty = empty_model(deepcopy(model.config), type(model))
-        replay_inserts(empty, edits(model))
+        problem = _problem(model, "")
     except LaminaError as error:
         logger.warning("%s: whether the saved model will load again was not checked: %s", op, error)
         return
-    own, expected = _shapes(model), _shapes(empty)
+    if problem is not None:
+        raise ConfigError(f"{op}: this {type(model).__name__} could not be loaded again: {problem}. {_HINT}")
+
+
+def changed_blocks(model: PreTrainedModel) -> str | None:
+    """Return how the blocks of a model differ from those that its config and its edits describe; None if they do not.
+
+    Only the weights in blocks are compared, since a base may lack other parts, such as a pooler. Models that cannot be
+    built from their config, quantised ones, and those with adapters are not compared.
+    """
+    if getattr(model.config, "quantization_config", None) is not None or adapted_layers(model):
+        return None
+    paths = by_path(model)
+    blocks = [block for stack in stacks(model).values() for block in stack.blocks]
+    owners = {paths[block].replace("_orig_mod.", "").rpartition(".")[0] for block in blocks if block in paths}
+    try:
+        problems = (_problem(model, f"{owner}.") for owner in sorted(owners))
+        return next((problem for problem in problems if problem is not None), None)
+    except LaminaError:
+        return None
+
+
+def _problem(model: PreTrainedModel, under: str) -> str | None:
+    """Return why a model could not be built again from its config and its edits; None if it could.
+
+    Args:
+        model: The model.
+        under: Beginning of the names of the weights that are compared; "" for all.
+
+    Raises:
+        LaminaError: If no model can be built from the config.
+    """
+    empty = empty_model(deepcopy(model.config), type(model))
+    replay_inserts(empty, edits(model))
+    own, expected = _shapes(model, under), _shapes(empty, under)
     report = LoadingInfo(
         missing_keys=expected.keys() - own.keys(), unexpected_keys=own.keys() - expected.keys(), mismatched_keys=set()
     )
@@ -57,22 +95,26 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
         if problem is None and own[name] != expected[name]:
             problem = f"the weight '{name}' is {list(own[name])}, and its config says {list(expected[name])}"
     if problem is None:
-        allowed = _shared_by_blocks(empty)
-        for group in _shared_by_blocks(model) - allowed:
-            problem = f"the weights {' and '.join(map(repr, sorted(group)[:2]))} are one, which its config does not say"
-            break
-    if problem is not None:
-        raise ConfigError(f"{op}: this {type(model).__name__} could not be loaded again: {problem}. {_HINT}")
+        for group in _shared_by_blocks(model, under) - _shared_by_blocks(empty, under):
+            return f"the weights {' and '.join(map(repr, sorted(group)[:2]))} are one, which its config does not say"
+    return problem
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of each weight; a weight with several names is listed under each of them."""
-    return {name: tuple(weight.shape) for name, weight in model.named_parameters(remove_duplicate=False)}
+def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield name and weight for the weights whose names begin with `under`; one with several names under each."""
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        if (plain := name.replace("_orig_mod.", "")).startswith(under):  # the name in a model that is not compiled
+            yield plain, weight
 
 
-def _shared_by_blocks(model: nn.Module) -> set[frozenset[str]]:
+def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of each weight; see `_named`."""
+    return {name: tuple(weight.shape) for name, weight in _named(model, under)}
+
+
+def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
     """Return the names of each weight that has several names which differ in nothing but numbers."""
     names: dict[tuple[int, str], list[str]] = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
+    for name, weight in _named(model, under):
         names.setdefault((id(weight), _NUMBER.sub(".#", name)), []).append(name)
     return {frozenset(group) for group in names.values() if len(group) > 1}

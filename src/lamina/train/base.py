@@ -105,6 +105,10 @@ class Runner(ABC):
         """Return the facts that are saved with the learner `name`, to be read or changed; here an empty dict."""
         return {}
 
+    def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:
+        """Save the facts that `Kind.learnt` returned with the learner `name`; older ones were removed from its info."""
+        self.info(name).update(facts)
+
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
         """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or the reverse.
 

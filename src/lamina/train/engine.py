@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 import statistics
 import sys
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 
 from lamina.data.batches import batches
 from lamina.errors import ConfigError, MissingExtraError, NotFiniteError
@@ -50,6 +51,15 @@ def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
     if not options.tensorboard:
         return Accelerator(cpu=cpu)
     return Accelerator(cpu=cpu, log_with="tensorboard", project_dir=output)
+
+
+def join_processes() -> None:
+    """Wait until every process that `torchrun` started has called this; it makes them a process group if none is yet.
+
+    A single process returns at once.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        PartialState(cpu=not torch.cuda.is_available()).wait_for_everyone()
 
 
 def check_device(options: FitOptions, output: Path | None) -> None:

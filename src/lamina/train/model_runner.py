@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 _PROCESSOR = "_lamina_processor"  # attribute of a model object: its processor, if a task changed the image size
+LEARNT = "lamina_learnt"  # entry of a model's config: what `Kind.learnt` returned when the model was fine-tuned
 _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
@@ -73,6 +74,17 @@ class ModelRunner(Runner):
             raise self._no_head(reason)
         names = {field.name for field in fields(GenerationOptions)}
         self.generation = GenerationOptions(**options.model_dump(include=names))
+
+    def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
+        """Return the facts that the model's config holds, which is saved with the model; {} if there are none."""
+        return vars(self.model.config).get(LEARNT) or {}
+
+    def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:  # noqa: ARG002
+        """Write the facts that `Kind.learnt` returned into the model's config, in place of those of an earlier run."""
+        if facts:
+            setattr(self.model.config, LEARNT, dict(facts))
+        else:
+            vars(self.model.config).pop(LEARNT, None)
 
     def title(self, name: str) -> str:  # noqa: ARG002
         """Return "the model", since there is only one learner."""

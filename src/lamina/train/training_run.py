@@ -316,7 +316,7 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
             info = runner.info(name)
             for key in task.kind.learnt_keys:
                 info.pop(key, None)
-            info.update(task.kind.learnt(task, task.split("train"), group.inputs))
+            runner.set_learnt(name, task.kind.learnt(task, task.split("train"), group.inputs))
     return groups
 
 

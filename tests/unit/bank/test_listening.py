@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -78,6 +80,12 @@ def decode_by_hand(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tenso
     return model(newest, past_key_values=out.past_key_values).logits
 
 
+def decode_without_cache(model: Any, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+    """Two steps of greedy decoding, each of which reads the whole text."""
+    newest = model(input_ids, use_cache=False).logits[:, -1:].argmax(-1)
+    return model(torch.cat([input_ids, newest], dim=1), use_cache=False).logits
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -102,7 +110,8 @@ def test_ways_to_decode_whose_states_would_be_wrong_are_refused(options: dict[st
     [
         ({"guidance_scale": 1.5}, "guidance_scale=1.5, which runs the model on a second prompt"),
         ({"token_healing": True, "tokenizer": object()}, "token_healing=True, which writes a text before"),
-        ({"custom_generate": decode_by_hand}, "a text that is written in another way cannot be followed"),
+        ({"custom_generate": decode_by_hand}, "custom_generate=.* which decodes by a loop of its own"),
+        ({"custom_generate": decode_without_cache}, "custom_generate=.* which decodes by a loop of its own"),
     ],
 )
 def test_they_are_refused_where_generate_was_bound_before(options: dict[str, Any], message: str):
@@ -313,3 +322,17 @@ def test_padding_of_a_shifted_input_is_masked():
     padded = {name: torch.nn.functional.pad(value, (0, 3)) for name, value in whole.items()}
     padded["input_ids"] = padded["input_ids"].masked_fill(padded["attention_mask"] == 0, bank.model.config.pad_token_id)
     assert torch.allclose(bank(**padded)["r"].logits, bank(**whole)["r"].logits, atol=1e-5)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))])
+def test_a_bank_is_copied_or_pickled_while_another_pass_reads_it(copied: Any):
+    bank = bank_of("gpt2-CausalLM")
+    with bank.listen(over="prompt") as outputs:
+        other = copied(bank)
+        assert not any(
+            hooks for module in other.model.modules() for hooks in (module._forward_hooks, module._forward_pre_hooks)
+        )
+        other.model(**prompt(other))
+        assert len(outputs) == 0
+        bank.model(**prompt(bank))
+    assert torch.equal(other(**prompt(other))["r"].logits, outputs["r"].logits)

@@ -105,5 +105,5 @@ def test_a_length_that_is_no_number_is_damage(value: Any, tmp_path: Path):
 
 def test_a_bank_is_no_model():
     bank: Any = tiny_bank()
-    with pytest.raises(ConfigError, match=r"a bank came in place of a model; use bank\.model"):
+    with pytest.raises(ConfigError, match=r"got a ReaderBank, which is no model; .* bank\.model"):
         ReaderBank(bank)

@@ -16,7 +16,7 @@ from lamina import Task, evaluate, fit, predict
 from lamina.bank import ReaderBank
 from lamina.errors import BaseMismatchError, ConfigError, StoreError
 from lamina.store import load, load_bank, save_bank
-from lamina.store.processors import processor_facts
+from lamina.store.processors import check_same_inputs, processor_facts
 
 LONG = "anna " + "the film is very good and " * 8 + "bad"
 
@@ -186,3 +186,23 @@ def test_ids_beyond_the_embedding_table_are_an_error_with_numbers(grow: str):
         tokenizer.add_tokens(["<deal>"])
         with pytest.raises(ConfigError, match="predict: the tokenizer has ids up to 20"):
             predict(bank, ["<deal>"])
+
+
+class Joint:
+    """A processor that joins a tokenizer and an image processor, as CLIP's does."""
+
+    def __init__(self, tokenizer: Any, image_processor: Any) -> None:
+        self.tokenizer, self.image_processor = tokenizer, image_processor
+
+
+def test_the_parts_that_two_processors_both_have_are_compared():
+    small, large = ViTImageProcessor(size={"height": 8, "width": 8}), ViTImageProcessor(size={"height": 9, "width": 9})
+    joint = Joint(tiny_tokenizer(), small)
+    for known, passed in ((small, large), (joint, large), (large, joint), (joint, Joint(tiny_tokenizer(), large))):
+        with pytest.raises(BaseMismatchError, match="image processor"):
+            check_same_inputs("predict", known, passed)
+    for known, passed in ((joint, small), (joint, tiny_tokenizer()), (small, tiny_tokenizer())):
+        check_same_inputs("predict", known, passed)
+    joint.image_processor.size = large.size  # changed in place after it was compared
+    with pytest.raises(BaseMismatchError, match="image processor"):
+        check_same_inputs("predict", joint, ViTImageProcessor(size={"height": 8, "width": 8}))

@@ -117,3 +117,20 @@ def test_a_class_that_cannot_be_built_is_named(caplog: pytest.LogCaptureFixture)
 
     check_reloads(Picky(BertConfig(**SIZES), 3), "save")
     assert "save: whether the saved model will load again was not checked" in caplog.text
+
+
+def test_saving_a_bank_on_a_base_that_was_cut_by_hand_says_what_to_do(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    model = bert().bert
+    model.encoder.layer = model.encoder.layer[:2]
+    bank = lamina.ReaderBank(model, tiny_tokenizer())
+    bank.add("a", yes_no())
+    bank.save_pretrained(tmp_path)
+    (said,) = [record.getMessage() for record in caplog.records if "by hand" in record.getMessage()]
+    assert "there is no weight 'encoder.layer.2." in said
+    assert "Cut it with lamina.truncate_ and save it, or pass the changed model" in said
+    assert list(lamina.ReaderBank.from_pretrained(tmp_path, model=model)) == ["a"]
+    caplog.clear()
+    lamina.ReaderBank(BertModel(BertConfig(**SIZES), add_pooling_layer=False), tiny_tokenizer()).save_pretrained(
+        tmp_path
+    )
+    assert not [record for record in caplog.records if "by hand" in record.getMessage()]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForTokenClassification, BertModel, PreTrainedTokenizerFast
 
-from lamina import evaluate, fit, predict
+from lamina import evaluate, finetune, fit, predict
 from lamina.bank import Reader, ReaderBank
 from lamina.fusion.concat import Concat
 from lamina.heads.token_classification import TokenClassification
@@ -98,6 +98,24 @@ def test_spans_that_are_learnt_come_back(kind: str, texts: str, tmp_path: Path):
     bank.save_pretrained(tmp_path / "bank")
     loaded = ReaderBank.from_pretrained(tmp_path / "bank", model=bank.model, processor=tokenizer(kind, texts))
     assert found(loaded, texts) == expected
+
+
+def test_a_whole_model_keeps_how_far_spans_reach_inside_a_token(tmp_path: Path):
+    rows = [{"text": text, "label": [[start, start + size, "X"]]} for text, start, size in CHINESE]
+    task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="text")
+    torch.manual_seed(0)
+    words = tokenizer("byte-level BPE", "Chinese")
+    sizes: dict[str, int] = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=len(words), intermediate_size=64, max_position_embeddings=64, **sizes)
+    config.num_labels = len(task.labels)
+    options: dict[str, Any] = {"epochs": 40, "batch_size": 9, "learning_rate": 0.003, "keep": "last"}
+    output = tmp_path / "model"
+    model = BertForTokenClassification(config)
+    finetune(model, task, processor=words, output=output, progress=False, **options)
+    expected = [[(start, start + size)] for _, start, size in CHINESE]
+    for place in (model, output):
+        answers = predict(place, [text for text, _, _ in CHINESE])
+        assert [[(s["start"], s["end"]) for s in next(iter(answer.values()))] for answer in answers] == expected
 
 
 @pytest.mark.parametrize("kind", ["WordPiece", "byte-level BPE", "Unigram"])

@@ -1,0 +1,70 @@
+"""A bank, a reader, a path or anything else in place of a model is refused by one clear sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
+
+import lamina
+from lamina import studies
+from lamina.errors import ConfigError
+
+TASK = yes_no(train=12, validation=8)
+TEXTS = ["the film is good ."] * 5
+MODEL_ONLY: dict[str, Callable[[Any], object]] = {
+    "ReaderBank": lambda wrong: lamina.ReaderBank(wrong, tiny_tokenizer()),
+    "stacks": lamina.stacks,
+    "tap": lambda wrong: lamina.tap(wrong).__enter__(),
+    "insert_": lambda wrong: lamina.insert_(wrong, position="ffn"),
+    "freeze_": lamina.freeze_,
+    "merge_": lamina.merge_,
+    "edits": lamina.edits,
+    "finetune": lambda wrong: lamina.finetune(wrong, TASK),
+    "similarity": lambda wrong: studies.similarity(wrong, TEXTS, processor=tiny_tokenizer()),
+}
+BOTH: dict[str, Callable[[Any], object]] = {
+    "fit": lambda wrong: lamina.fit(wrong, {"a": TASK}),
+    "evaluate": lambda wrong: lamina.evaluate(wrong, {"a": TASK}),
+}
+WRONG: dict[str, Callable[[], object]] = {
+    "bank": lambda: tiny_bank({"a": reader(TASK)}),
+    "reader": lambda: tiny_bank({"a": reader(TASK)})["a"],
+    "settings": lambda: reader(TASK),
+    "path": lambda: Path("out/bank"),
+    "name": lambda: "bert-base-uncased",
+    "None": lambda: None,
+}
+SAID = {
+    "bank": "got a ReaderBank, which is no model; .* It is a bank: give its model, bank.model",
+    "reader": "got a ReaderModule, which is no model; .* It is a reader: give the model of its bank, bank.model",
+    "settings": "got a Reader, which is no model; .* Give the first value that lamina.load returns",
+    "path": "got 'out/bank', which is no model; .* Load it first, by lamina.load, or a bank by ReaderBank.from_pre",
+    "name": "got 'bert-base-uncased', which is no model; .* Load it first, by lamina.load",
+    "None": "got a NoneType, which is no model; .* Give the first value that lamina.load returns",
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_no_model_is_named(wrong: str, tmp_path: Path):
+    got = WRONG[wrong]()
+    for call in (MODEL_ONLY | ({} if wrong == "bank" else BOTH)).values():
+        with pytest.raises(ConfigError, match=SAID[wrong]):
+            call(got)
+    bank = tiny_bank({"a": reader(TASK)})
+    bank.save_pretrained(tmp_path)
+    if wrong != "None":
+        with pytest.raises(ConfigError, match=SAID[wrong]):
+            lamina.ReaderBank.from_pretrained(tmp_path, model=got)  # pyright: ignore[reportArgumentType]
+        with pytest.raises(ConfigError, match=SAID[wrong]):
+            studies.drift(got, tiny_model()) if wrong not in ("path", "name") else lamina.stacks(got)
+
+
+def test_a_model_in_place_of_a_bank_or_a_name_is_named():
+    with pytest.raises(ConfigError, match="importance: got a BertModel; a bank of trained readers is needed"):
+        studies.importance(tiny_model())
+    with pytest.raises(ConfigError, match="load: got a BertModel; a folder, a hub id or 'minilm' is needed"):
+        lamina.load(tiny_model())
