@@ -56,10 +56,22 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     return data
 
 
-def parse_json(text: str) -> Any:  # noqa: ANN401
-    """Return the value of a JSON text; raise ValueError if it is not JSON, or is nested more than 100 levels deep."""
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return the pairs of a JSON object as a dict; raise ValueError if a key comes twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' comes twice")
+    return fields
+
+
+def parse_json(text: str, *, unique: bool = False) -> Any:  # noqa: ANN401
+    """Return the value of a JSON text; raise ValueError if it is not JSON, or is nested more than 100 levels deep.
+
+    With `unique`, an object with a key twice is a ValueError too. By default the last value counts.
+    """
     with suppress(RecursionError):
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique_keys) if unique else json.loads(text)
         level = [value] if text.count("[") + text.count("{") > _DEPTH else []
         for _ in range(_DEPTH + 1):
             nested = (

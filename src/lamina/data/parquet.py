@@ -43,6 +43,8 @@ def read_parquet(
     with parquet_errors(path), pq.ParquetFile(path) as file:
         known = file.schema_arrow.names
         needed = None if columns is None else [n if n in known else n.partition(".")[0] for n in columns]
+        if twice := [name for name in needed or known if known.count(name) > 1]:
+            raise DataError(f"read: {path} has two columns '{twice[0]}'.", path=str(path), column=twice[0])
         for name, outer in zip(columns or (), needed or (), strict=True):
             if outer not in known:
                 raise missing_column(path, name, known)

@@ -192,7 +192,7 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
 def _object(path: Path, number: int, text: str) -> Record | DataError:
     """Return the JSON object in a line of a file, or a DataError if the line holds no JSON object."""
     try:
-        record = parse_json(text)
+        record = parse_json(text, unique=True)
     except ValueError as error:
         return bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
     return record if isinstance(record, dict) else bad_row(path, number, f"is not an object; {_EXAMPLE}")

@@ -306,6 +306,9 @@ def _first_run(
             return trace, target, states, pair
         except _UnreadableError as error:
             failures.append(error)
+    if getattr(getattr(model, "config", None), "return_dict", True) is False:
+        # some models read the outputs of their parts by name, and the parts follow the config alone
+        raise _UnreadableError(failures[0].reason, "Set model.config.return_dict = True.") from failures[0]
     raise failures[0]
 
 

@@ -64,7 +64,7 @@ def changed_blocks(model: PreTrainedModel) -> str | None:
     """
     if getattr(model.config, "quantization_config", None) is not None or adapted_layers(model):
         return None
-    paths = by_path(model)
+    paths = {module: path for path, module in by_path(model).items()}
     blocks = [block for stack in stacks(model).values() for block in stack.blocks]
     owners = {paths[block].replace("_orig_mod.", "").rpartition(".")[0] for block in blocks if block in paths}
     try:

@@ -19,6 +19,7 @@ from lamina.data.state_cache import CacheableInputs
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
 from lamina.registry import KINDS
+from lamina.tasks.label_cells import LabelCellError, class_name
 from lamina.tasks.outputs import Outputs, Results
 from lamina.tasks.raw_examples import checked_texts
 from lamina.tasks.split import Split, is_missing
@@ -97,6 +98,18 @@ class TaskOutline:
             object.__setattr__(self, "kind", kind_of(self.kind))
 
 
+def positive_name(positive: object) -> str | None:
+    """Return the name of the positive class, also where it is a number or a bool; None stays None.
+
+    Raises:
+        ConfigError: If it is no class.
+    """
+    try:
+        return None if positive is None else class_name(positive, (str(positive),))
+    except LabelCellError:
+        raise ConfigError(f"task: positive is {positive!r}; it is the name of one class.") from None
+
+
 @dataclass(frozen=True)
 class ColumnSpec:
     """Which columns of a table to read, and how: a task's arguments, before and after its kind has filled in defaults.
@@ -129,6 +142,10 @@ class ColumnSpec:
     separator: str | None = None
     all_columns: bool = False
     positive: str | None = None
+
+    def __post_init__(self) -> None:
+        """Turn a positive class that is a number or a bool into its name; raise ConfigError if it is no class."""
+        object.__setattr__(self, "positive", positive_name(self.positive))
 
 
 @dataclass(frozen=True, kw_only=True)

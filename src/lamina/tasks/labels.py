@@ -26,6 +26,7 @@ from lamina.tasks.stratify import label_columns
 
 T = TypeVar("T")
 _WHOLE = re.compile(r"[-+]?\d+")
+_MOST_CLASSES = 10  # distinct whole numbers with a decimal point that may be meant as classes
 _SHOWN = 10  # rows that a warning names
 logger = logging.getLogger(__name__)
 
@@ -147,10 +148,12 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
             label: these numbers may be classes, since pandas writes whole numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
-    are_whole, labels = True, spec.labels or ()
+    are_whole, labels, values = True, spec.labels or (), set[float]()
     for row, cell in _cells(table, spec.label):
         first.setdefault(_form(cell, labels), (row, cell))
         are_whole = are_whole and _number(cell).is_integer()
+        if are_whole and len(values) <= _MOST_CLASSES:
+            values.add(_number(cell))
     has_classes = len(labels) > 1
     if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not has_classes):
         (first_row, first_cell), (row, cell) = sorted(first.values(), key=_row_of)[:2]
@@ -168,6 +171,10 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
         got = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
         rule = "class ids are often written like that beside empty cells. Set problem_type"
         raise DataError(f"task: {got}; {rule} 'classification' or 'regression'.", path=table.path)
+    if are_whole and len(values) <= _MOST_CLASSES:
+        what = "has %d whole numbers in column '%s', written with a decimal point, and is read as a regression"
+        hint = "Set problem_type='classification' if they are classes"
+        logger.warning(f"task: %s {what}. {hint}.", table.path, len(values), spec.label)
     return "regression"
 
 
@@ -240,15 +247,22 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
         with cell_errors(table, row, column):
             for part in cell_forms.parts(cell) if several else [cell]:
                 seen.setdefault(class_name(part), (row, part))
+    if not seen:
+        raise DataError(f"task: {table.path} has no class in any row of column '{column}'.", path=table.path)
     _refuse_two_spellings(table, column, seen)
     return infer_labels(seen)
 
 
 def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tuple[int, object]]) -> None:
-    """Raise DataError if two class names are the same number, such as "1" and "1.0".
+    """Raise DataError if two class names are the same number, such as "1" and "1.0", or bools stand among numbers.
 
     Files with empty cells often spell whole numbers with a decimal point. `seen` maps each name to its row and cell.
     """
+    bools = [(row, cell) for row, cell in seen.values() if isinstance(plain(cell), bool)]
+    others = [cell for _, cell in seen.values() if cell_forms.is_number(cell)]
+    if bools and others:
+        got = f"has {bools[0][1]} in column '{column}', and another row has {others[0]!r}"
+        raise bad_cell(table, bools[0][0], column, f"{got}; labels are bools or numbers, not both. Correct the file.")
     numbers: dict[Decimal, str] = {}
     for name, (row, _) in seen.items():
         if cell_forms.is_number(name) and (other := numbers.setdefault(Decimal(name), name)) != name:

@@ -162,6 +162,9 @@ def _label(span: object, labels: Sequence[object], default: str) -> str:
     names = list(dict.fromkeys(map(class_name, entries)))
     if len(names) > 1:
         raise UnplacedSpanError(f"the span {shown(span)} with the labels {', '.join(names)}", f"; {_ONE_LABEL}")
+    if names[0] == "O":
+        rule = "; O is the tag of words outside all spans. Leave such spans out, or rename the label."
+        raise SpanError(f"the span {shown(span)} with the label O", rule)
     if _TAG.fullmatch(names[0]):
         hint = "Give pipelines aggregation_strategy='simple'"
         rule = f"; labels of spans have no B- and I-. {hint}."

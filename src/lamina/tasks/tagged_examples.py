@@ -72,6 +72,9 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
         if len(words) != len(marks):
             problem = f"has {len(words)} words and {len(marks)} tags; every word has one tag."
             raise lab.bad_cell(table, row, spec.label, problem)
+        if any(word is None or word != word for word in words):  # NaN, which pandas writes for a missing word
+            problem = f"has a word that is missing in column '{spec.text}' ({words!r:.60}); every word is a text."
+            raise lab.bad_cell(table, row, spec.text, problem)
         with lab.cell_errors(table, row, spec.label):
             tags.append(tuple(_tag_name(mark, spec.labels or ()) for mark in marks))
     return tags

@@ -10,7 +10,16 @@ from pathlib import Path
 
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.tasks.base import PARTS, ColumnSpec, Kind, Source, check_image_size, check_label_all_tokens, kind_of
+from lamina.tasks.base import (
+    PARTS,
+    ColumnSpec,
+    Kind,
+    Source,
+    check_image_size,
+    check_label_all_tokens,
+    kind_of,
+    positive_name,
+)
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of
 from lamina.tasks.presets import fetch, find_preset, published_files
@@ -85,6 +94,7 @@ class Task:
         if isinstance(self.kind, str):
             object.__setattr__(self, "kind", kind_of(self.kind))
         if self.positive is not None:
+            object.__setattr__(self, "positive", positive_name(self.positive))
             if len(self.labels) != 2 or not self.kind.single_label(self.problem_type):
                 got = f"positive is '{self.positive}' for {len(self.labels)} labels ({self.problem_type})"
                 raise ConfigError(f"task {self.name}: {got}; only one of two classes can be positive.")
@@ -514,8 +524,11 @@ def _assemble(
     named = bool(spec.labels)
     spec, splits = kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
-    if len(labels) == 1 and "train" in splits and kind.single_label(problem_type):
+    is_one_class = kind.single_label(problem_type) or (kind.tags_words and not named)
+    if len(labels) == 1 and "train" in splits and is_one_class:
         raise DataError(f"task {name}: '{labels[0]}' is its only class; a task needs at least two classes.")
+    if not named:
+        _warn_of_cases(name, labels)
     if not isinstance(metrics, tuple):
         metrics = metrics_of(kind, problem_type, labels, metrics, spec.positive, f"task {name}")
     if "train" in splits and spec.all_columns and len(splits["train"]) == len(tables["train"]):
@@ -547,6 +560,14 @@ def _assemble(
         for label in _without_rows(*kind.row_classes(task, task.split("train"))):
             logger.warning("task %s: no row of the train split has class '%s', which cannot be learnt", name, label)
     return task
+
+
+def _warn_of_cases(name: str, labels: Sequence[str]) -> None:
+    """Log a warning for class names that differ in nothing but upper and lower case, which may be one class."""
+    first: dict[str, str] = {}
+    for label in labels:
+        if (other := first.setdefault(label.casefold(), label)) != label:
+            logger.warning("task %s: the classes '%s' and '%s' differ in upper and lower case only", name, other, label)
 
 
 def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:

@@ -184,6 +184,9 @@ class ModelRunner(Runner):
 
     def _no_head(self, reason: str) -> ConfigError:
         """Return the error that the model has no head for the task; the message quotes `reason`."""
+        if getattr(self.model.config, "return_dict", True) is False:
+            got = f"{type(self.model).__name__} fails with return_dict=False in its config ({reason.rstrip('.')})"
+            return ConfigError(f"{self.op}: {got}; its outputs are read by name. Set model.config.return_dict = True.")
         return ConfigError(
             f"{self.op}: {type(self.model).__name__} has no head for a task of kind {self.task.kind} "
             f"({reason.rstrip('.')}). Load one with {self.kind.auto_class}."

@@ -454,3 +454,15 @@ def test_the_time_to_read_a_file_is_linear_in_its_columns(tmp_path: Path):
 
     calls(1)
     assert calls(160) < 5 * calls(40)
+
+
+def test_a_column_or_key_that_comes_twice_is_an_error(tmp_path: Path):
+    table = pa.table([pa.array(["a"]), pa.array(["x"]), pa.array(["y"])], names=["sentence", "label", "label"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": "x", "label": "y"}\n')
+    for name, said in (
+        ("a.parquet", "has two columns 'label'"),
+        ("a.jsonl", "row 1 is not JSON .the key 'label' comes t"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_table(tmp_path / name)

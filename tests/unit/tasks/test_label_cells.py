@@ -220,3 +220,37 @@ def test_numbers_of_classes_can_be_named():
     features = datasets.Features({"sentence": datasets.Value("string"), "label": datasets.ClassLabel(num_classes=2)})
     rows = datasets.Dataset.from_dict({"sentence": ["a", "b"], "label": [1, 0]}, features=features)
     assert Task.from_dataset(KIND, {"test": rows}, labels=["no", "yes"]).split("test").labels == (1, 0)
+
+
+def test_bools_among_numbers_are_an_error():
+    with pytest.raises(
+        DataError, match="row 3 has False in column 'label', and another row has 0; labels are bools or"
+    ):
+        read([0, 1, False, True])
+
+
+def test_rows_without_any_class_are_an_error():
+    with pytest.raises(DataError, match="has no class in any row of column 'label'"):
+        read([[], []])
+
+
+def test_whole_numbers_with_a_point_may_be_classes(caplog: pytest.LogCaptureFixture):
+    assert read([1.0, 0.0] * 3).problem_type == "regression"
+    assert [text for text in caplog.messages if "has 2 whole numbers in column 'label', written with a decimal" in text]
+    caplog.clear()
+    assert read([1.0, 0.0] * 3, problem_type="classification").labels == ("0", "1")
+    assert read([1.0, 0.5] * 3).problem_type == "regression"
+    assert not caplog.messages
+
+
+def test_names_that_differ_in_case_only_are_told(caplog: pytest.LogCaptureFixture):
+    assert read(["Pos", "neg", "pos"] * 3).labels == ("Pos", "neg", "pos")
+    assert "task task: the classes 'Pos' and 'pos' differ in upper and lower case only" in caplog.messages
+
+
+def test_a_positive_class_may_be_a_number_or_a_bool():
+    assert [read([0, 1] * 3, positive=positive).positive for positive in (1, 0, "1")] == ["1", "0", "1"]
+    assert read([False, True] * 3, positive=np.bool_(True)).positive == "True"
+    assert read(["bad", "ok"] * 3).with_positive("bad").positive == "bad"
+    with pytest.raises(ConfigError, match=r"task: positive is \['1'\]; it is the name of one class"):
+        read([0, 1] * 3, positive=["1"])

@@ -114,7 +114,7 @@ def test_a_whole_model_keeps_how_far_spans_reach_inside_a_token(tmp_path: Path):
     finetune(model, task, processor=words, output=output, progress=False, **options)
     expected = [[(start, start + size)] for _, start, size in CHINESE]
     for place in (model, output):
-        answers = predict(place, [text for text, _, _ in CHINESE])
+        answers = predict(place, [text for text, _, _ in CHINESE], processor=words)
         assert [[(s["start"], s["end"]) for s in next(iter(answer.values()))] for answer in answers] == expected
 
 

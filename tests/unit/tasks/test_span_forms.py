@@ -212,3 +212,19 @@ def test_minus_100_is_a_word_without_a_label():
     assert task.labels == ("0", "1")
     with pytest.raises(DataError, match="row 1 has no label in column 'tags'"):
         Task.from_dataset("token_classification", {"train": [{"tokens": ["a", "b"], "tags": ["O", None]}]}, **how)
+
+
+def test_a_span_with_the_label_o_is_an_error():
+    with pytest.raises(DataError, match="with the label O in column 'label'; O is the tag of words outside all spans"):
+        read([[0, 4, "O"]])
+
+
+def test_a_missing_word_is_an_error():
+    rows = [{"words": ["a", None], "tags": ["B-X", "O"]}]
+    with pytest.raises(DataError, match="row 1 has a word that is missing in column 'words'"):
+        Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="words", label="tags")
+
+
+def test_tags_without_any_span_are_an_error(tmp_path: Path):
+    with pytest.raises(DataError, match="'O' is its only class; a task needs at least two"):
+        conll(tmp_path, "Anna O\nin O\n")

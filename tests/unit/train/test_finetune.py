@@ -30,7 +30,16 @@ from tests.support.training import length_of_text, names, same, several, tiny_to
 
 from lamina import fit, freeze_, predict
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError, DataError, LaminaError, LayerIndexError, NotFiniteError, UnknownNameError
+from lamina.errors import (
+    ConfigError,
+    DataError,
+    LaminaError,
+    LayerIndexError,
+    NotFiniteError,
+    UnknownNameError,
+    UnsupportedModelError,
+)
+from lamina.layers import stacks
 from lamina.tasks import KINDS, kind_of
 from lamina.tasks.split import Split
 from lamina.train import engine, training_run
@@ -418,3 +427,14 @@ def test_a_test_part_that_finetune_does_not_score_is_named(caplog: pytest.LogCap
     task = replace(task, splits={**task.splits, "test": task.split("train")})
     assert tune(bert(), task, epochs=1, positive=task.labels[0]).best[task.name].keys() >= {"f1"}
     assert any(f"finetune: the test part of '{task.name}' was not scored" in text for text in caplog.messages)
+
+
+def test_a_model_that_cannot_run_without_names_is_told_of_return_dict():
+    """The parts of T5 follow the config alone, and the head for tokens reads their output by name."""
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=60, num_labels=len(names().labels), **sizes)
+    model = transformers.T5ForTokenClassification(config).eval()
+    model.config.return_dict = False
+    with pytest.raises(UnsupportedModelError, match=r"Set model\.config\.return_dict = True"):
+        stacks(model)
+    refused(model, names(), r"fails with return_dict=False in its config .* Set model\.config\.return_dict = True")
