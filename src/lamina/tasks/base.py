@@ -143,10 +143,6 @@ class ColumnSpec:
     all_columns: bool = False
     positive: str | None = None
 
-    def __post_init__(self) -> None:
-        """Turn a positive class that is a number or a bool into its name; raise ConfigError if it is no class."""
-        object.__setattr__(self, "positive", positive_name(self.positive))
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:

@@ -94,13 +94,12 @@ class Task:
         if isinstance(self.kind, str):
             object.__setattr__(self, "kind", kind_of(self.kind))
         if self.positive is not None:
-            object.__setattr__(self, "positive", positive_name(self.positive))
             if len(self.labels) != 2 or not self.kind.single_label(self.problem_type):
                 got = f"positive is '{self.positive}' for {len(self.labels)} labels ({self.problem_type})"
                 raise ConfigError(f"task {self.name}: {got}; only one of two classes can be positive.")
             check_known(f"task {self.name}", [self.positive], self.labels, "label")
 
-    def with_positive(self, positive: str) -> Task:
+    def with_positive(self, positive: str | int) -> Task:
         """Return the same task with another positive class, and with "f1" among its metrics.
 
         Raises:
@@ -109,7 +108,7 @@ class Task:
         """
         known = self.kind.metrics(self.problem_type, self.labels)
         metrics = (*self.metrics, *(name for name in known if name == "f1" and name not in self.metrics))
-        return replace(self, positive=positive, metrics=metrics)
+        return replace(self, positive=positive_name(positive), metrics=metrics)
 
     def __repr__(self) -> str:
         """Return name, kind, labels, metric and the number of rows of each split."""
@@ -284,7 +283,7 @@ class Task:
         label: str | int = "label",
         labels: Sequence[str] | None = None,
         metric: str | None = None,
-        positive: str | None = None,
+        positive: str | int | None = None,
         problem_type: str | None = None,
         missing_labels: str | None = None,
         label_all_tokens: bool = False,
@@ -361,7 +360,17 @@ class Task:
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
         classes = check_names(labels)
-        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, positive)
+        how = (
+            text_pair,
+            classes,
+            problem_type,
+            missing_labels,
+            by_row,
+            stratify,
+            separator,
+            True,
+            positive_name(positive),
+        )
         spec = ColumnSpec(kind, _input_column(text, inputs), label, *how)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
@@ -388,7 +397,7 @@ class Task:
         label: str = "label",
         labels: Sequence[str] | None = None,
         metric: str | None = None,
-        positive: str | None = None,
+        positive: str | int | None = None,
         problem_type: str | None = None,
         missing_labels: str | None = None,
         label_all_tokens: bool = False,
@@ -426,7 +435,17 @@ class Task:
         if not splits:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
         classes = check_names(labels)
-        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, positive)
+        how = (
+            text_pair,
+            classes,
+            problem_type,
+            missing_labels,
+            by_row,
+            stratify,
+            separator,
+            True,
+            positive_name(positive),
+        )
         spec = ColumnSpec(kind, _input_column(text, inputs), label, *how)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in splits.items()}
         return _assemble(

@@ -250,7 +250,5 @@ def test_names_that_differ_in_case_only_are_told(caplog: pytest.LogCaptureFixtur
 
 def test_a_positive_class_may_be_a_number_or_a_bool():
     assert [read([0, 1] * 3, positive=positive).positive for positive in (1, 0, "1")] == ["1", "0", "1"]
-    assert read([False, True] * 3, positive=np.bool_(True)).positive == "True"
+    assert read([False, True] * 3, positive=True).positive == "True"
     assert read(["bad", "ok"] * 3).with_positive("bad").positive == "bad"
-    with pytest.raises(ConfigError, match=r"task: positive is \['1'\]; it is the name of one class"):
-        read([0, 1] * 3, positive=["1"])
