@@ -110,6 +110,10 @@ class Calibration:
                 negative ones, or too few of them for the rate; or if no text has a score.
         """
         check_confidence(confidence)
+        if len(highest) != len(positive):
+            raise ConfigError(f"calibrate: {len(highest)} scores for {len(positive)} texts; every text has one.")
+        if any(map(math.isnan, highest)) or (threshold is not None and math.isnan(threshold)):
+            raise ConfigError("calibrate: a score or the threshold is NaN; scores are numbers. Check the reader.")
         labelled = list(zip(highest, positive, strict=True))
         negatives = sorted((score for score, is_positive in labelled if not is_positive), reverse=True)
         positives = sorted((score for score, is_positive in labelled if is_positive), reverse=True)

@@ -30,13 +30,15 @@ from lamina.store.replay import (
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
 # What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
+_OWNERS = ("model.", "backbone.", "base_model.model.", "0.auto_model.")
+_NUMBER = re.compile(r"\.\d+(?=\.)")  # the number of a block in the name of a weight
 _WRAPPERS = (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^module\.")
 
 
@@ -126,9 +128,7 @@ def _load(
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # `_check_report` refuses them, with the name of the weight
         )
-        model, report = load_weights()
-        if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
-            model, report = load_weights(key_mapping=dict.fromkeys(_WRAPPERS, ""))
+        model, report = _without_prefixes(load_weights)
     except Exception as error:  # transformers raises many unrelated classes
         raise models.model_error(name, config.model_type, error) from error
     new = _check_report(model, name, report, new_head=labels is not None)
@@ -146,6 +146,23 @@ def _load(
         raise StoreError(f"load: {name} has inserted layers ('{lost[0]}'), but no {RECORD} that says where they go.")
     model.config._name_or_path = model.name_or_path = models.SHORT_NAMES.get(name, name)
     return model.eval(), models.load_processor(name, model, revision=revision)
+
+
+def _without_prefixes(
+    load_weights: Callable[..., tuple[PreTrainedModel, LoadingInfo]],
+) -> tuple[PreTrainedModel, LoadingInfo]:
+    """Load a model, and load it again without the prefixes of wrappers, or of programs that train it as a part.
+
+    A prefix of `_OWNERS` is dropped only if no weight fits otherwise, since some models have such names themselves.
+    """
+    model, report = load_weights()
+    if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
+        model, report = load_weights(key_mapping=dict.fromkeys(_WRAPPERS, ""))
+    names, saved = {name for name, _ in model.named_parameters()}, {*report["unexpected_keys"]}
+    for owner in _OWNERS if names and names <= {*report["missing_keys"]} else ():
+        if 2 * len({owner + name for name in names} & saved) > len(names):
+            return load_weights(key_mapping={f"^{re.escape(owner)}": ""})
+    return model, report
 
 
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
@@ -166,6 +183,11 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     if saved and names and names <= {*report["missing_keys"]}:
         some = f"it holds '{min(saved)}', the model needs '{min(names)}'"
         raise damaged(f"the weights of {name}", f"fit no part of a {type(model).__name__}: {some}")
+    forms = {_NUMBER.sub(".#", name.removeprefix(f"{model.base_model_prefix}.")) for name in names}
+    plain = {key: _NUMBER.sub(".#", key.removeprefix(f"{model.base_model_prefix}.")) for key in sorted(saved)}
+    if cut := [key for key, form in plain.items() if form in forms and "#" in form]:
+        what = "load: %s has weights of blocks that its config.json does not have ('%s' and %d more); they are left out"
+        logger.warning(what, name, cut[0], len(cut) - 1)
     if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
         level = logging.INFO if new_head else logging.WARNING
         logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))

@@ -33,6 +33,8 @@ RENAMES: dict[str, Callable[[str], str]] = {
     "both, the other way": lambda name: f"_orig_mod.module.{name}",
     "a compiled block": lambda name: name.replace("layer.1.", "layer.1._orig_mod."),
     "of a model with a head": lambda name: f"module.bert.{name}",
+    "a part of another module": lambda name: f"model.{name}",
+    "sentence-transformers": lambda name: f"0.auto_model.{name}",
     "checkpointed blocks": lambda name: name.replace("layer.0.", "layer.0._checkpoint_wrapped_module."),
 }
 
@@ -42,6 +44,16 @@ def test_prefixes_of_wrappers_are_stripped(rename: Callable[[str], str], tmp_pat
     model, _ = load(checkpoint(tmp_path / "model", rename))
     for name, value in tiny_model().state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
+
+
+def test_blocks_that_the_config_does_not_have_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    folder = checkpoint(tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 2}))
+    load(folder)
+    assert any(
+        "weights of blocks that its config.json does not have ('encoder.layer.2." in said for said in caplog.messages
+    )
 
 
 def test_weights_of_which_none_fits_are_refused(tmp_path: Path):
