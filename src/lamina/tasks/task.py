@@ -22,6 +22,7 @@ from lamina.tasks.base import (
 )
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of
+from lamina.tasks.naming_checks import check_spec, input_column, warn_of_cases
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.rows_in_memory import named_parts, rows_of
 from lamina.tasks.sampling import SampleSize, subsample_rows
@@ -371,7 +372,7 @@ class Task:
             True,
             positive_name(positive),
         )
-        spec = ColumnSpec(kind, _input_column(text, inputs), label, *how)
+        spec = ColumnSpec(kind, input_column(text, inputs), label, *how)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
         name = name or Path(first if isinstance(first, str | Path) else first[0]).stem
@@ -446,7 +447,7 @@ class Task:
             True,
             positive_name(positive),
         )
-        spec = ColumnSpec(kind, _input_column(text, inputs), label, *how)
+        spec = ColumnSpec(kind, input_column(text, inputs), label, *how)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in splits.items()}
         return _assemble(
             spec,
@@ -511,15 +512,6 @@ class Task:
         ).sized(image_size)
 
 
-def _input_column(text: str | int, inputs: str | int | None) -> str | int:
-    """Return the column of the inputs, which the user has named by `inputs`, or by `text`; ConfigError if by both."""
-    if inputs is None:
-        return text
-    if text not in ("sentence", inputs):
-        raise ConfigError(f"task: text is {text!r} and inputs is {inputs!r}; both name the same column. Give one.")
-    return inputs
-
-
 def _assemble(
     spec: ColumnSpec,
     tables: Mapping[str, Table],
@@ -537,7 +529,7 @@ def _assemble(
     there is only one class; ConfigError if an option does not fit the kind; and UnknownNameError for an unknown metric.
     """
     kind = spec.kind
-    _check_spec(spec)
+    check_spec(spec)
     check_label_all_tokens(label_all_tokens, kind)
     spec = with_declared_names(spec, tables)
     named = bool(spec.labels)
@@ -547,7 +539,7 @@ def _assemble(
     if len(labels) == 1 and "train" in splits and is_one_class:
         raise DataError(f"task {name}: '{labels[0]}' is its only class; a task needs at least two classes.")
     if not named:
-        _warn_of_cases(name, labels)
+        warn_of_cases(name, labels)
     if not isinstance(metrics, tuple):
         metrics = metrics_of(kind, problem_type, labels, metrics, spec.positive, f"task {name}")
     if "train" in splits and spec.all_columns and len(splits["train"]) == len(tables["train"]):
@@ -581,37 +573,7 @@ def _assemble(
     return task
 
 
-def _warn_of_cases(name: str, labels: Sequence[str]) -> None:
-    """Log a warning for class names that differ in nothing but upper and lower case, which may be one class."""
-    first: dict[str, str] = {}
-    for label in labels:
-        if (other := first.setdefault(label.casefold(), label)) != label:
-            logger.warning("task %s: the classes '%s' and '%s' differ in upper and lower case only", name, other, label)
-
-
 def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:
     """Return the names of the classes that no row has; `classes` has the class ids of each row."""
     seen = set(chain.from_iterable(classes))
     return [name for number, name in enumerate(names) if number not in seen]
-
-
-def _check_spec(spec: ColumnSpec) -> None:
-    """Check that a kind allows the user's choices, as far as that can be known without the data.
-
-    Raises:
-        UnknownNameError: If the kind has no such problem type, or no such value of `missing_labels`.
-        ConfigError: If a label is named twice, or the kind has no running text or no pairs.
-    """
-    kind, labels = spec.kind, spec.labels
-    if spec.missing_labels is not None:
-        check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
-    if spec.problem_type is not None:
-        check_known("task", [spec.problem_type], kind.problem_types, "problem type")
-    if labels is not None and (not labels or len(set(labels)) < len(labels)):
-        raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class needs its own name.")
-    if spec.by_row and not kind.sequential:
-        raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
-    if spec.separator is not None and (not spec.separator or "multi_label" not in kind.problem_types):
-        raise ConfigError(f"task: separator is {spec.separator!r}; it is a sign between labels, for 'multi_label'.")
-    if spec.text_pair is not None and not kind.reads_pairs:
-        raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text per row.")

@@ -1,0 +1,54 @@
+"""Check how a user names columns, classes and options of a task, before and after its data is read."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from lamina.errors import ConfigError, check_known
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from lamina.tasks.base import ColumnSpec
+
+logger = logging.getLogger(__name__)
+
+
+def input_column(text: str | int, inputs: str | int | None) -> str | int:
+    """Return the column of the inputs, which the user has named by `inputs`, or by `text`; ConfigError if by both."""
+    if inputs is None:
+        return text
+    if text not in ("sentence", inputs):
+        raise ConfigError(f"task: text is {text!r} and inputs is {inputs!r}; both name the same column. Give one.")
+    return inputs
+
+
+def warn_of_cases(name: str, labels: Sequence[str]) -> None:
+    """Log a warning for class names that differ in nothing but upper and lower case, which may be one class."""
+    first: dict[str, str] = {}
+    for label in labels:
+        if (other := first.setdefault(label.casefold(), label)) != label:
+            logger.warning("task %s: the classes '%s' and '%s' differ in upper and lower case only", name, other, label)
+
+
+def check_spec(spec: ColumnSpec) -> None:
+    """Check that a kind allows the user's choices, as far as that can be known without the data.
+
+    Raises:
+        UnknownNameError: If the kind has no such problem type, or no such value of `missing_labels`.
+        ConfigError: If a label is named twice, or the kind has no running text or no pairs.
+    """
+    kind, labels = spec.kind, spec.labels
+    if spec.missing_labels is not None:
+        check_known("task", [spec.missing_labels], kind.missing, "missing_labels")
+    if spec.problem_type is not None:
+        check_known("task", [spec.problem_type], kind.problem_types, "problem type")
+    if labels is not None and (not labels or len(set(labels)) < len(labels)):
+        raise ConfigError(f"task: labels are {', '.join(labels) or 'none'}; every class needs its own name.")
+    if spec.by_row and not kind.sequential:
+        raise ConfigError(f"task: by_row is set for a task of kind {spec.kind}; it is for running text.")
+    if spec.separator is not None and (not spec.separator or "multi_label" not in kind.problem_types):
+        raise ConfigError(f"task: separator is {spec.separator!r}; it is a sign between labels, for 'multi_label'.")
+    if spec.text_pair is not None and not kind.reads_pairs:
+        raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text per row.")
