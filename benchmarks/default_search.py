@@ -79,7 +79,7 @@ def main() -> None:
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
     rows: list[dict[str, Any]] = []
-    for size in arguments.rows:
+    for size in arguments.rows if len(table) else ():
         wide = table[table["rows"] == size].pivot_table("score", "set", "method", sort=False)
         for method in wide.mean().sort_values(ascending=False).index:
             apart = wide[method] - wide["default"]

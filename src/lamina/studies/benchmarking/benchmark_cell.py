@@ -250,7 +250,7 @@ class _States:
 
     def train(self, method: str, make: ReaderOf) -> list[Row]:
         """Train a reader for every seed, all at the same time, and return a row for each."""
-        readers = {f"{method}-{seed}": make(self._task, seed) for seed in self._settings.seeds}
+        readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)
         task = replace(self._task, splits={"train": self._task.split("train")})
         states = {group.inputs.digest: group.states for group in self._groups.values() if group.states is not None}
