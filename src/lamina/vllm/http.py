@@ -71,6 +71,27 @@ def install_completion(serving: Any, layout: Layout) -> None:
     serving.completion_stream_generator = stream_with_answers
 
 
+def install_responses(serving: Any, _layout: Layout) -> None:
+    """Let responses of `/v1/responses` say that a monitor ended the text; `serving` is an `OpenAIServingResponses`.
+
+    Their status is then "incomplete", for the reason "content_filter", and the field `lamina` has the answers.
+    """
+    full = serving.responses_full_generator
+
+    async def full_with_reason(request: Any, params: Any, results: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+        from openai.types.responses.response import IncompleteDetails
+
+        response = await full(request, params, results, context, *args, **kwargs)
+        last = getattr(context, "last_output", None)
+        answers: Answers | None = getattr(last, KEY, None)
+        if answers is not None and answers.ended_by is not None and hasattr(response, "incomplete_details"):
+            response.status, response.incomplete_details = "incomplete", IncompleteDetails(reason="content_filter")
+            response.lamina = answers.to_dict()
+        return response
+
+    serving.responses_full_generator = full_with_reason
+
+
 def install_pooling(serving: Any, layout: Layout) -> None:
     """Add the field `lamina` to the texts of a response of `/pooling`, `/v1/embeddings` or `/classify`.
 

@@ -88,6 +88,7 @@ def _start_frontend(engine: Any) -> None:
     if (layout := _layout(engine.vllm_config)) is not None:
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
         from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
+        from vllm.entrypoints.openai.responses.serving import OpenAIServingResponses
         from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
         from vllm.outputs import ClassificationRequestOutput, EmbeddingRequestOutput
 
@@ -99,6 +100,7 @@ def _start_frontend(engine: Any) -> None:
         # the routes of a server are made after its engine
         _hook(OpenAIServingChat, "__init__", after=partial(_start_route, http.install_chat))
         _hook(OpenAIServingCompletion, "__init__", after=partial(_start_route, http.install_completion))
+        _hook(OpenAIServingResponses, "__init__", after=partial(_start_route, http.install_responses))
         _hook(PoolingBaseServing, "__init__", after=partial(_start_route, http.install_pooling))
 
 
@@ -121,7 +123,7 @@ def _start_worker(runner: Any) -> None:
     if (layout := _layout(runner.vllm_config)) is not None:
         from lamina.vllm import pooling_models, worker
 
-        (pooling_models if layout.pooling else worker).install(runner, layout)
+        worker.install(runner, layout, pooling_models.TextReaders if layout.pooling else worker.EngineReaders)
 
 
 def _refuse_second_runner(runner: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -14,40 +14,14 @@ from lamina.errors import ConfigError
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.vllm.layout import Layout
-from lamina.vllm.refusals import check_engine
 from lamina.vllm.taps import tap
-from lamina.vllm.worker import ATTRIBUTE, StepScores, load_bank
+from lamina.vllm.worker import StepScores, load_bank
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
     from lamina.bank import ReaderBank
     from lamina.layers import LayerStack
-
-
-def install(runner: Any, layout: Layout) -> None:
-    """Make a model runner of a pooling model run readers on each text; called after its model was loaded.
-
-    Args:
-        runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
-        layout: The readers to run.
-
-    Raises:
-        ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
-        BaseMismatchError: If the bank was trained on another model.
-    """
-    check_engine(runner.vllm_config)
-    readers = TextReaders(layout, runner)
-    pool, parallel = runner._pool, runner.vllm_config.parallel_config
-    answers = parallel.rank % parallel.tensor_parallel_size == 0  # workers that share the weights have equal states
-
-    def pool_and_answer(hidden_states: Tensor, tokens: int, *args: Any, **kwargs: Any) -> Any:
-        scores = readers.read_step(hidden_states[:tokens]) if answers else {}
-        output = pool(hidden_states, tokens, *args, **kwargs)
-        setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
-        return output
-
-    runner._pool = pool_and_answer
 
 
 @final
@@ -59,6 +33,8 @@ class TextReaders:
         runner: The model runner.
     """
 
+    method: ClassVar[str] = "_pool"
+
     def __init__(self, layout: Layout, runner: Any) -> None:
         self._layout, self._runner = layout, runner
         bank, stack = load_bank(layout, runner, _check_readers)
@@ -69,14 +45,15 @@ class TextReaders:
         self._begun: dict[str, list[list[Tensor]]] = {}  # request id -> states of each piece of its text, by layer
 
     @torch.inference_mode()
-    def read_step(self, last: Float[Tensor, "tokens width"]) -> dict[str, StepScores]:
+    def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
         """Return request id -> scores of the texts that end in the step that the model has just computed.
 
         Args:
-            last: The model's output: states of the last layer, of all requests one after the other.
+            hidden: The model's output: states of the last layer, of all requests one after the other, then padding.
+            tokens: Number of tokens without padding.
         """
-        batch, count = self._runner.input_batch, len(last)
-        states = [*self._taps.states(range(self._depth), count), last]
+        batch = self._runner.input_batch
+        states = [*self._taps.states(range(self._depth), tokens), hidden[:tokens]]
         scheduled = self._runner.query_start_loc.np[: batch.num_reqs + 1].tolist()
         ended: dict[str, list[Tensor]] = {}
         ids: dict[str, Tensor] = {}

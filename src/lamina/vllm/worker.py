@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast, final
 
 import numpy as np
 import torch
@@ -44,29 +44,46 @@ class StepScores(NamedTuple):
     prompt: bytes | None
 
 
-def install(runner: Any, layout: Layout) -> None:
-    """Make a model runner of vLLM score the tokens of each step; called after its model was loaded.
+class StepReaders(Protocol):
+    """The readers of a bank in one engine.
+
+    Attributes:
+        method: Name of the runner's method whose output carries the scores of a step.
+    """
+
+    method: ClassVar[str]
+
+    def __init__(self, layout: Layout, runner: Any) -> None: ...
+
+    def read_step(self, *args: Any) -> dict[str, StepScores]:
+        """Return request id -> scores of the step that the model has just computed; `args` are those of the method."""
+        ...
+
+
+def install(runner: Any, layout: Layout, kind: type[StepReaders]) -> None:
+    """Make a model runner of vLLM run readers on each step; called after its model was loaded.
 
     Args:
         runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
         layout: The readers to run.
+        kind: How they read: the tokens of a text that is written, or whole texts.
 
     Raises:
         ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
         BaseMismatchError: If the bank was trained on another model.
     """
     check_engine(runner.vllm_config)
-    readers = EngineReaders(layout, runner)
-    sample_tokens, parallel = runner.sample_tokens, runner.vllm_config.parallel_config
+    readers = kind(layout, runner)
+    original, parallel = getattr(runner, kind.method), runner.vllm_config.parallel_config
     answers = parallel.rank % parallel.tensor_parallel_size == 0  # workers that share the weights have equal states
 
-    def sample_and_score(grammar_output: object) -> object:
-        scores = readers.read_step() if answers and runner.execute_model_state is not None else {}
-        output = sample_tokens(grammar_output)
+    def run_and_score(*args: Any, **kwargs: Any) -> Any:
+        scores = readers.read_step(*args) if answers else {}
+        output = original(*args, **kwargs)
         setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
         return output
 
-    runner.sample_tokens = sample_and_score
+    setattr(runner, kind.method, run_and_score)
 
 
 @final
@@ -81,6 +98,8 @@ class EngineReaders:
         layout: The readers to run.
         runner: The model runner.
     """
+
+    method: ClassVar[str] = "sample_tokens"
 
     def __init__(self, layout: Layout, runner: Any) -> None:
         self._layout, self._runner = layout, runner
@@ -108,12 +127,14 @@ class EngineReaders:
         self._answered: set[str] = set()  # requests whose prompt the readers of whole prompts have answered
 
     @torch.inference_mode()
-    def read_step(self) -> dict[str, StepScores]:
+    def read_step(self, *_args: object) -> dict[str, StepScores]:
         """Score the tokens of the step that the model has just computed; return request id -> scores to send.
 
         The scores of a request begin with those of cached tokens, if the prefix cache provided some.
         """
         runner = self._runner
+        if runner.execute_model_state is None:  # the step had no tokens
+            return {}
         state, batch = runner.execute_model_state, runner.input_batch
         scheduled = [state.scheduler_output.num_scheduled_tokens[request] for request in batch.req_ids]
         ends = np.cumsum(scheduled)
