@@ -23,6 +23,7 @@ from engines import (
     prompts_of,
     watchdog,
 )
+from vllm.config import VllmConfig
 
 from lamina import load, save, truncate_
 from lamina.errors import BaseMismatchError, ConfigError, StoreError
@@ -168,3 +169,10 @@ def test_what_cannot_work_is_refused_before_the_engine_starts(folders: Folders, 
         engine(*folders, pipeline_parallel_size=2),
     ):
         pass
+
+
+def test_compiled_code_is_kept_under_the_layers_that_it_returns():
+    """A bank that replaces another in its folder may read other layers; code kept for the old ones returns those."""
+    bank = {"lamina": {"bank": "folder"}}
+    settings = [bank, bank | {"lamina_layers": [0]}, bank | {"lamina_layers": [2]}]
+    assert len({VllmConfig(additional_config=setting).compute_hash() for setting in settings}) == 3
