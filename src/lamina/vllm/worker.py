@@ -53,20 +53,18 @@ class StepReaders(Protocol):
 
     method: ClassVar[str]
 
-    def __init__(self, layout: Layout, runner: Any) -> None: ...
-
     def read_step(self, *args: Any) -> dict[str, StepScores]:
         """Return request id -> scores of the step that the model has just computed; `args` are those of the method."""
         ...
 
 
-def install(runner: Any, layout: Layout, kind: type[StepReaders]) -> None:
+def install(runner: Any, layout: Layout, kind: Callable[[Layout, Any], StepReaders]) -> None:
     """Make a model runner of vLLM run readers on each step; called after its model was loaded.
 
     Args:
         runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
         layout: The readers to run.
-        kind: How they read: the tokens of a text that is written, or whole texts.
+        kind: Class of the readers: of the tokens of a text that is written, or of whole texts.
 
     Raises:
         ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
@@ -74,7 +72,7 @@ def install(runner: Any, layout: Layout, kind: type[StepReaders]) -> None:
     """
     check_engine(runner.vllm_config)
     readers = kind(layout, runner)
-    original, parallel = getattr(runner, kind.method), runner.vllm_config.parallel_config
+    original, parallel = getattr(runner, readers.method), runner.vllm_config.parallel_config
     answers = parallel.rank % parallel.tensor_parallel_size == 0  # workers that share the weights have equal states
 
     def run_and_score(*args: Any, **kwargs: Any) -> Any:
@@ -83,7 +81,7 @@ def install(runner: Any, layout: Layout, kind: type[StepReaders]) -> None:
         setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
         return output
 
-    setattr(runner, kind.method, run_and_score)
+    setattr(runner, readers.method, run_and_score)
 
 
 @final
