@@ -257,6 +257,7 @@ def _detail(result: Result) -> str:
         return "; ".join((stacks, *result.get("forms", ())))
     reason = re.sub(r"^UnsupportedModelError: .*? is not supported; ", "", result["reason"])
     reason = re.sub(r"(?<=[.)]) (Use|Give|Check|Load) .*", "", reason)
+    reason = re.sub(r"'/[^']*'?", "its folder", reason)  # where packages are installed here
     return re.sub(r"\s+", " ", reason).replace("|", "\\|")
 
 

@@ -54,12 +54,13 @@ ROWS: dict[str, Settings] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "qwen4_exp_text": {
         "indexer_n_heads": HEADS,
-        "indexer_kv_heads": GROUPS,
+        "indexer_kv_heads": 1,
         "indexer_head_dim": HEAD,
         "indexer_budget": 8,
         "indexer_compress_ratio": 2,
     },
     "step3p5": {"sliding_window": 8},
+    "xmod": {"default_language": "en_XX"},
 }
 
 
