@@ -248,7 +248,8 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
         raise NoInputError(f"it reads spectrograms, and its config has none of {', '.join(_BINS)}")
     positions = _count(model, "max_source_positions")
     if _count(model, "num_mel_bins") and positions:
-        return {"input_features": torch.randn(1, bins, 2 * positions, generator=rng)}
+        features = torch.randn(1, bins, 2 * positions, generator=rng)
+        return {"input_features": features, "input_features_mask": torch.ones(1, 2 * positions, dtype=torch.long)}
     # some encoders read windows of frames, or want a number of frames that they can divide
     length = tokens * max(4, 2 * _count(model, "n_window"), _count(model, "subsampling_factor"))
     mask = torch.ones(2, length, dtype=torch.long)
