@@ -2,7 +2,10 @@ import pytest
 import torch
 import transformers
 from tests.support import toys
+from tests.support.small_configs import small_config
 from tests.support.tiny import FAMILIES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from lamina.errors import UnsupportedModelError
 from lamina.layers import stacks
@@ -93,3 +96,13 @@ def test_a_model_that_also_sees_is_read_as_text():
     )
     found = stacks(transformers.LlavaForConditionalGeneration(config))
     assert found["main"].scope_path == "model.language_model"
+
+
+@pytest.mark.parametrize(
+    ("name", "full"), [("bros", True), ("glmasr_encoder", True), ("moonshine", False), ("lfm3_vl_vision", False)]
+)
+def test_boxes_spectrograms_waveforms_and_packed_patches_fit(name: str, full: bool):
+    config = small_config(CONFIG_MAPPING[name])
+    model = MODEL_MAPPING[type(config)](config).eval()
+    assert all(stack.depth > 1 for stack in stacks(model).values())
+    assert probe_input(model, 7, seed=0).is_full == full  # remembered, as the model does not run on the other input
