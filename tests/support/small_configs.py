@@ -49,7 +49,12 @@ ROWS: dict[str, Settings] = {
     "emu3": {"vocabulary_map": {"<image>": 5}},
     "gemma3n_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
     "gpt_neo": {"attention_types": [[["global", "local"], DEPTH // 2]]},
-    "granite4_vision": {"deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [2, 3]},
+    "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": HEAD},
+    "granite4_vision": {
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[0, 0], [1, 1]],
+        "spatial_target_layers": [2, 3],
+    },
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "qwen4_exp_text": {
@@ -164,7 +169,7 @@ _SMALL = {  # settings that no rule fits
     "crop_size": 64,
     "first_k_dense_replace": 1,
     "frames_per_clip": 4,
-    "index_topk": 8,
+    "index_topk": 128,
     "n_group": 1,
     "num_frames": 4,
     "num_kv_shared_layers": 2,
