@@ -99,10 +99,16 @@ def test_a_model_that_also_sees_is_read_as_text():
 
 
 @pytest.mark.parametrize(
-    ("name", "full"), [("bros", True), ("glmasr_encoder", True), ("moonshine", False), ("lfm3_vl_vision", False)]
+    ("name", "variant", "full"),
+    [
+        ("bros", "small", True),
+        ("glmasr_encoder", "small", True),
+        ("moonshine", "default width", False),
+        ("lfm3_vl_vision", "small", False),
+    ],
 )
-def test_boxes_spectrograms_waveforms_and_packed_patches_fit(name: str, full: bool):
-    config = small_config(CONFIG_MAPPING[name])
+def test_boxes_spectrograms_waveforms_and_packed_patches_fit(name: str, variant: str, full: bool):
+    config = small_config(CONFIG_MAPPING[name], variant)
     model = MODEL_MAPPING[type(config)](config).eval()
     assert all(stack.depth > 1 for stack in stacks(model).values())
     assert probe_input(model, 7, seed=0).is_full == full  # remembered, as the model does not run on the other input
