@@ -75,7 +75,8 @@ def main() -> None:
     ]
     settings: dict[str, Any] = {"seeds": arguments.seeds, "max_length": arguments.max_length}
     settings["candidates"] = arguments.candidates
-    table, failures = run_cells(cells, settings=settings, output=arguments.output, resume=True, progress=False)
+    done: Any = run_cells(cells, settings=settings, output=arguments.output, resume=True, progress=False)
+    table, failures = done
     for failure in failures:
         print(f"failed: {dict(failure.key)}: {failure.error}")
     rows: list[dict[str, Any]] = []
