@@ -165,7 +165,7 @@ def auroc(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         [rng.integers(len(own["scores"]["test"]), size=len(own["scores"]["test"])) for own in results]
         for _ in range(RESAMPLES)
     ]
-    means = dict[str, Array]()
+    means: dict[str, Array] = {}
     for method in METHODS:
         labels = [np.array([bad for _, bad in own["scores"]["test"]]) for own in results]
         scores = [
