@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
 from lamina.serve.generation.prompts import generates_text
@@ -15,6 +16,7 @@ from lamina.tasks import kind_of
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
+    from lamina.bank import ReaderBank
     from lamina.serve.scheduler import ServedBank
     from lamina.serve.settings import Settings
 
@@ -57,6 +59,8 @@ def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "t
         "device": bank.device.type,
         "max_input_length": limit,
         "writes_text": generates_text(bank),
+        "chats": generates_text(bank) and bool(tokenizer_of(bank.processor).chat_template),
+        "monitors": {monitor: _monitor_info(bank, monitor) for monitor in bank.monitors},
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
         "tasks": {task: _task_info(served, task, limit) for task in bank},
         "backend": backend,
@@ -83,6 +87,22 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
         "weights": weights[task],
         "metric": reader.info.get("metric"),
         "fingerprint": fingerprints[reader.stack],
+    }
+
+
+def _monitor_info(bank: ReaderBank, name: str) -> dict[str, JSON]:
+    """Return the part of `info_of` about the saved monitor called `name`."""
+    monitor = bank.monitors[name]
+    own, rates = getattr(monitor, "second", monitor), monitor.calibration
+    problem = bank[monitor.reader].config.head.problem_type
+    return {
+        "readers": list(monitor.readers),
+        "flag": list(own.flag),
+        "scale": own.scale,
+        "bounded": own.scale == "probability" and problem != "regression",
+        "threshold": monitor.threshold,
+        "false_positive_rate": rates and rates.false_positive_rate,
+        "recall": rates and rates.recall,
     }
 
 

@@ -60,7 +60,10 @@ def page_of() -> tuple[str, str]:
     # The report's styles come first: both pages look alike, and this page's own rules override them.
     static, report = files("lamina.serve") / "static", files("lamina.report") / "templates"
     css = "".join((folder / "page.css").read_text(encoding="utf-8") for folder in (report, static))
-    early, js = (path.read_text(encoding="utf-8") for path in (report / "theme.js", static / "page.js"))
+    early, writer, page = (
+        path.read_text(encoding="utf-8") for path in (report / "theme.js", static / "write.js", static / "page.js")
+    )
+    js = writer + page
     html = (static / "page.html").read_text(encoding="utf-8")
     for name, text in {"version": version("lamina"), "css": css, "early": early, "js": js}.items():
         html = html.replace(f"{{{{{name}}}}}", text)

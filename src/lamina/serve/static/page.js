@@ -77,8 +77,10 @@
     sessionStorage.removeItem("lamina-key");
     byId("unlock").hidden = false;
     byId("ask").hidden = true;
+    writer.hide();
     byId("key").focus();
   };
+  const writer = newWriter({ byId, make, quiet, authorization, lock, readable, showProblem });
   byId("unlock").addEventListener("submit", (event) => {
     event.preventDefault();
     const key = byId("key").value.trim();
@@ -193,7 +195,10 @@
   byId("ask").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) byId("ask").requestSubmit();
   });
-  addEventListener("hashchange", () => bank && restore());
+  addEventListener("hashchange", () => {
+    if (bank?.writes_text) writer.begin(bank);
+    if (bank) restore();
+  });
 
   // Before the first question: examples, and the labels of each reader
 
@@ -375,7 +380,8 @@
     showExamples();
     showReaders();
     byId("ask").hidden = false;
-    if (!restore()) (hasText ? byId("text") : byId("file")).focus();
+    if (bank.writes_text) writer.begin(bank);
+    if (!restore() && !bank.writes_text) (hasText ? byId("text") : byId("file")).focus();
   };
   start();
 })();
