@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from lamina.train.grid import RunSpec
 
 # options that do not change what a run learns, so that a run may be resumed with other values
-_UNCHECKED = {"resume", "progress", "tensorboard", "save_steps", "num_workers", "cache_dir"}
+_UNCHECKED = {"resume", "progress", "tensorboard", "trackers", "save_steps", "num_workers", "cache_dir"}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import random
 import statistics
 import sys
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,15 +43,15 @@ _SHOWN = 6  # most learners that a progress line names
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """Return the Accelerator of a run, with its device and processes; it writes TensorBoard events to `output`.
+    """Return the Accelerator of a run, with its device and processes; its trackers write to `output`, if it is given.
 
     `autocast` sets the mixed precision, because accelerate would fix it for the whole process.
     """
     check_device(options, output)
     cpu = not torch.cuda.is_available()
-    if not options.tensorboard:
+    if not (trackers := options.all_trackers()):
         return Accelerator(cpu=cpu)
-    return Accelerator(cpu=cpu, log_with="tensorboard", project_dir=output)
+    return Accelerator(cpu=cpu, log_with=list(trackers), project_dir=output)
 
 
 def join_processes() -> None:
@@ -66,12 +67,17 @@ def check_device(options: FitOptions, output: Path | None) -> None:
     """Check that this machine has what the options need.
 
     Raises:
-        ConfigError: If float16 is set without a GPU, or TensorBoard without an output folder.
+        ConfigError: If float16 is set without a GPU, TensorBoard without an output folder, or a tracker that is not
+            installed.
         MissingExtraError: If TensorBoard is set and not installed.
     """
     if options.precision == "float16" and not torch.cuda.is_available():
         raise ConfigError("fit: precision is 'float16' and there is no GPU, which it needs. Use 'bfloat16'.")
-    if not options.tensorboard:
+    trackers = options.all_trackers()
+    for name in trackers:
+        if name != "tensorboard" and find_spec(name) is None:
+            raise ConfigError(f"fit: trackers has '{name}', which is not installed. Run pip install {name}.")
+    if "tensorboard" not in trackers:
         return
     if output is None:
         raise ConfigError("fit: tensorboard is set but no output folder; events are written there.")

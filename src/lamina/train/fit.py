@@ -80,6 +80,7 @@ def fit(  # noqa: PLR0913
     save_steps: int | None = None,
     resume: bool = False,
     tensorboard: bool = False,
+    trackers: Sequence[str] = (),
     progress: bool = True,
     **unknown: object,
 ) -> FitResult:
@@ -161,6 +162,8 @@ def fit(  # noqa: PLR0913
         save_steps: Also save a checkpoint every this number of steps. None: after epochs only.
         resume: Continue from the newest checkpoint in the output folder, if there is one.
         tensorboard: Write TensorBoard events into the output folder.
+        trackers: Experiment trackers that get the scores after each epoch: "tensorboard", "mlflow", "trackio" or
+            "wandb". Each package is installed by the user, and configured as it is elsewhere.
         progress: Show a progress bar on standard error.
         **unknown: Other keywords raise UnknownNameError, which suggests the nearest option.
 
@@ -217,6 +220,7 @@ def fit(  # noqa: PLR0913
         save_steps=save_steps,
         resume=resume,
         tensorboard=tensorboard,
+        trackers=trackers,
         progress=progress,
         **unknown,
     )

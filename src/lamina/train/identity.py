@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     """Where a fact belongs ("in 'cola'" for a learner, "" for the whole run) -> name of the fact -> value."""
 
 # Options that may change when a run resumes. Epochs and learning rates are compared learner by learner instead.
-_FREE = {"epochs", "learning_rate", "resume", "progress", "tensorboard", "save_steps", "eval_batch_size"}
+_FREE = {"epochs", "learning_rate", "resume", "progress", "tensorboard", "trackers", "save_steps", "eval_batch_size"}
 _FREE |= {"cache_dir", "num_workers", "test"}
 _SHOWN = 200  # characters of a value in a message
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
@@ -157,6 +157,7 @@ class FitOptions(PassOptions):
     save_steps: Count | None = None
     resume: bool = False
     tensorboard: bool = False
+    trackers: Sequence[Literal["tensorboard", "mlflow", "trackio", "wandb"]] = ()
     progress: bool = True
 
     def check_use(self, op: str, kinds: Iterable[Kind], *, bank: bool, train_base: bool = False) -> None:
@@ -181,6 +182,10 @@ class FitOptions(PassOptions):
         """Return how to encode one part for training or scoring; `seed` decides masked tokens and image crops."""
         options = super().encode_options(part, max_length)
         return replace(options, seed=self.seed, augment=self.augment)
+
+    def all_trackers(self) -> list[str]:
+        """Return the names of the trackers that get the scores; `tensorboard` adds TensorBoard."""
+        return list(dict.fromkeys([*(["tensorboard"] if self.tensorboard else []), *self.trackers]))
 
     @property
     def moments(self) -> int:
