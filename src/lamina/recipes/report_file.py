@@ -97,6 +97,7 @@ class Report:
 
     tables: list[PivotTable]
     figures: list[Curves]
+    monitors: list[TableRow] = field(default_factory=list)  # a row of rates for each monitor of the recipe
     files: list[_Drawn] = field(default_factory=list)  # names of the files that `lamina report` wrote beside it
     format: int = FORMAT  # version of the file's format
 

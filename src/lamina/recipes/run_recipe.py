@@ -25,6 +25,7 @@ from lamina.recipes.expand import expand_recipe
 from lamina.recipes.fit_memory import with_fitted_batches
 from lamina.recipes.load_tasks import load_tasks
 from lamina.recipes.model_size import Sizes
+from lamina.recipes.monitor_keys import monitored_report
 from lamina.recipes.outlines import measured
 from lamina.recipes.paper_tables import pivot
 from lamina.recipes.preflight import check_edits
@@ -168,7 +169,10 @@ def _run(
         if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
             require_packages("recipe", "metrics", "scipy")  # for the intervals over seeds, at the end
         if not is_separate:
-            return session.train(specs, output=folder)
+            run = session.train(specs, output=folder)
+            tasks = {name: copies[0] for name, copies in session.tasks.items()}
+            report = monitored_report(recipe.monitors, run.bank, run.report, run.rows, specs, tasks, folder)
+            return replace(run, report=report)
         check_edits(recipe, specs, session.tasks)
         source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, memory_bytes, options))
         show = _shows_progress(recipe, options) and len(specs) > 1

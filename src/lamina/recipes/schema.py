@@ -27,6 +27,7 @@ from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 from lamina.recipes.edits import arguments_of, check_edit, check_selector, config_of
+from lamina.recipes.monitor_keys import MonitorRecipe, check_monitor
 from lamina.recipes.part import matches, to_patterns
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, fail, raise_first, read_yaml
 from lamina.recipes.table_layouts import (
@@ -364,6 +365,7 @@ class Recipe(Strict):
     only: Annotated[dict[str, list[str]], BeforeValidator(to_patterns)] = Field(default_factory=dict)
     keep: Literal["best", "all", "none"] = "best"  # which fine-tuned models of each task to save in the output folder
     fit: Options = Field(default_factory=dict)
+    monitors: dict[str, MonitorRecipe] = Field(default_factory=dict)  # calibrated on the trained readers, and saved
     table: Annotated[list[TableRecipe], AS_LIST] = Field(default_factory=lambda: [TableRecipe()])  # see `lamina report`
     figure: Annotated[list[FigureRecipe], AS_LIST] = Field(default_factory=list)
 
@@ -382,6 +384,10 @@ class Recipe(Strict):
         for place, options in {("fit",): self.fit, **places}.items() if self.methods else ():
             if "seed" in options:
                 fail(ConfigError(f"seed is {options['seed']}; methods take theirs from 'seeds'"), *place, "seed")
+        readers = {name: list(task.readers) for name, task in self.tasks.items()}
+        for name, monitor in self.monitors.items():
+            with error_at("monitors", name):
+                check_monitor(monitor, readers, shared=not (self.methods or self.separately))
         check_layout(self, whole=info.context is None)
         with error_at("only"):
             check_known("only", self.only, full_only(self, self.only), "key")  # a file has full keys

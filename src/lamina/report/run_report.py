@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known, convert_errors
+from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
 from lamina.report.chart_files import draw_curves
 from lamina.report.importance_charts import draw_importances
@@ -123,6 +124,14 @@ def markdown(table: PivotTable) -> str:
     return "\n".join([*lines, ""])
 
 
+def monitors_markdown(report: Report) -> list[str]:
+    """Return the rates of a recipe's monitors as Markdown; [] if it has none."""
+    if not report.monitors:
+        return []
+    sentences = [f"- {markdown_text(rates_text(row))}" for row in report.monitors]
+    return ["\n".join(["## Monitors", "", *sentences, ""])]
+
+
 def markdown_text(text: str) -> str:
     """Return a text with Markdown's special characters escaped."""
     return _MARKDOWN.sub(r"\\\1", text)
@@ -191,7 +200,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
         charts = [path.name for path in draw_importances(importances, table, stage, formats)]
         images += [f"![Importance of layers]({name})\n" for name in charts if name.endswith(f".{formats[0]}")]
         written = replace(report, files=[MARKDOWN, LATEX, *(name for name, _ in drawn), *charts])
-        write_text(stage / MARKDOWN, "\n".join([*map(markdown, report.tables), *images]))
+        write_text(stage / MARKDOWN, "\n".join([*map(markdown, report.tables), *monitors_markdown(report), *images]))
         write_text(stage / LATEX, "\n".join(map(latex, report.tables)))
         write_report_file(stage / REPORT, written)
     return written

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
+from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import read_report_file
 from lamina.recipes.summary_table import plus_minus
 from lamina.report.chart_files import INTERVAL_SEEDS, curve_rows, drawn_ends, single_runs
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from lamina.recipes.report_file import Cell, Curves, PivotTable, Point
+    from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, TableRow
     from lamina.recipes.summary_table import SummaryRow
     from lamina.utils import JSON
 
@@ -51,7 +52,8 @@ def run_section(folder: Path, label: str) -> Section:
     settings, tasks = _settings(folder), list(dict.fromkeys(row["task"] for row in table))
     base = settings.get("base")
     model = str(base.get("id") or "") if isinstance(base, Mapping) else ""
-    conclusions = _conclusions(table)
+    conclusions = [*_conclusions(table), *map(rates_text, report.monitors)]
+    tables += [_monitors_table(report.monitors)] if report.monitors else []
     return Section(label, "training run", conclusions, drawings, tables, settings, seeds, model=model, tasks=tasks)
 
 
@@ -249,6 +251,13 @@ def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
     ]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
+
+
+def _monitors_table(rows: Sequence[TableRow]) -> DataTable:
+    """Return a table of the page with one row per monitor: its reader, threshold and rates."""
+    columns = ["monitor", "reader", "flag", "threshold", "target", "false_positive_rate", "recall"]
+    columns += ["alarms_per_thousand", "tokens_to_flag", "negatives", "positives"]
+    return DataTable("Monitors", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 
 def _cell(value: object) -> str | float | None:

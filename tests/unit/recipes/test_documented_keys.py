@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from lamina.recipes.monitor_keys import MonitorRecipe
 from lamina.recipes.schema import MethodRecipe, ReaderRecipe, Recipe, TaskRecipe, load_recipe
 from lamina.recipes.table_layouts import FigureRecipe, TableRecipe
 from lamina.studies.run_study import StudyRecipe, load_study_recipe
@@ -23,6 +24,7 @@ SECTIONS = {title: body for title, _, body in (part.partition("\n") for part in 
         ("Keys of a task", [TaskRecipe]),
         ("Keys of a reader", [ReaderRecipe]),
         ("Keys of a method", [MethodRecipe]),
+        ("Keys of a monitor", [MonitorRecipe]),
         ("Keys of a table and a figure", [TableRecipe, FigureRecipe]),
         ("Keys of studies", [StudyRecipe]),
     ],

@@ -1,0 +1,141 @@
+"""The keys of a monitor in a recipe, and its calibration once the readers are trained."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from lamina.errors import ConfigError, check_known, error_context
+from lamina.monitors import AGGREGATIONS, Monitor
+from lamina.prediction.calibrate import calibrate
+from lamina.recipes.report_file import REPORT, write_report_file
+from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at
+from lamina.train.results import sort_key
+from lamina.utils import rank
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from lamina.bank import ReaderBank
+    from lamina.recipes.report_file import Report, TableRow
+    from lamina.tasks.task import Task
+    from lamina.train.grid import RunSpec
+
+logger = logging.getLogger(__name__)
+_NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value)
+
+
+class MonitorRecipe(Strict):
+    """A monitor of a reader of the recipe: its reader is trained, the threshold calibrated, and both are saved."""
+
+    task: str  # name of a task of the recipe
+    reader: str | None = None  # name of a reader of the task; None: its only one
+    flag: str | list[str]  # label or labels to watch for
+    aggregate: Annotated[Fields, _NAMED, checked(AGGREGATIONS.from_dict)] = Field(
+        default_factory=lambda: {"name": "mean_score"}
+    )
+    scale: Literal["probability", "log_odds"] = "log_odds"
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.01  # of false positives
+    guarantee: bool = False  # keep the rate on other texts too, with 95 % confidence
+    split: Literal["train", "validation", "test"] = "validation"  # whose texts choose the threshold
+
+
+def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
+    """Check that the task and the reader of a monitor exist, and are in one bank.
+
+    Args:
+        monitor: The keys of the monitor.
+        readers: Task name -> names of its readers.
+        shared: Whether all readers share one bank.
+
+    Raises:
+        ConfigError: If each reader or method is trained on its own model, or the reader is missing.
+        ValidationError: If the task or the reader does not exist; it says where.
+    """
+    if not shared:
+        raise ConfigError("recipe: a monitor needs a bank; leave out 'methods' and 'separately'.")
+    with error_at("task"):
+        check_known("recipe", [monitor.task], readers, "task")
+    with error_at("reader"):
+        own = readers[monitor.task]
+        if monitor.reader is None and len(own) != 1:
+            raise ConfigError(f"recipe: task '{monitor.task}' has {len(own)} readers; name one of them.")
+        check_known("recipe", [monitor.reader] if monitor.reader else [], own, "reader")
+
+
+def add_monitors(
+    bank: ReaderBank,
+    monitors: Mapping[str, MonitorRecipe],
+    specs: Mapping[str, RunSpec],
+    tasks: Mapping[str, Task],
+    rows: Sequence[TableRow],
+) -> list[TableRow]:
+    """Calibrate the monitors of a recipe on a trained bank, which keeps them; return a row of rates for each.
+
+    Args:
+        bank: The bank.
+        monitors: Monitor name -> keys.
+        specs: Run name -> run, for every reader.
+        tasks: Task name -> task.
+        rows: Rows of results. If a reader has several runs, the one with the best validation score is watched.
+
+    Raises:
+        ConfigError: If a monitor does not fit its reader, or there are too few texts for its rate.
+        UnknownNameError: If the reader does not have a flagged label, or the task no such part.
+    """
+    rates: list[TableRow] = []
+    for name, keys in monitors.items():
+        wanted = {
+            run
+            for run, spec in specs.items()
+            if spec.task == keys.task and keys.reader in (None, spec.settings["method"])
+        }
+        if not wanted:
+            logger.warning("recipe: monitor '%s' is left out, because 'only' chooses no run of its reader.", name)
+            continue
+        best = min(
+            (row for row in rows if row["reader"] in wanted), key=lambda row: sort_key(row["metric"], row["score"])
+        )
+        monitor = Monitor(
+            best["reader"], keys.flag, AGGREGATIONS.from_dict(keys.aggregate), scale=keys.scale, name=name
+        )
+        how: dict[str, Any] = {"false_positive_rate": keys.rate, "split": keys.split, "guarantee": keys.guarantee}
+        with error_context(f"monitor {name}"):
+            found = calibrate(bank, monitor, tasks[keys.task], **how)
+        facts = {} if found.calibration is None else found.calibration.to_dict()
+        rates.append({"monitor": name, "reader": best["reader"], "flag": ", ".join(monitor.flag), **facts})
+    return rates
+
+
+def monitored_report(
+    monitors: Mapping[str, MonitorRecipe],
+    bank: ReaderBank | None,
+    report: Report,
+    rows: Sequence[TableRow],
+    specs: Mapping[str, RunSpec],
+    tasks: Mapping[str, Task],
+    folder: Path | None,
+) -> Report:
+    """Calibrate the monitors of a recipe, save them with the bank, and return the report with their rates.
+
+    `folder` is the output folder; None: nothing is written. For the other arguments see `add_monitors`.
+    """
+    if not monitors or bank is None:
+        return report
+    report = replace(report, monitors=add_monitors(bank, monitors, specs, tasks, rows))
+    if folder is not None and rank() == 0:
+        bank.save_pretrained(folder)
+        write_report_file(folder / REPORT, report)
+    return report
+
+
+def rates_text(row: TableRow) -> str:
+    """Return the rates of a monitor as a sentence."""
+    (low, high), (least, most) = row["false_positive_interval"], row["recall_interval"]
+    flags = f"flags {100 * row['false_positive_rate']:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of the negatives"
+    caught = f"catches {100 * row['recall']:.1f} % ({100 * least:.1f} to {100 * most:.1f}) of the positives"
+    return f"{row['monitor']} {flags} and {caught}, on the {row['split']} part."
