@@ -1,0 +1,217 @@
+"""Choose the thresholds of a cascade: the cheapest one whose recall is not below a stated one."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast, final
+
+import torch
+
+from lamina.errors import ConfigError, check_known, require_packages
+from lamina.monitors import Calibration, Cascade, Monitor
+from lamina.monitors.calibration import check_confidence
+from lamina.prediction.calibrate import TextScores, positives_of, score_texts
+from lamina.prediction.evaluate import scoring_groups
+from lamina.train.bank_runner import BankRunner
+from lamina.train.options import PassOptions
+
+if TYPE_CHECKING:
+    from lamina.bank import ReaderBank
+    from lamina.tasks.task import Task
+
+# fractions of the flagged positives that the first monitor may lose, from the safest cascade to the cheapest
+_LOST = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+
+
+@final
+@dataclass(frozen=True)
+class CascadeChoice:
+    """The cascade that `choose_cascade` chose, and what it saves.
+
+    Attributes:
+        cascade: The cascade; its `calibration` has the rates on the rows that chose no threshold.
+        recall: The recall that was stated.
+        saving: Fraction of the second reader's work that the cascade saves, after the work of the first reader. Work
+            counts the parameters that each reader multiplies per token.
+        alone: Rates of the second monitor alone, on the same rows.
+        considered: Number of cascades whose recall was tested.
+    """
+
+    cascade: Cascade
+    recall: float
+    saving: float
+    alone: Calibration
+    considered: int
+
+    def sentence(self) -> str:
+        """Return what the cascade is worth, as a sentence."""
+        rates = cast("Calibration", self.cascade.calibration)
+        low, high = rates.recall_interval
+        caught = f"catches {100 * rates.recall:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of the positives"
+        flags = f"flags {100 * rates.false_positive_rate:.1f} % of the negatives"
+        asked = f"runs the second reader on {100 * (rates.asked or 0):.1f} % of the tokens"
+        alone = f"The second monitor alone catches {100 * self.alone.recall:.1f} %"
+        return f"The cascade {caught}, {flags} and {asked}, which saves {100 * self.saving:.0f} % of its work. {alone}."
+
+
+def choose_cascade(  # noqa: PLR0913
+    bank: ReaderBank,
+    first: Monitor,
+    second: Monitor,
+    task: Task,
+    *,
+    recall: float,
+    false_positive_rate: float = 0.01,
+    split: str = "validation",
+    positive: str | Sequence[str] | None = None,
+    confidence: float = 0.95,
+    name: str = "cascade",
+    seed: int = 0,
+    store: bool = True,
+    batch_size: int = 32,
+    max_length: int | None = None,
+    progress: bool = False,
+) -> CascadeChoice:
+    """Choose the cheapest cascade of two monitors whose recall is not below a stated one.
+
+    Half of the rows choose the thresholds: that of the first monitor, by the fraction of the positives that it may
+    lose, and that of the second, for the rate of false positives. On the other half, cascades are tested from the
+    safest to the cheapest, and the first whose recall cannot be shown to be at least `recall` ends the search. So with
+    the given confidence the recall on other texts of the same kind is at least the stated one.
+
+    Args:
+        bank: The bank with both readers, trained.
+        first: The cheap monitor, for example of a reader of a low layer.
+        second: The dear monitor.
+        task: Labelled texts.
+        recall: The least recall, above 0 and below 1.
+        false_positive_rate: Fraction of the negative texts that may be flagged.
+        split: Part of the task. It should be one that no reader was trained on.
+        positive: Labels of the texts that should be flagged. None: the labels that the second monitor flags.
+        confidence: Probability with which the recall holds, and confidence level of the intervals.
+        name: Name of the cascade.
+        seed: Seed of the division into halves.
+        store: Keep the cascade in `bank.monitors`.
+        batch_size: Rows per pass.
+        max_length: Tokens per window. None: as in training.
+        progress: Show a progress bar.
+
+    Returns:
+        The cascade, its rates and what it saves.
+
+    Raises:
+        ConfigError: If a rate is out of range, the first reader is not smaller than the second, there are too few
+            texts, or no cascade keeps the recall.
+        UnknownNameError: If a reader, label or part of the task does not exist.
+
+    Source:
+        Fixed-sequence testing as in Angelopoulos et al. 2021, "Learn then Test", arXiv:2110.01052.
+    """
+    op = "choose_cascade"
+    check_confidence(confidence)
+    if not 0 < recall < 1:
+        raise ConfigError(f"{op}: recall is {recall}; it must be above 0 and below 1, such as 0.9.")
+    require_packages(op, "metrics", "scipy")
+    check_known(op, [first.reader, second.reader], bank, "reader")
+    costs = _work(bank, first.reader), _work(bank, second.reader)
+    if costs[0] >= costs[1]:
+        problem = f"reader '{first.reader}' multiplies {costs[0]} parameters per token, '{second.reader}' {costs[1]}"
+        raise ConfigError(f"{op}: {problem}; the first must be smaller. Exchange them, or leave the cascade out.")
+    flags = second.flag if positive is None else (positive,) if isinstance(positive, str) else positive
+    check_known(op, flags, task.labels, "label")
+    options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
+    runner = BankRunner(bank, op, None)
+    (group,) = scoring_groups(runner, {first.reader: task}, split, options)
+    labels = positives_of(task, split, flags)
+    halves = _halves(labels, seed)
+    rates: dict[str, Any] = {"confidence": confidence, "task": task.name, "split": split}
+
+    alone = replace(first, name="first", threshold=None), replace(second, name="second", threshold=None)
+    scored = score_texts(runner, group, task, alone, options)
+    dear = _fitted(scored["second"], labels, halves, false_positive_rate, rates)
+    cascades = _candidates(first, second, scored["first"], labels, halves[0])
+    named = {str(cascade.name): cascade for cascade in cascades}
+    scored = score_texts(runner, group, task, list(named.values()), options)
+    best: Cascade | None = None
+    considered = 0
+    for key, cascade in named.items():  # from the safest to the cheapest
+        found = _fitted(scored[key], labels, halves, false_positive_rate, rates)
+        considered += 1
+        if _least_recall(found) < recall:
+            break
+        chosen = replace(cascade.second, threshold=found.threshold, calibration=found)
+        best = replace(cascade, second=chosen, name=name)
+    if best is None:
+        low = _least_recall(dear)
+        problem = f"no cascade has a recall of {recall:g} with {confidence:.0%} confidence"
+        raise ConfigError(
+            f"{op}: {problem}; the second monitor alone has {dear.recall:.3g}, at least {low:.3g}. Ask for less."
+        )
+    if store:
+        bank.keep_monitor(best)
+    asked = cast("Calibration", best.calibration).asked or 0.0
+    return CascadeChoice(best, recall, 1 - (costs[0] + asked * costs[1]) / costs[1], dear, considered)
+
+
+def _work(bank: ReaderBank, name: str) -> int:
+    """Return how many parameters a reader multiplies per token."""
+    return sum(parameter.numel() for parameter in bank[name].parameters() if parameter.ndim > 1)
+
+
+def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[int]]:
+    """Return the labelled rows in two halves, each with half of the positives."""
+    halves: tuple[list[int], list[int]] = ([], [])
+    for wanted in (True, False):
+        rows = [row for row, label in enumerate(labels) if label is wanted]
+        random.Random(seed).shuffle(rows)
+        for half, own in zip(halves, (rows[::2], rows[1::2]), strict=True):
+            half.extend(own)
+    return halves
+
+
+def _part(scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]) -> tuple[TextScores, list[bool]]:
+    """Return the scores and labels of some rows."""
+    own = TextScores([scored.running[row] for row in rows], [scored.features[row] for row in rows])
+    return own, [bool(labels[row]) for row in rows]
+
+
+def _fitted(
+    scored: TextScores,
+    labels: Sequence[bool | None],
+    halves: tuple[list[int], list[int]],
+    rate: float,
+    facts: dict[str, Any],
+) -> Calibration:
+    """Return the rates on the second half, with the threshold that the first half chooses for a false positive rate."""
+    choosing, testing = (_part(scored, labels, half) for half in halves)
+    threshold = Calibration.of(choosing[0].highest(), choosing[1], false_positive_rate=rate).threshold
+    own, positive = testing
+    found = Calibration.of(own.highest(), positive, threshold=threshold, asked=own.asked(), **facts)
+    return own.counted(replace(found, target=rate), positive)
+
+
+def _candidates(
+    first: Monitor, second: Monitor, scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]
+) -> list[Cascade]:
+    """Return cascades from the safest to the cheapest: the first monitor may lose more and more of the positives."""
+    own, positive = _part(scored, labels, rows)
+    highest = torch.tensor([score for score, flag in zip(own.highest(), positive, strict=True) if flag])
+    highest = highest[highest.isfinite()].double().sort().values
+    if not len(highest):
+        raise ConfigError("choose_cascade: no positive row has a token that is scored. Check the texts.")
+    lows = dict.fromkeys(float(highest[min(len(highest) - 1, math.floor(lost * len(highest)))]) for lost in _LOST)
+    return [
+        Cascade(replace(first, threshold=low), replace(second, threshold=None), name=f"cascade {number}")
+        for number, low in enumerate(lows)
+    ]
+
+
+def _least_recall(rates: Calibration) -> float:
+    """Return the one-sided lower bound (Clopper-Pearson) of the recall."""
+    from scipy.stats import beta
+
+    hits = round(rates.recall * rates.positives)
+    return float(beta.ppf(1 - rates.confidence, hits, rates.positives - hits + 1)) if hits else 0.0

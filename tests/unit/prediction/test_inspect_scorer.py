@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import ConfigError, MissingExtraError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.heads.token_classification import TokenClassification
+from lamina.monitors import LastScore, Monitor, inspect_scorer
+from lamina.prediction.inspect_scorer import _scores
+
+SAID = [("user", "the film is good"), ("assistant", "it is bad"), ("user", "the film"), ("assistant", "is slow")]
+
+
+def writing_bank(template: str | None = TEMPLATE) -> ReaderBank:
+    bank = ReaderBank(causal_model(), causal_tokenizer(template))
+    bank.add("odd", Reader(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)))
+    bank.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=0.01))
+    return bank.eval()
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None])
+def test_each_reply_has_the_score_of_a_plain_pass_over_the_conversation(template: str | None):
+    bank = writing_bank(template)
+    rows = _scores(bank, bank.monitors, SAID)
+    assert [(row["message"], row["monitor"], row["flagged_at"]) for row in rows] == [(1, "odd", 0), (3, "odd", 0)]
+    if template is None:
+        text, words = "the film is good it is bad the film is slow", (slice(4, 7), slice(9, 11))
+    else:
+        text = "<user> the film is good <reply> it is bad <end> <user> the film <reply> is slow <end>"
+        words = (slice(6, 9), slice(13, 15))
+    batch = bank.processor(text, return_tensors="pt", add_special_tokens=False)
+    scores = bank.monitor_scores(bank.monitors["odd"], batch)[0]
+    for row, at in zip(rows, words, strict=True):
+        stop = at.stop + (template is not None)  # the end token is a part of the reply
+        assert row["score"] == pytest.approx(float(scores[at.start : stop].max()), abs=1e-5)
+
+
+def test_inspect_stores_a_score_for_each_message(tmp_path: Path):
+    inspect_ai = pytest.importorskip("inspect_ai", reason="needs inspect-ai (pip install lamina[inspect])")
+    from inspect_ai.dataset import Sample
+    from inspect_ai.model import ModelOutput, get_model
+
+    bank = writing_bank()
+    model: Any = get_model("mockllm/model", custom_outputs=[ModelOutput.from_content("mockllm/model", "it is bad")])
+    task = inspect_ai.Task(dataset=[Sample(input="the film is good")], scorer=inspect_scorer(bank))
+    (log,) = inspect_ai.eval(task, model=model, log_dir=str(tmp_path), display="none")
+    assert log.status == "success"
+    (sample,) = log.samples
+    (score,) = sample.scores.values()
+    (row,) = score.metadata["messages"]
+    assert row["message"] == 1
+    assert score.value == {"odd": row["score"]}
+    assert row["score"] == pytest.approx(_scores(bank, bank.monitors, SAID[:2])[0]["score"], abs=1e-6)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lamina.errors.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"lamina\[inspect\]"):
+        inspect_scorer(writing_bank())
+    monkeypatch.setattr("lamina.prediction.inspect_scorer.require_packages", lambda *_: None)
+    pytest.importorskip("inspect_ai", reason="needs inspect-ai (pip install lamina[inspect])")
+    bank = writing_bank()
+    bank.drop_monitor("odd")
+    with pytest.raises(ConfigError, match=r"inspect_scorer: there is no monitor"):
+        inspect_scorer(bank)
