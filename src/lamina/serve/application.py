@@ -28,7 +28,7 @@ from lamina.errors import (
     StoreError,
     UnknownNameError,
 )
-from lamina.serve import responses
+from lamina.serve import responses, telemetry
 from lamina.serve.disconnects import wait_while_connected
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import generates_text
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lamina.bank import ReaderBank
+    from lamina.serve.scheduler import BatchTiming
+    from lamina.serve.workers import AnyWorker
 
 AnswerT = TypeVar("AnswerT")
 
@@ -129,8 +131,13 @@ def create_app(
         ConfigError: If the bank has no reader.
     """
     settings = settings or Settings.of()
-    metrics = ServerMetrics(lambda: scheduler.unanswered, lambda: generator.running)
-    scheduler = Scheduler(bank, settings, metrics.count_batch)
+    metrics = ServerMetrics(lambda: scheduler.unanswered, lambda: generator.running, lambda: generator.drift.evidence())
+
+    def on_batch(worker: AnyWorker, timing: BatchTiming) -> None:
+        metrics.count_batch(worker, timing)
+        telemetry.record_batch(worker.tasks, timing)
+
+    scheduler = Scheduler(bank, settings, on_batch)
     generator = TextGenerator(scheduler, metrics.count_generation)
 
     @asynccontextmanager
@@ -154,6 +161,8 @@ def create_app(
         origins = list(settings.cors_allow_origin)
         app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
     app.add_middleware(RequestMetrics, metrics=metrics)
+    if telemetry.is_available():
+        app.add_middleware(telemetry.RequestSpans)
     app.add_middleware(HeadAsGet)
     app.add_middleware(RootPath, target=lambda: "/generate" if generates_text(scheduler.bank) else "/predict")
     _add_problems(app)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -27,9 +27,12 @@ class ServerMetrics:
     Args:
         unanswered: Function that returns the number of requests that are accepted and not answered.
         running: Function that returns the number of texts that are being generated.
+        drift: Function that returns monitor name -> evidence that its replies have drifted; 1 or more is an alarm.
     """
 
-    def __init__(self, unanswered: Callable[[], int], running: Callable[[], int]) -> None:
+    def __init__(
+        self, unanswered: Callable[[], int], running: Callable[[], int], drift: Callable[[], Mapping[str, float]]
+    ) -> None:
         self._registry = own = CollectorRegistry()
         self.requests = Counter("lamina_requests", "Requests, by path and status", ["path", "status"], registry=own)
         self.seconds = Histogram(
@@ -50,6 +53,10 @@ class ServerMetrics:
         )
         self._written = Counter("lamina_written_tokens", "Generated tokens", registry=own)
         Gauge("lamina_running_generations", "Texts being generated", registry=own).set_function(running)
+        self._drift = Gauge(
+            "lamina_monitor_drift", "Evidence that replies have drifted; alarm from 1 on", ["monitor"], registry=own
+        )
+        self._drift_now = drift
 
     def count_batch(self, worker: AnyWorker, timing: BatchTiming) -> None:
         """Record a batch that `worker` has answered."""
@@ -81,6 +88,8 @@ class ServerMetrics:
         Args:
             accept: The client's header Accept; "" is the text format of Prometheus.
         """
+        for monitor, evidence in self._drift_now().items():
+            self._drift.labels(monitor).set(evidence)
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

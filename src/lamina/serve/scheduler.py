@@ -19,6 +19,7 @@ from lamina.serve.explain import ExplainWorker, Explanation
 from lamina.serve.lengths import TooLongError
 from lamina.serve.queue import AnyJob, Job, next_batch
 from lamina.serve.served_engine import ServedEngine
+from lamina.serve.telemetry import note_readers
 from lamina.serve.uploads import Example, readers_of, sized
 from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, Worker
 
@@ -238,6 +239,7 @@ class Scheduler:
         """
         bank = self.bank if bank is None else bank
         names = readers_of(bank, tasks, texts)
+        note_readers(names)
         examples = sized(bank, names, texts)
         return self.submit(
             examples, (bank, names, raw), lambda: PredictWorker(bank, names, raw=raw, engine=self.engine), truncate
@@ -258,6 +260,7 @@ class Scheduler:
         """
         bank = self.bank
         names = readers_of(bank, tasks, [text])
+        note_readers(names)
         examples = sized(bank, names, [text])
         return self.submit(examples, (bank, "explain", names), lambda: ExplainWorker(bank, names), truncate)
 

@@ -16,11 +16,13 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 from lamina.bank.detokenizer import Detokenizer
 from lamina.data.batches import tokenizer_of
 from lamina.errors import LaminaError
+from lamina.serve.generation.drift_tests import DriftTests
 from lamina.serve.generation.prompts import GenerationRequest, check_generates, encode_prompt, token_budget
 from lamina.serve.generation.seeded_sampling import SeededSampling
 from lamina.serve.generation.stream import GenerationEnd, StopConditions, TokenEvent, TokenStreamer, end_token_ids
 from lamina.serve.generation.token_scores import TokenScores
 from lamina.serve.scheduler import ClosedError, OverloadedError
+from lamina.serve.telemetry import note_readers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,10 +48,14 @@ class TextGenerator:
         scheduler: The scheduler of the bank whose model generates; its settings are the limits.
         on_text: Called at the end of each text with the seconds to its first token, the mean seconds per further token,
             and the number of tokens.
+
+    Attributes:
+        drift: The tests of whether the texts are still like those that the monitors were calibrated on.
     """
 
     def __init__(self, scheduler: Scheduler, on_text: Callable[[float, float, int], None] | None = None) -> None:
         self._scheduler, self._on_text = scheduler, on_text
+        self.drift = DriftTests()
         # Held while texts are added, removed or given their end time, so that `end` misses no text that just begins.
         self._lock = Lock()
         self._running: set[Generation] = set()
@@ -81,7 +87,8 @@ class TextGenerator:
                 raise OverloadedError(
                     f"serve: {running} texts are being generated; at most {limit} may be at a time. Try again later."
                 )
-            generation = Generation(self._scheduler, request, put, self._on_done)
+            note_readers(bank if request.tasks is None else request.tasks)
+            generation = Generation(self._scheduler, request, put, self._on_done, self.drift)
             self._running.add(generation)
             try:
                 generation.start()
@@ -121,6 +128,7 @@ class Generation:
         request: What to generate.
         put: Called with the events, the end or an error.
         on_done: Called right before the end or the error, with this object and the streamer of its tokens.
+        drift: The tests of drift that get the text, unless a flag may cut it short.
 
     Attributes:
         ends_at: When the text must end, in seconds of `time.monotonic`.
@@ -135,7 +143,9 @@ class Generation:
         request: GenerationRequest,
         put: Put,
         on_done: Callable[[Generation, TokenStreamer | None], None],
+        drift: DriftTests,
     ) -> None:
+        self._drift = drift
         self._scheduler, self._bank, self._request = scheduler, scheduler.bank, request
         self._put, self._on_done = put, on_done
         self._has_left, self.ends_at, self.since = Event(), math.inf, time.perf_counter()
@@ -190,8 +200,10 @@ class Generation:
         # The text of a decoder-only model continues the prompt; that of a model with an encoder begins anew.
         before = [] if bank.model.config.is_encoder_decoder else prompt["input_ids"][0].tolist()
         detokenizer, seed = Detokenizer(tokenizer_of(bank.processor), before), self._seed()
+        tests = {} if request.stop_on_flag else self._drift.of(bank)
+        drift = {name: test for name, test in tests.items() if name in scores.saved}
         with ExitStack() as contexts:
-            watch = contexts.enter_context(bank.watch(scores.monitors)) if scores.monitors else None
+            watch = contexts.enter_context(bank.watch(scores.monitors, drift=drift)) if scores.monitors else None
             outputs = contexts.enter_context(bank.listen(scores.late, over="both")) if scores.late else None
             sampling = [] if seed is None else [contexts.enter_context(SeededSampling(seed))]
             streamer = TokenStreamer(scores, watch, detokenizer, conditions, self._put, self._is_over)
@@ -213,7 +225,14 @@ class Generation:
         flagged_at = {name: 1 + step for name, steps in flagged.items() for step in steps if step is not None}
         answers = {} if outputs is None else scores.answers(outputs)
         return GenerationEnd(
-            streamer.reason, detokenizer.text, streamer.count, prompt_tokens, seed, flagged_at, answers
+            streamer.reason,
+            detokenizer.text,
+            streamer.count,
+            prompt_tokens,
+            seed,
+            flagged_at,
+            answers,
+            {name: alarm.sentence() for name, test in drift.items() if (alarm := test.alarm) is not None},
         )
 
     def _seed(self) -> int | None:

@@ -64,6 +64,7 @@ class EndDetails(TypedDict):
     seed: int | None
     flagged_at: dict[str, int]
     answers: dict[str, JSON]
+    drift: dict[str, str]
 
 
 class Items:
@@ -190,6 +191,7 @@ def details_of(ending: GenerationEnd) -> EndDetails:
         "seed": ending.seed,
         "flagged_at": dict(ending.flagged_at),
         "answers": dict(ending.answers),
+        "drift": dict(ending.drift),
     }
 
 

@@ -59,6 +59,7 @@ class GenerationEnd:
         seed: Seed of sampling. None: tokens were not sampled.
         flagged_at: Monitor -> index (from 1) of the token at which it flagged the text.
         answers: Task -> answer, for the readers that answer once at the end.
+        drift: Monitor -> a sentence, for the monitors whose texts have drifted away from those of their calibration.
     """
 
     reason: str
@@ -68,6 +69,7 @@ class GenerationEnd:
     seed: int | None
     flagged_at: Mapping[str, int]
     answers: Mapping[str, JSON]
+    drift: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""OpenTelemetry: a span for each request and each batch, with reader names and times, and never with a text."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol, final
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+READERS = "lamina.readers"
+
+
+class _Timing(Protocol):
+    """Times and sizes of a batch; `scheduler.BatchTiming`, which this module cannot import."""
+
+    queue: Sequence[float]
+    read: float
+    run: float
+    requests: int
+    texts: int
+    tokens: int
+
+
+def is_available() -> bool:
+    """Return whether the package `opentelemetry-api` is installed (`lamina[otel]`)."""
+    return find_spec("opentelemetry") is not None and find_spec("opentelemetry.trace") is not None
+
+
+@final
+class RequestSpans:
+    """ASGI middleware that records a span for each request, within the trace of the client if it sends one.
+
+    A span has the method, the route, the status and the names of the readers that answer. Texts, files and messages of
+    errors, which may repeat a text, are not recorded. Without a tracer provider in the process, nothing is.
+
+    Args:
+        app: The application to which requests are passed on.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on to the application within a span."""
+        from opentelemetry import propagate, trace
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        tracer = trace.get_tracer("lamina", version("lamina"))
+        start = {"context": propagate.extract(headers), "kind": trace.SpanKind.SERVER}
+        hidden = {"record_exception": False, "set_status_on_exception": False}
+        with tracer.start_as_current_span(scope["method"], **start, **hidden) as span:
+            span.set_attribute("http.request.method", scope["method"])
+
+            async def send_noting_status(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    span.set_attribute("http.response.status_code", message["status"])
+                    if message["status"] >= 500:
+                        span.set_status(trace.StatusCode.ERROR)
+                await send(message)
+
+            try:
+                await self._app(scope, receive, send_noting_status)
+            except BaseException:
+                span.set_status(trace.StatusCode.ERROR)
+                raise
+            finally:
+                route = getattr(scope.get("route"), "path", "other")  # the path itself may hold what a client typed
+                span.update_name(f"{scope['method']} {route}")
+                span.set_attribute("http.route", route)
+
+
+def note_readers(names: Iterable[str]) -> None:
+    """Add the names of readers to the span of the current request; nothing happens without OpenTelemetry."""
+    if is_available():
+        from opentelemetry import trace
+
+        trace.get_current_span().set_attribute(READERS, list(names))
+
+
+def record_batch(readers: Collection[str], timing: _Timing) -> None:
+    """Record a span for a batch that some readers have just answered; nothing happens without OpenTelemetry."""
+    if not is_available():
+        return
+    from opentelemetry import trace
+
+    end = time.time_ns()
+    start = end - round((timing.read + timing.run) * 1e9)
+    facts = {
+        READERS: list(readers),
+        "lamina.requests": timing.requests,
+        "lamina.texts": timing.texts,
+        "lamina.tokens": timing.tokens,
+        "lamina.queue_s": max(timing.queue, default=0.0),
+        "lamina.tokenise_s": timing.read,
+        "lamina.inference_s": timing.run,
+    }
+    tracer = trace.get_tracer("lamina", version("lamina"))
+    tracer.start_span("lamina batch", start_time=start, attributes=facts).end(end)
