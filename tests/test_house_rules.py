@@ -190,7 +190,7 @@ LATE = (
     "lamina.report.html_page.",  # a page about a training run does not need the extra of studies
 )
 # Public spellings that lead up the list of rooms. They name their module as a text, and it is imported on first use.
-UPWARD = {"lamina.bank.bank": "lamina.store", "lamina.monitors": "lamina.prediction.calibrate"}
+UPWARD = {"lamina.bank.bank": "lamina.store", "lamina.monitors": "lamina.prediction"}
 
 
 def package_of(module: str, path: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib import import_module
@@ -25,6 +25,7 @@ from lamina.errors import ConfigError
 from lamina.heads.base import ReadTask
 from lamina.layers.preserve import evaluating
 from lamina.monitors.cascade import AnyMonitor
+from lamina.monitors.drift import DriftWatcher
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -195,6 +196,7 @@ class ReaderBank(ReaderCollection):
         stop: Sequence[str] | None = None,
         on_token: Callable[[Step], None] | None = None,
         every: int = 1,
+        drift: Mapping[str, DriftWatcher] | None = None,
     ) -> AbstractContextManager[Watch]:
         """Return a context in which monitors score the text that `model.generate` writes, token by token.
 
@@ -216,6 +218,8 @@ class ReaderBank(ReaderCollection):
             on_token: Called with the `Step` of each new token. An exception that it raises ends the generation.
             every: Number of tokens that are scored together. A larger number costs less, but steps, flags and stops are
                 delayed by up to that many tokens.
+            drift: Monitor name -> its test of drift, from `monitor.watch_drift()`, which gets each whole reply. It
+                cannot be used together with `watch.stopping`, which cuts replies short.
 
         Returns:
             A context manager that yields the `Watch`, filled while the model generates.
@@ -226,7 +230,7 @@ class ReaderBank(ReaderCollection):
                 fusion, its head or its stack. Also raised by `generate` for beam search and assisted decoding, which
                 read tokens that may not be part of the text.
         """
-        return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every)
+        return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 
     def stream(
         self,
@@ -237,6 +241,7 @@ class ReaderBank(ReaderCollection):
         over: Watched = "output",
         stop: bool | Sequence[str] = False,
         every: int = 1,
+        drift: Mapping[str, DriftWatcher] | None = None,
         **options: Any,  # noqa: ANN401
     ) -> Iterator[Step]:
         """Generate a text, and yield each new token with the monitors' scores as soon as it is available.
@@ -252,6 +257,7 @@ class ReaderBank(ReaderCollection):
             over: As in `watch`.
             stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
             every: As in `watch`.
+            drift: As in `watch`; not together with `stop`.
             **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`.
 
         Yields:
@@ -262,8 +268,11 @@ class ReaderBank(ReaderCollection):
             ConfigError: If `model` is not the bank's, prompts are text and the bank has no processor, or for any reason
                 that `watch` names.
         """
+        if drift and stop is not False:
+            problem = "drift is tested on whole replies, and stop ends those that are flagged"
+            raise ConfigError(f"bank.stream: {problem}. Leave one of them out.")
         names = None if isinstance(stop, bool) else stop
-        new_watch = partial(self.watch, monitors, over, stop=names, every=every)
+        new_watch = partial(self.watch, monitors, over, stop=names, every=every, drift=drift)
         return watching.stream(self, model, inputs, new_watch, stop=stop is not False, options=options)
 
     # Storage

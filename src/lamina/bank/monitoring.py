@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lamina.bank.reader_collection import ReaderCollection
 
 Readers = Mapping[str, ReaderModule]
+OnFeatures = Callable[[Mapping[str, Tensor]], None]
 
 
 # Storing monitors with their readers
@@ -152,11 +153,12 @@ def scores_of_monitors(
     mask: Tensor | None,
     *,
     finished: bool = False,
+    on_features: OnFeatures | None = None,
 ) -> dict[str, Tensor]:
     """Return monitor name -> scores `[batch, tokens]` of monitors over one stack for a batch, from one pass.
 
     `mask` is as in `ReaderBank.monitor_scores`. `finished` allows models whose states change with later tokens: the
-    scores are then those of the finished text only.
+    scores are then those of the finished text only. `on_features` gets the features of the readers.
     """
     op = "bank.monitor_scores"
     named = check_monitors(op, monitors, {}, bank.select(None, op))
@@ -169,7 +171,7 @@ def scores_of_monitors(
             stack_pass = causal_pass(bank, op, readers)
         with attach([stack_pass], batch, stop), uncompiled(), bank.eval_pass():
             run_until_stopped(bank.model, batch, stop)
-            logits = token_logits(stack_pass)
+            logits = token_logits(stack_pass, on_features)
     real = torch.ones(next(iter(logits.values())).shape[:2], dtype=torch.bool)
     if mask is not None and mask.shape != real.shape:
         problem = f"the mask is {list(mask.shape)} for texts of {list(real.shape)}"
@@ -184,27 +186,36 @@ def scores_of_monitors(
 
 
 @torch.no_grad()
-def read_tokens(template: StackPass, names: Sequence[str], states: Mapping[int, Tensor]) -> dict[str, Tensor]:
+def read_tokens(
+    template: StackPass,
+    names: Sequence[str],
+    states: Mapping[int, Tensor],
+    on_features: OnFeatures | None = None,
+) -> dict[str, Tensor]:
     """Run token-wise readers on recorded states, and return reader name -> logits, see `token_logits`.
 
     Args:
         template: A pass over the stack that has these readers.
         names: The readers to run.
         states: Layer -> states `[rows, tokens, width]`.
+        on_features: As in `token_logits`.
     """
     stack_pass = template.restart({name: template.readers[name] for name in names})
     for layer in stack_pass.layers:
         stack_pass.on_state(layer, states[layer])
-    return token_logits(stack_pass)
+    return token_logits(stack_pass, on_features)
 
 
-def token_logits(stack_pass: StackPass) -> dict[str, Tensor]:
+def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -> dict[str, Tensor]:
     """Return reader name -> logits `[rows, tokens, classes]` of each single token, on the CPU.
 
     If the head weighs tokens, the last column is the logarithm of the token's weight. The pass must have received all
-    its states, and its readers must be token-wise.
+    its states, and its readers must be token-wise. `on_features` is called with reader name -> features
+    `[rows, tokens, dim]`, on the model's device.
     """
     features = stack_pass.features()
+    if on_features is not None:
+        on_features(features)
     rows, count = next(iter(features.values())).shape[:2]
     # every token becomes a text of its own, [rows * tokens, 1, dim]: heads that pool then return its own logits
     single = {name: part.flatten(0, 1).unsqueeze(1) for name, part in features.items()}

@@ -6,6 +6,7 @@ import contextvars
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from queue import Full, Queue
 from threading import Event, Thread, get_ident
 from typing import TYPE_CHECKING, Any, Literal, cast, final, get_args
@@ -26,6 +27,7 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
+from lamina.monitors.drift import DriftWatcher, ReplyFacts
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -56,8 +58,10 @@ class Watch:
         on_token: Callable[[Step], None] | None = None,
         every: int = 1,
         tokenizer: PreTrainedTokenizerBase | None = None,
+        drift: Mapping[str, DriftWatcher] | None = None,
     ) -> None:
         self._template, self._monitors, self._every = template, monitors, every
+        self._drift: Mapping[str, DriftWatcher] = drift or {}
         self._on_token, self._tokenizer = on_token, tokenizer
         # thread -> its text: threads and tasks that share the context may generate at the same time
         self._texts: dict[int, _WatchedText] = {}
@@ -74,12 +78,18 @@ class Watch:
             every=self._every,
             on_token=self._on_token,
             tokenizer=self._tokenizer,
+            drift=self._drift,
         )
         return self._latest
 
     def _text(self) -> _WatchedText:
         """Return the text of this thread, or the latest text of any thread; raise ConfigError if there is none."""
         return _require_text(self._texts.get(get_ident(), self._latest))
+
+    @property
+    def tests_drift(self) -> bool:
+        """Whether the replies are passed on to tests of drift."""
+        return bool(self._drift)
 
     @property
     def steps(self) -> list[Step]:
@@ -141,8 +151,10 @@ class _WatchedText(GenerationObserver):
         every: int,
         on_token: Callable[[Step], None] | None,
         tokenizer: PreTrainedTokenizerBase | None,
+        drift: Mapping[str, DriftWatcher],
     ) -> None:
         self.every = every
+        self._facts = _RepliesSoFar(drift, {name: monitors[name].readers[0] for name in drift})
         self.is_open = True  # while `generate` writes it
         self.steps: list[Step] = []
         self.places: list[tuple[str, int, int]] = []  # monitor, sequence and token index of every first flag
@@ -206,7 +218,8 @@ class _WatchedText(GenerationObserver):
         which the first monitor is unsure.
         """
         self._tokens_read += int(real.sum())
-        always = read_tokens(self._template, self._always, states)
+        on_features = partial(self._facts.on_features, real) if self._facts.watchers else None
+        always = read_tokens(self._template, self._always, states, on_features)
 
         def get_logits(name: str, rows: Bool[Tensor, " rows"]) -> Tensor:
             if name in always:
@@ -215,6 +228,8 @@ class _WatchedText(GenerationObserver):
             return read_tokens(self._template, [name], chosen)[name]
 
         values = torch.cat([running.add(get_logits, real) for _, running in self._running])
+        if self._facts.watchers:
+            self._facts.on_scores({name: values[self.rows.index(name)] for name in self._facts.watchers}, real)
         if any(self._is_cascade):
             self._tokens_scored += (values.isfinite() & real).sum((1, 2))
         return values
@@ -254,6 +269,7 @@ class _WatchedText(GenerationObserver):
             ends[:, -1] = True
             for column in range(rest.shape[1]):
                 self._add_step(rest[:, column], running[:, column], ends[:, column])
+        self._facts.on_end()
 
     def close(self) -> None:
         """Mark the text as ended."""
@@ -263,6 +279,48 @@ class _WatchedText(GenerationObserver):
         """Return cascade name -> fraction of the tokens (without padding) for which its second reader ran."""
         counts = zip(self.rows, self._tokens_scored.tolist(), self._is_cascade, strict=True)
         return {name: count / max(1, self._tokens_read) for name, count, is_cascade in counts if is_cascade}
+
+
+class _RepliesSoFar:
+    """Collects what the tests of drift need to know about the replies of one call of `generate`.
+
+    Args:
+        watchers: Monitor name -> the test that gets its replies.
+        readers: Monitor name -> its reader.
+    """
+
+    def __init__(self, watchers: Mapping[str, DriftWatcher], readers: Mapping[str, str]) -> None:
+        self.watchers, self._readers = watchers, readers
+        self._highest: dict[str, Tensor] = {}  # monitor name -> [sequences]
+        self._sums: dict[
+            str, Tensor
+        ] = {}  # reader name -> sum of its features, [sequences, dim], on the model's device
+        self._lengths: Tensor | None = None  # [sequences], in tokens that were scored
+
+    def on_features(self, real: Bool[Tensor, "rows columns"], features: Mapping[str, Tensor]) -> None:
+        """Add the features `[rows, columns, dim]` of each reader at the tokens in `real`."""
+        for reader in dict.fromkeys(self._readers.values()):
+            own = features[reader].float()
+            total = (own * real.to(own.device).unsqueeze(-1)).sum(1)
+            self._sums[reader] = total if reader not in self._sums else self._sums[reader] + total
+
+    def on_scores(self, scores: Mapping[str, Tensor], real: Bool[Tensor, "rows columns"]) -> None:
+        """Add the scores `[rows, columns]` of each monitor at the tokens in `real`."""
+        counts = real.sum(1)
+        self._lengths = counts if self._lengths is None else self._lengths + counts
+        for name, own in scores.items():
+            best = own.masked_fill(~real, -torch.inf).amax(1)
+            self._highest[name] = best if name not in self._highest else torch.maximum(self._highest[name], best)
+
+    def on_end(self) -> None:
+        """Pass the replies on to the tests; a reply without a scored token is none."""
+        lengths = [] if self._lengths is None else self._lengths.tolist()
+        for name, watcher in self.watchers.items():
+            if name in self._highest:
+                scores, sums = self._highest[name].tolist(), self._sums[self._readers[name]].cpu()
+                for score, length, row in zip(scores, lengths, sums, strict=True):
+                    if length:
+                        watcher.add(ReplyFacts(score, length, row / length))
 
 
 def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> list[Detokenizer]:
@@ -279,6 +337,9 @@ class _StopFlagged(StoppingCriteria):
         self._watch, self._names = watch, names
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
+        if self._watch.tests_drift:
+            problem = "drift is tested on whole replies, and watch.stopping ends those that are flagged"
+            raise ConfigError(f"bank.watch: {problem}. Leave one of them out.")
         flags = self._watch.is_flagged(self._names)
         return input_ids.new_zeros(len(input_ids), dtype=torch.bool) if flags is None else flags.to(input_ids.device)
 
@@ -314,6 +375,7 @@ def watch(
     stop: Sequence[str] | None,
     on_token: Callable[[Step], None] | None = None,
     every: int = 1,
+    drift: Mapping[str, DriftWatcher] | None = None,
 ) -> Iterator[Watch]:
     """Run monitors on the calls of `generate` inside the `with` block; see `ReaderBank.watch`."""
     op = "bank.watch"
@@ -322,13 +384,14 @@ def watch(
     check_range(op, "every", every, 1)
     check_known(op, [over], get_args(Watched), "over")
     stop = (stop,) if isinstance(stop, str) else stop
-    check_known(op, stop or (), chosen, "monitor")
+    check_known(op, [*(stop or ()), *(drift or ())], chosen, "monitor")
     names = list(dict.fromkeys(name for monitor in chosen.values() for name in monitor.readers))
     # eval mode first: a pass looks at the mode of its readers when it is built
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
         template = causal_pass(bank, op, names)
         check_over(bank.model, [template], over)
-        watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every, tokenizer=_tokenizer_of(bank))
+        tokenizer = _tokenizer_of(bank)
+        watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every, tokenizer=tokenizer, drift=drift)
         with listening(bank, [template], cast("Watched", over), watching.begin):
             yield watching
 

@@ -7,6 +7,7 @@ from lamina.monitors.attention_mean import AttentionMean
 from lamina.monitors.base import AGGREGATIONS, Aggregation
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.cascade import Cascade
+from lamina.monitors.drift import DriftAlarm, DriftSketch, DriftWatcher, ReplyFacts
 from lamina.monitors.ema import EMA
 from lamina.monitors.last_score import LastScore
 from lamina.monitors.mean_score import MeanScore
@@ -22,18 +23,24 @@ __all__ = [
     "AttentionMean",
     "Calibration",
     "Cascade",
+    "DriftAlarm",
+    "DriftSketch",
+    "DriftWatcher",
     "LastScore",
     "MeanScore",
     "Monitor",
     "MultiMax",
+    "ReplyFacts",
     "RollingMax",
     "SoftmaxMean",
     "calibrate",  # pyright: ignore[reportUnsupportedDunderAll]
+    "choose_cascade",  # pyright: ignore[reportUnsupportedDunderAll]
+    "inspect_scorer",  # pyright: ignore[reportUnsupportedDunderAll]
 ]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import `calibrate` on first use. It runs a bank over a task, so that its code is in `lamina.prediction`."""
-    if name == "calibrate":
-        return import_module("lamina.prediction.calibrate").calibrate
+    """Import a function on first use. It runs a bank over a task, so that its code is in `lamina.prediction`."""
+    if name in ("calibrate", "choose_cascade", "inspect_scorer"):
+        return getattr(import_module("lamina.prediction"), name)
     raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")

@@ -15,6 +15,7 @@ from lamina.errors import ConfigError, check_known
 from lamina.heads.base import HeadConfig
 from lamina.monitors.base import AGGREGATIONS, Aggregation, RunningScore
 from lamina.monitors.calibration import Calibration
+from lamina.monitors.drift import DriftSketch, DriftWatcher
 from lamina.monitors.ema import EMA
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Monitor:
             regression reader has its predicted value on either scale.
         name: Name of the monitor. None: that of the reader.
         calibration: How `lamina.monitors.calibrate` chose the threshold. None: it did not.
+        sketch: Scores, lengths and projected features of the replies of the calibration, for `watch_drift`. None: there
+            is no sketch.
 
     Raises:
         ConfigError: If there is no label, a label occurs twice, or the threshold is not a finite number.
@@ -66,6 +69,7 @@ class Monitor:
     scale: Scale = "probability"
     name: str | None = None
     calibration: Calibration | None = None
+    sketch: DriftSketch | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flag", (self.flag,) if isinstance(self.flag, str) else tuple(self.flag))
@@ -141,8 +145,32 @@ class Monitor:
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
+    def watch_drift(self, *, false_alarm_rate: float = 0.01, seed: int = 0) -> DriftWatcher:
+        """Return a test of whether new replies are still like those of the calibration.
+
+        Example:
+            ```python
+            watcher = monitor.watch_drift()
+            for score, length in replies:  # the highest score of each reply, and its number of tokens
+                if alarm := watcher.update(score, length):
+                    print(alarm.sentence())
+            ```
+
+        Args:
+            false_alarm_rate: Probability of an alarm, at any time, while the replies are like those of the calibration.
+            seed: Seed of the numbers that decide between equal values.
+
+        Raises:
+            ConfigError: If the monitor has no sketch, or the rate is out of range.
+        """
+        if self.sketch is None:
+            problem = f"monitor '{self.name}' has no sketch of the replies that it was calibrated on"
+            raise ConfigError(f"drift: {problem}. Use lamina.monitor or lamina.monitors.calibrate, which make one.")
+        return DriftWatcher(self.sketch, false_alarm_rate=false_alarm_rate, seed=seed)
+
     def to_dict(self) -> dict[str, JSON]:
         """Return the fields as JSON-ready values, which `from_dict` reads."""
+        sketch = {} if self.sketch is None else {"sketch": self.sketch.to_dict()}
         return {
             "reader": self.reader,
             "name": self.name,
@@ -151,6 +179,7 @@ class Monitor:
             "threshold": self.threshold,
             "scale": self.scale,
             "calibration": None if self.calibration is None else self.calibration.to_dict(),
+            **sketch,
         }
 
     @classmethod
@@ -158,7 +187,8 @@ class Monitor:
         """Build a monitor from the fields that `to_dict` returned."""
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])
-        return cls(**{**fields, "aggregate": aggregate, "calibration": calibration})
+        sketch = DriftSketch.from_dict(fields["sketch"]) if "sketch" in fields else None
+        return cls(**{**fields, "aggregate": aggregate, "calibration": calibration, "sketch": sketch})
 
 
 class RunningMonitors(ABC):

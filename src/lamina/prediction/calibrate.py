@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -14,8 +16,8 @@ from lamina.bank.monitoring import scores_of_monitors
 from lamina.data.batches import length_batches, tokenizer_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
-from lamina.monitors import Calibration, Cascade, Monitor
-from lamina.monitors.calibration import check_confidence
+from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
+from lamina.monitors.calibration import alarms_per_thousand, check_confidence
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
@@ -84,7 +86,7 @@ def calibrate(  # noqa: PLR0913
 
     Returns:
         The monitor with `threshold` and `calibration`: the false-positive rate and the recall that it reached, with
-        their confidence intervals.
+        their confidence intervals; and with the sketch for `watch_drift`, unless it is a cascade.
 
     Raises:
         ConfigError: If `confidence` is out of range, there are too few negative texts or no positive ones, or the
@@ -112,8 +114,9 @@ def calibrate(  # noqa: PLR0913
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     runner = BankRunner(bank, "calibrate", processor)
     (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)
-    highest, asked = _highest(runner, group, task, monitor, options)
-    told = zip(highest.tolist(), _positives(task, split, positive), strict=True)
+    scored = score_texts(runner, group, task, [monitor], options)[str(monitor.name)]
+    positives = positives_of(task, split, positive)
+    told = zip(scored.highest(), positives, strict=True)
     known = [(score, flag) for score, flag in told if flag is not None]
     calibration = Calibration.of(
         [score for score, _ in known],
@@ -124,13 +127,14 @@ def calibrate(  # noqa: PLR0913
         guarantee=guarantee,
         task=task.name,
         split=split,
-        asked=asked if isinstance(monitor, Cascade) else None,
+        asked=scored.asked() if isinstance(monitor, Cascade) else None,
     )
+    calibration = scored.counted(calibration, positives)
     chosen: Any = {"threshold": calibration.threshold, "calibration": calibration}
     if isinstance(monitor, Cascade):
         monitor = replace(monitor, second=replace(monitor.second, **chosen))
     else:
-        monitor = replace(monitor, **chosen)
+        monitor = replace(monitor, **chosen, sketch=scored.sketch())
     if not calibration.is_useful:
         rates = f"recall {calibration.recall:.3f}, false positive rate {calibration.false_positive_rate:.3f}"
         logger.warning(
@@ -145,18 +149,73 @@ def calibrate(  # noqa: PLR0913
     return monitor
 
 
-def _highest(
-    runner: BankRunner, group: Group, task: Task, monitor: Monitor | Cascade, options: PassOptions
-) -> tuple[np.ndarray[Any, Any], float]:
-    """Return the highest score of each text `[texts]`, and the fraction of tokens that a second reader read."""
+@dataclass(frozen=True)
+class TextScores:
+    """The scores of one monitor for the texts of a task.
+
+    Attributes:
+        running: For each text, the running score at each of its tokens that is judged.
+        features: For each text, the mean of the reader's features over these tokens; zeros for a text without any.
+    """
+
+    running: Sequence[np.ndarray[Any, Any]]
+    features: Sequence[Tensor]
+
+    def highest(self) -> list[float]:
+        """Return the highest score of each text; -inf for one without a token."""
+        return [float(own.max(initial=-math.inf)) for own in self.running]
+
+    def asked(self) -> float:
+        """Return the fraction of the tokens with a finite score: those for which a cascade ran its second reader."""
+        count = sum(len(own) for own in self.running)
+        return sum(int(np.isfinite(own).sum()) for own in self.running) / max(1, count)
+
+    def sketch(self) -> DriftSketch | None:
+        """Return the sketch for a test of drift; None if no text has a score."""
+        rows = zip(self.highest(), self.running, self.features, strict=True)
+        facts = [ReplyFacts(score, len(own), part) for score, own, part in rows if math.isfinite(score)]
+        return DriftSketch.of(facts) if facts else None
+
+    def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
+        """Return the calibration with alarms per thousand tokens, and the mean number of tokens to a flag."""
+        reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
+        until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(self.running, reached, strict=True)]
+        alarms = sum(len(at) > 0 for at, bad in zip(reached, positive, strict=True) if bad is False)
+        tokens = sum(count for count, bad in zip(until, positive, strict=True) if bad is False)
+        per_thousand, interval = alarms_per_thousand(alarms, tokens, rates.confidence)
+        caught = [count for count, at, bad in zip(until, reached, positive, strict=True) if bad and len(at)]
+        mean = float(np.mean(caught)) if caught else None
+        return replace(rates, alarms_per_thousand=per_thousand, alarms_interval=interval, tokens_to_flag=mean)
+
+
+def score_texts(
+    runner: BankRunner,
+    group: Group,
+    task: Task,
+    monitors: Sequence[Monitor | Cascade],
+    options: PassOptions,
+    *,
+    finished: bool = False,
+) -> dict[str, TextScores]:
+    """Return monitor name -> its scores of each text of a task, from one pass of the model; see `running_scores`."""
     inputs: Any = group.inputs
-    highest = np.full(inputs.encoded.texts, -np.inf)
-    asked = count = 0
-    for rows, by_name, mask in running_scores(runner, group, task, [monitor], options):
-        scores = by_name[str(monitor.name)]
-        np.maximum.at(highest, inputs.encoded.text[rows], scores.masked_fill(~mask, -torch.inf).amax(1).numpy())
-        asked, count = asked + int((scores.isfinite() & mask).sum()), count + int(mask.sum())
-    return highest, asked / max(1, count)
+    encoded, texts = inputs.encoded, inputs.encoded.texts
+    pieces: dict[str, list[list[tuple[int, np.ndarray[Any, Any]]]]] = defaultdict(lambda: [[] for _ in range(texts)])
+    sums: dict[str, Tensor] = {}
+    for rows, by_name, mask, features in running_scores(runner, group, task, monitors, options, finished=finished):
+        places = torch.as_tensor([int(encoded.text[row]) for row in rows])
+        for reader, own in features.items():
+            sums.setdefault(reader, own.new_zeros(texts, own.shape[1])).index_add_(0, places, own)
+        for name, scores in by_name.items():
+            for row, place, own, real in zip(rows, places.tolist(), scores, mask, strict=True):
+                pieces[name][place].append((int(encoded.window[row]), own[real].numpy()))
+    scored: dict[str, TextScores] = {}
+    for monitor in monitors:
+        whole = pieces[str(monitor.name)]
+        running = [np.concatenate([part for _, part in sorted(own, key=lambda one: one[0])]) for own in whole]
+        lengths = torch.as_tensor([max(1, len(own)) for own in running]).unsqueeze(1)
+        scored[str(monitor.name)] = TextScores(running, list(sums[monitor.readers[0]] / lengths))
+    return scored
 
 
 def running_scores(
@@ -167,11 +226,12 @@ def running_scores(
     options: PassOptions,
     *,
     finished: bool = False,
-) -> Iterator[tuple[Sequence[int], dict[str, Tensor], Tensor]]:
-    """Yield batches: the numbers of their windows, monitor name -> scores `[windows, tokens]`, and the mask of tokens.
+) -> Iterator[tuple[Sequence[int], dict[str, Tensor], Tensor, dict[str, Tensor]]]:
+    """Yield batches: numbers of windows, monitor name -> scores `[windows, tokens]`, mask, and sums of features.
 
-    The mask is True at the tokens that are judged: no special tokens, and of a pair only the second text where only it
-    has labels. `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score is NaN.
+    The sums are reader name -> sum of its features over the tokens in the mask, `[windows, dim]`. The mask is True at
+    the tokens that are judged: no special tokens, and of a pair only the second text where only it has labels.
+    `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score is NaN.
     """
     inputs: Any = group.inputs
     tokenizer: Any = tokenizer_of(cast("Any", runner.processor))
@@ -185,14 +245,21 @@ def running_scores(
         mask &= ~torch.isin(batch["input_ids"], special)
         if second:
             mask &= _of_runs([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
+        sums: dict[str, Tensor] = {}
+
+        def add(features: Mapping[str, Tensor], sums: dict[str, Tensor] = sums, mask: Tensor = mask) -> None:
+            for name, own in features.items():
+                sums[name] = (own.float() * mask.to(own.device).unsqueeze(-1)).sum(1).cpu()
+
         with runner.autocast(options):
-            scores = scores_of_monitors(runner.bank, monitors, runner.arguments(batch), mask, finished=finished)
+            arguments = runner.arguments(batch)
+            scores = scores_of_monitors(runner.bank, monitors, arguments, mask, finished=finished, on_features=add)
         for name, values in scores.items():
             if bool(values[mask].isnan().any()):
                 row = int(inputs.encoded.text[rows[int((values.isnan() & mask).any(1).nonzero()[0])]])
                 what = f"monitor '{name}' gives NaN for row {row} of the {group.part} part, counted from 0"
                 raise NotFiniteError(f"calibrate: {what}; a score is a finite number.", name=name, row=row)
-        yield rows, scores, mask
+        yield rows, scores, mask, sums
 
 
 def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
@@ -201,7 +268,7 @@ def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
     return torch.stack([(at >= run.start) & (at < run.stop) for run in runs])
 
 
-def _positives(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:
+def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:
     """Return whether each text, or a word of it, has a label in `positive`; None if a missing label leaves it open."""
     wanted = {task.labels.index(label) for label in positive}
 

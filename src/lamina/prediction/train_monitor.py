@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -21,8 +20,8 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
-from lamina.monitors.calibration import alarms_per_thousand, check_confidence, needed_negatives
-from lamina.prediction.calibrate import running_scores
+from lamina.monitors.calibration import check_confidence, needed_negatives
+from lamina.prediction.calibrate import TextScores, score_texts
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_replies
 from lamina.store.load_model import load
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AGGREGATES = (MeanScore(), EMA(half_life=8), RollingMax(window=8), LastScore())
-Scores = Sequence[np.ndarray[Any, Any]]  # for each text, the running score at each of its tokens
 Parts = Mapping[str, Sequence[LabelledReply]]
 
 
@@ -198,7 +196,7 @@ def monitor(  # noqa: PLR0913
     found = _rates(unseen["test"], parts["test"], rate, confidence, chosen.threshold)
     facts: dict[str, Any] = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True}
     found = replace(found, **facts, data=digest, date=datetime.now(UTC).date().isoformat())
-    best = replace(best, threshold=found.threshold, calibration=found)
+    best = replace(best, threshold=found.threshold, calibration=found, sketch=unseen["calibration"].sketch())
     rival = _tfidf_recall(parts, rate, confidence)
     trained = TrainedMonitor(
         **vars(best),
@@ -259,7 +257,7 @@ def score_replies(
     name = bank[monitor.reader].config.head.labels[-1].removeprefix("I-")
     (task,) = _tasks({"replies": rows}, name).values()
     live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])
-    return _highest(_scores(bank, [monitor], task, options=options, live=live)[str(monitor.name)])
+    return _scores(bank, [monitor], task, options=options, live=live)[str(monitor.name)].highest()
 
 
 def _needed(rate: float, confidence: float) -> int:
@@ -336,37 +334,22 @@ def _add_candidates(bank: ReaderBank, task: Task, seed: int) -> bool:
 
 def _scores(
     bank: ReaderBank, monitors: Sequence[Monitor], task: Task, *, options: PassOptions, live: bool
-) -> dict[str, Scores]:
+) -> dict[str, TextScores]:
     """Return monitor name -> the running scores of each reply of a task, from one pass of the model."""
     runner = BankRunner(bank, "monitor", None)
     (group,) = scoring_groups(runner, {monitors[0].reader: task}, "train", options)
-    encoded: Any = group.inputs
-    encoded = encoded.encoded
-    pieces: dict[str, dict[int, list[tuple[int, np.ndarray[Any, Any]]]]] = defaultdict(lambda: defaultdict(list))
-    for rows, by_name, mask in running_scores(runner, group, task, monitors, options, finished=not live):
-        for name, scores in by_name.items():
-            for row, own, real in zip(rows, scores, mask, strict=True):
-                pieces[name][int(encoded.text[row])].append((int(encoded.window[row]), own[real].numpy()))
-    return {
-        name: [np.concatenate([part for _, part in sorted(own[at], key=lambda one: one[0])]) for at in range(len(own))]
-        for name, own in pieces.items()
-    }
+    return score_texts(runner, group, task, monitors, options, finished=not live)
 
 
-def _highest(scores: Scores) -> list[float]:
-    """Return the highest score of each reply; -inf for one without a token."""
-    return [float(own.max(initial=-math.inf)) for own in scores]
-
-
-def _labelled(scores: Scores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:
+def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:
     """Return the highest score of each reply, and whether the reply is bad."""
-    return [(high, one.positive) for high, one in zip(_highest(scores), replies, strict=True)]
+    return [(high, one.positive) for high, one in zip(scores.highest(), replies, strict=True)]
 
 
-def _compared(scores: Mapping[str, Scores], replies: Sequence[LabelledReply]) -> dict[str, float]:
+def _compared(scores: Mapping[str, TextScores], replies: Sequence[LabelledReply]) -> dict[str, float]:
     """Return candidate -> AUROC of its highest scores, best first."""
     positive = np.array([one.positive for one in replies])
-    auroc = {name: _auroc(np.array(_highest(own)), positive) for name, own in scores.items()}
+    auroc = {name: _auroc(np.array(own.highest()), positive) for name, own in scores.items()}
     return dict(sorted(auroc.items(), key=lambda item: -item[1]))
 
 
@@ -379,26 +362,19 @@ def _auroc(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> floa
 
 
 def _rates(
-    scores: Scores, replies: Sequence[LabelledReply], rate: float, confidence: float, threshold: float | None
+    scores: TextScores, replies: Sequence[LabelledReply], rate: float, confidence: float, threshold: float | None
 ) -> Calibration:
     """Return the rates of a threshold on some replies; without one, it is chosen so that the rate is guaranteed."""
     positive = [one.positive for one in replies]
     found = Calibration.of(
-        _highest(scores),
+        scores.highest(),
         positive,
         false_positive_rate=rate,
         threshold=threshold,
         confidence=confidence,
         guarantee=True,
     )
-    reached = [np.flatnonzero(own >= found.threshold) for own in scores]
-    until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(scores, reached, strict=True)]
-    alarms = sum(len(at) > 0 for at, bad in zip(reached, positive, strict=True) if not bad)
-    tokens = sum(count for count, bad in zip(until, positive, strict=True) if not bad)
-    per_thousand, interval = alarms_per_thousand(alarms, tokens, confidence)
-    caught = [count for count, at, bad in zip(until, reached, positive, strict=True) if bad and len(at)]
-    mean = float(np.mean(caught)) if caught else None
-    return replace(found, alarms_per_thousand=per_thousand, alarms_interval=interval, tokens_to_flag=mean)
+    return scores.counted(found, positive)
 
 
 def _tfidf_recall(parts: Parts, rate: float, confidence: float) -> float | None:

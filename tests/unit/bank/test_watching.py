@@ -6,6 +6,7 @@ import contextvars
 import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from lamina.fusion.pooled_layers import PooledLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
-from lamina.monitors import Cascade, LastScore, MeanScore, Monitor, RollingMax
+from lamina.monitors import Cascade, DriftSketch, LastScore, MeanScore, Monitor, ReplyFacts, RollingMax
 
 TOKENS = TokenClassification(("fine", "odd"), encoder_layers=0)
 SHORT: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "eos_token_id": 98}
@@ -530,3 +531,46 @@ def test_another_model_is_refused():
 def test_a_watch_without_a_text_is_an_error():
     with bank_of().watch([FLAG]) as watch, pytest.raises(ConfigError, match=r"bank\.watch: no text was written yet"):
         _ = watch.steps
+
+
+def test_whole_replies_are_passed_on_to_the_tests_of_drift():
+    bank = bank_of()
+    with bank.watch([FLAG]) as watch:
+        text = bank.model.generate(**prompt(), **SHORT)
+    sketch = DriftSketch.of([ReplyFacts(0.5, 7, torch.zeros(8)) for _ in range(50)])
+    monitor = replace(FLAG, sketch=sketch)
+    facts: list[ReplyFacts] = []
+    test = monitor.watch_drift()
+    heard = test.add
+    object.__setattr__(test, "add", lambda reply: (facts.append(reply), heard(reply))[1])
+    for over in ("plain", "every"):
+        facts.clear()
+        options = {"every": 3} if over == "every" else {}
+        list(bank.stream(bank.model, prompt(), monitors=[monitor], drift={"flag": test}, **options, **SHORT))
+        assert [fact.length for fact in facts] == [7] * 3  # the last token is not read
+        highest = scores_of(watch.steps)[:, :-1].amax(1)
+        assert [fact.score for fact in facts] == pytest.approx(highest.tolist(), abs=1e-6)
+    mask = torch.ones_like(text)
+    mask[:, :5] = 0
+    states = bank.model(text, output_hidden_states=True).hidden_states
+    fusion = bank["flag"].fusion
+    features = fusion(torch.stack([states[layer] for layer in bank["flag"].layers]), torch.ones_like(text).bool())
+    for fact, own in zip(facts, features[:, 5:-1].mean(1), strict=True):
+        assert fact.features is not None
+        torch.testing.assert_close(fact.features, own, rtol=0, atol=1e-5)
+    assert test.replies == 6
+
+
+def test_drift_is_not_tested_on_replies_that_a_flag_cuts_short():
+    bank = bank_of()
+    monitor = replace(FLAG, threshold=0.5, sketch=DriftSketch.of([ReplyFacts(0.5, 7)]))
+    tests = {"flag": monitor.watch_drift()}
+    with pytest.raises(ConfigError, match=r"bank\.stream: drift is tested on whole replies"):
+        bank.stream(bank.model, prompt(), monitors=[monitor], drift=tests, stop=True)
+    with bank.watch([monitor], drift=tests) as watch, pytest.raises(ConfigError, match=r"bank\.watch: drift is tested"):
+        bank.model.generate(**prompt(), **SHORT, stopping_criteria=[watch.stopping])
+    with (
+        pytest.raises(UnknownNameError, match=r"unknown monitor 'flags'"),
+        bank.watch([monitor], drift={"flags": tests["flag"]}),
+    ):
+        pass

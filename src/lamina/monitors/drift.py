@@ -1,0 +1,279 @@
+"""Drift: tell whether new replies still look like those that a monitor was calibrated on, by a sequential test."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Self, final
+
+import torch
+from torch import Tensor
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
+    from lamina.utils import JSON
+
+_KEPT = 400  # replies in a sketch
+_PROJECTIONS = 6  # projections of a reader's mean features
+_SCORE, _LENGTH = "score", "length"
+_RUN = 10_000  # replies of one run of the test; each is inserted into a sorted list, so the cost grows slowly
+_JUMP = 0.002  # part of the wealth that is dealt out anew at each reply, so that bets can begin to win late
+# Bets on the p-value p of a reply, as functions of u = p - 1/2 whose mean over [0, 1] is 1: values shift up or down,
+# or spread or narrow. The last one bets nothing.
+_SLOPES = (-1.8, -1.0, -0.5, 0.5, 1.0, 1.8)
+_BENDS = (-0.45, 0.45, 0.9)
+
+
+@final
+@dataclass(frozen=True)
+class ReplyFacts:
+    """The facts about one reply that a sketch keeps; none of them contains its text.
+
+    Attributes:
+        score: Highest running score of the monitor.
+        length: Number of tokens.
+        features: Mean of the reader's features over the tokens, `[dim]`; None if it is not known.
+    """
+
+    score: float
+    length: int
+    features: Float[Tensor, " dim"] | None = None
+
+
+@final
+@dataclass(frozen=True)
+class DriftSketch:
+    """What a monitor remembers of the replies that it was calibrated on: scores, lengths, and projected features.
+
+    Each list has the values of a random sample of the replies, in ascending order. A projection adds the reader's mean
+    features with signs that are derived from its number. No text can be read from a sketch.
+
+    Attributes:
+        values: Name of a quantity ("score", "length", "state 1", ...) -> its values, in ascending order.
+    """
+
+    values: Mapping[str, Sequence[float]]
+
+    @classmethod
+    def of(cls, replies: Sequence[ReplyFacts], *, seed: int = 0) -> Self:
+        """Make the sketch of some replies.
+
+        Args:
+            replies: The replies, all with features or all without.
+            seed: Seed of the sample, if there are more than 400.
+
+        Raises:
+            ConfigError: If there is no reply.
+        """
+        if not replies:
+            raise ConfigError("drift: there is no reply to make a sketch of. Give at least one.")
+        kept = random.Random(seed).sample(list(replies), min(_KEPT, len(replies)))
+        columns = [_quantities(reply) for reply in kept]
+        return cls({name: sorted(own[name] for own in columns) for name in columns[0]})
+
+    def to_dict(self) -> dict[str, JSON]:
+        """Return the values as JSON-ready lists, which `from_dict` reads."""
+        return {name: list(own) for name, own in self.values.items()}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Build a sketch from what `to_dict` returned."""
+        return cls({name: [float(value) for value in own] for name, own in fields.items()})
+
+
+def _quantities(reply: ReplyFacts) -> dict[str, float]:
+    """Return name -> value of the quantities of a reply."""
+    values = {_SCORE: _rounded(reply.score), _LENGTH: float(reply.length)}
+    if reply.features is not None:
+        sums = _signs(len(reply.features)) @ reply.features.double().cpu()
+        values |= {f"state {number}": _rounded(float(value)) for number, value in enumerate(sums, 1)}
+    return values
+
+
+def _rounded(value: float) -> float:
+    """Return a value with five significant digits, as files have it: new replies and the sketch are rounded alike."""
+    return float(f"{value:.5g}")
+
+
+def _signs(dim: int) -> Float[Tensor, "projections dim"]:
+    """Return the signs of the projections; they depend on the dimension only, on every machine and in every version."""
+    if dim not in _SIGNS:
+        rows = [hashlib.shake_256(f"lamina drift {row}".encode()).digest(dim) for row in range(_PROJECTIONS)]
+        _SIGNS[dim] = torch.tensor([[1.0 if byte & 1 else -1.0 for byte in row] for row in rows], dtype=torch.float64)
+    return _SIGNS[dim]
+
+
+_SIGNS: dict[int, Tensor] = {}
+
+
+@final
+@dataclass(frozen=True)
+class DriftAlarm:
+    """The replies have drifted away from those of the calibration. `DriftWatcher.update` returns it.
+
+    Attributes:
+        quantity: What has moved: "score", "length" or "state N", a projection of the reader's features.
+        replies: Number of replies at the alarm, from 1.
+        median: Median of the quantity in the calibration.
+        recent: Median of the quantity in the latest replies, up to 100.
+        false_alarm_rate: Probability of an alarm at any time, while replies are like those of the calibration.
+    """
+
+    quantity: str
+    replies: int
+    median: float
+    recent: float
+    false_alarm_rate: float
+
+    def sentence(self) -> str:
+        """Return the alarm as a sentence."""
+        moved = f"the median of {self.quantity} was {self.median:.3g} and is {self.recent:.3g} in the latest replies"
+        return f"After {self.replies} replies, they differ from those of the calibration: {moved}."
+
+
+@final
+class DriftWatcher:
+    """A sequential test of whether replies are still like those of a calibration. `Monitor.watch_drift` makes it.
+
+    At each reply, the rank of each quantity among the calibration's replies and all replies since gives a conformal
+    p-value. As long as the replies are exchangeable with those of the calibration, the p-values of a quantity are
+    independent and uniform, whatever its distribution and however few replies the sketch has. A gambler bets against
+    that. The alarm is raised once the gambler of one of the d quantities has multiplied its stake by
+    d / `false_alarm_rate`, which by Ville's inequality happens with at most that probability, at any time.
+
+    After 10,000 replies the test begins anew. The methods may be called from several threads.
+
+    Args:
+        sketch: The replies of the calibration.
+        false_alarm_rate: Probability of a false alarm per run, above 0 and below 1.
+        seed: Seed of the numbers that decide between equal values.
+
+    Raises:
+        ConfigError: If the rate is out of range.
+
+    Source:
+        Vovk et al. 2021, "Retrain or not retrain: conformal test martingales for change-point detection",
+        arXiv:2102.10439; the bets are a mixture of fixed ones, with jumps.
+    """
+
+    def __init__(self, sketch: DriftSketch, *, false_alarm_rate: float = 0.01, seed: int = 0) -> None:
+        if not 0 < false_alarm_rate < 1:
+            rule = "it must be above 0 and below 1, such as 0.01"
+            raise ConfigError(f"drift: false_alarm_rate is {false_alarm_rate}; {rule}.")
+        self._sketch, self._rate, self._random = sketch, false_alarm_rate, random.Random(seed)
+        self._lock = Lock()
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the test anew, for example after the cause of an alarm is known."""
+        with self._lock:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Forget all replies and the alarm."""
+        self._gamblers = {name: _Gambler(own) for name, own in self._sketch.values.items()}
+        self._count = 0
+        self._alarm: DriftAlarm | None = None
+
+    @property
+    def replies(self) -> int:
+        """Number of replies in this run of the test."""
+        return self._count
+
+    @property
+    def alarm(self) -> DriftAlarm | None:
+        """The alarm of this run; None if there is none."""
+        return self._alarm
+
+    @property
+    def evidence(self) -> float:
+        """Evidence of drift: the largest gambler's gain over the one at which the alarm is raised. 1 or more: alarm."""
+        with self._lock:
+            largest = max(gambler.log_wealth for gambler in self._gamblers.values())
+        return math.exp(min(700.0, largest - math.log(len(self._gamblers) / self._rate)))
+
+    def update(
+        self,
+        scores: float | Sequence[float],
+        lengths: int | Sequence[int],
+        features: Float[Tensor, " dim"] | Float[Tensor, "replies dim"] | None = None,
+    ) -> DriftAlarm | None:
+        """Add one reply or several, in their order, and return the alarm of this run; None while there is none.
+
+        Args:
+            scores: Highest running score of each reply.
+            lengths: Number of tokens of each reply.
+            features: Mean of the reader's features over the tokens of each reply, as in the sketch. None: they are not
+                tested.
+
+        Raises:
+            ConfigError: If the numbers of scores, lengths and features differ.
+        """
+        one = not isinstance(scores, Sequence)
+        own_scores = [scores] if not isinstance(scores, Sequence) else list(scores)
+        own_lengths = [lengths] if not isinstance(lengths, Sequence) else list(lengths)
+        rows = [None] * len(own_scores) if features is None else list(features.unsqueeze(0) if one else features)
+        if not len(own_scores) == len(own_lengths) == len(rows):
+            counts = f"{len(own_scores)} scores, {len(own_lengths)} lengths and {len(rows)} rows of features"
+            raise ConfigError(f"drift: there are {counts}; each reply has one of each.")
+        for score, length, row in zip(own_scores, own_lengths, rows, strict=True):
+            self.add(ReplyFacts(score, length, row))
+        return self._alarm
+
+    def add(self, reply: ReplyFacts) -> DriftAlarm | None:
+        """Add one reply, and return the alarm of this run; None while there is none."""
+        values = _quantities(reply)
+        with self._lock:
+            if self._count == _RUN:
+                self._begin()
+            self._count += 1
+            for name, gambler in self._gamblers.items():
+                if name in values:
+                    gambler.bet(values[name], self._random.random())
+            needed = math.log(len(self._gamblers) / self._rate)
+            best = max(self._gamblers, key=lambda name: self._gamblers[name].log_wealth)
+            if self._alarm is None and self._gamblers[best].log_wealth >= needed:
+                known, recent = self._sketch.values[best], sorted(self._gamblers[best].recent)
+                medians = (known[len(known) // 2], recent[len(recent) // 2])
+                self._alarm = DriftAlarm(best, self._count, *medians, self._rate)
+            return self._alarm
+
+
+@dataclass
+class _Gambler:
+    """Bets against the p-values of one quantity being uniform.
+
+    Attributes:
+        log_wealth: Logarithm of the wealth, which began at 1.
+        recent: The latest values, up to 100.
+    """
+
+    sketch: Sequence[float]
+    log_wealth: float = 0.0
+    recent: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._values = list(self.sketch)
+        self._count = len(_SLOPES) + len(_BENDS) + 1
+        self._parts = [1 / self._count] * self._count  # of the wealth, by bet
+
+    def bet(self, value: float, tie: float) -> None:
+        """Bet on the p-value of the next reply; `tie`, uniform over [0, 1], ranks it among equal values."""
+        below, upto = bisect_left(self._values, value), bisect_right(self._values, value)
+        self._values.insert(upto, value)
+        self.recent = [*self.recent[-99:], value]
+        u = (below + tie * (upto - below + 1)) / len(self._values) - 0.5
+        bend = 12 * u * u - 1
+        gains = [*(1 + slope * u for slope in _SLOPES), *(1 + size * bend for size in _BENDS), 1.0]
+        wealth = [part * gain for part, gain in zip(self._parts, gains, strict=True)]
+        total = sum(wealth)
+        self.log_wealth += math.log(total)
+        self._parts = [(1 - _JUMP) * own / total + _JUMP / self._count for own in wealth]

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lamina.errors import ConfigError
+from lamina.monitors import DriftSketch, DriftWatcher, Monitor, ReplyFacts
+
+
+def replies(count: int, seed: int, *, score: float = 0.0, length: float = 1.0, state: float = 0.0) -> list[ReplyFacts]:
+    rng = random.Random(seed)
+    numbers = torch.Generator().manual_seed(seed)
+    return [
+        ReplyFacts(
+            rng.gauss(score, 1),
+            int(length * rng.randint(10, 60)),
+            torch.randn(16, generator=numbers) + state,
+        )
+        for _ in range(count)
+    ]
+
+
+def alarm_after(sketch: DriftSketch, stream: list[ReplyFacts], seed: int = 0) -> tuple[int, str] | None:
+    watcher = DriftWatcher(sketch, seed=seed)
+    for reply in stream:
+        if alarm := watcher.add(reply):
+            return alarm.replies, alarm.quantity
+    return None
+
+
+def test_alarms_are_rare_for_replies_of_the_same_kind_even_with_few_in_the_sketch():
+    alarms = 0
+    for kept in (60, 400):  # each of the 24 runs may raise a false alarm with a probability of 1 %
+        sketches = [DriftSketch.of(replies(kept, seed)) for seed in range(12)]
+        found = [alarm_after(own, replies(500, 1000 + seed), seed) for seed, own in enumerate(sketches)]
+        alarms += sum(alarm is not None for alarm in found)
+    assert alarms <= 1
+
+
+@pytest.mark.parametrize(
+    ("moved", "quantity"), [({"score": 1.0}, "score"), ({"length": 2.0}, "length"), ({"state": 0.5}, "state")]
+)
+def test_what_moves_is_named_within_500_replies(moved: dict[str, float], quantity: str):
+    sketch = DriftSketch.of(replies(300, 0))
+    same, new = replies(200, 1), replies(500, 2, **moved)
+    found = alarm_after(sketch, [*same, *new])
+    assert found is not None
+    assert 200 < found[0] < 500
+    assert found[1].startswith(quantity)
+
+
+def test_equal_values_raise_no_alarm():
+    same = [ReplyFacts(1.0, 20) for _ in range(300)]
+    assert alarm_after(DriftSketch.of(same), same + same) is None
+    nearly = [ReplyFacts(1.0 - 1e-9, 20) for _ in range(500)]  # saturated: files have five digits of a score
+    assert alarm_after(DriftSketch.of(same), nearly) is None
+
+
+def test_a_sketch_is_small_has_no_text_and_comes_back():
+    facts = replies(1000, 0)
+    monitor = Monitor("flag", "odd", threshold=0.5, sketch=DriftSketch.of(facts))
+    text = json.dumps(monitor.to_dict())
+    assert len(text) < 40_000
+    back = Monitor.from_dict(json.loads(text))
+    assert back == monitor
+    stream = replies(200, 1, length=2.0)
+    assert monitor.sketch is not None
+    assert alarm_after(monitor.sketch, stream) == alarm_after(DriftSketch.of(facts), stream) is not None
+    assert "sketch" not in Monitor("flag", "odd").to_dict()
+
+
+def test_an_alarm_stays_until_the_test_begins_anew():
+    watcher = DriftWatcher(DriftSketch.of(replies(300, 0)))
+    stream = replies(200, 1, length=3.0)
+    alarm = watcher.update([one.score for one in stream], [one.length for one in stream])
+    assert alarm is not None
+    assert alarm is watcher.alarm is watcher.update(0.0, 20)
+    assert watcher.evidence >= 1
+    assert alarm.sentence().startswith(f"After {alarm.replies} replies, they differ from those of the calibration: ")
+    assert alarm.recent > 2 * alarm.median
+    watcher.restart()
+    assert (watcher.alarm, watcher.replies) == (None, 0)
+    assert 0 < watcher.evidence < 0.01
+
+
+def test_threads_share_a_test():
+    watcher = DriftWatcher(DriftSketch.of(replies(100, 0)))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(watcher.add, replies(200, 1)))
+    assert watcher.replies == 200
+
+
+def test_what_cannot_be_tested_is_an_error():
+    sketch = DriftSketch.of(replies(10, 0))
+    with pytest.raises(ConfigError, match=r"drift: there is no reply"):
+        DriftSketch.of([])
+    for rate in (0.0, 1.0):
+        with pytest.raises(ConfigError, match=rf"drift: false_alarm_rate is {rate}; it must be above 0 and below 1"):
+            DriftWatcher(sketch, false_alarm_rate=rate)
+    with pytest.raises(ConfigError, match=r"drift: there are 2 scores, 1 lengths and 2 rows"):
+        DriftWatcher(sketch).update([0.1, 0.2], [3])
+    monitor = Monitor("flag", "odd")
+    with pytest.raises(ConfigError, match=r"drift: monitor 'flag' has no sketch of the replies"):
+        monitor.watch_drift()
+    assert replace(monitor, sketch=sketch).watch_drift(false_alarm_rate=0.1).replies == 0
