@@ -14,10 +14,11 @@ from lamina.errors import ConfigError, error_context
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from lamina.layers import LayerStack
     from lamina.monitors.cascade import AnyMonitor
+    from lamina.utils import JSON
 
 _PICTURE = "Draw the weights of an inserted layer before and after training to this .png, .svg or .html file."
 _BESIDE = "With --inserted-weights: another model to draw below; may be repeated."
@@ -97,7 +98,8 @@ def inspect(  # noqa: PLR0913
             "inspect: an option says what to draw, but there is no file to draw to. Use --inserted-weights OUT.png."
         )
     if monitors := _monitors(model):
-        print_json([monitor.to_dict() for monitor in monitors]) if as_json else _show_monitors(model, monitors)
+        plain = [_without_sketch(monitor.to_dict()) for monitor in monitors]
+        print_json(plain) if as_json else _show_monitors(model, monitors)
         return
     facts = describe(model, weights=weights)
     if as_json:
@@ -115,6 +117,12 @@ def _monitors(folder: str) -> list[AnyMonitor]:
     from lamina.store.bank_folder import saved_infos
 
     return list(saved_monitors(saved_infos(folder)).values())
+
+
+def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the fields of a monitor or cascade without the hundreds of numbers of its sketches."""
+    plain = {key: value for key, value in fields.items() if key != "sketch"}
+    return {key: _without_sketch(value) if isinstance(value, dict) else value for key, value in plain.items()}
 
 
 def _show_monitors(folder: str, monitors: Sequence[AnyMonitor]) -> None:

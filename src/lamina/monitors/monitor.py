@@ -69,7 +69,7 @@ class Monitor:
     scale: Scale = "probability"
     name: str | None = None
     calibration: Calibration | None = None
-    sketch: DriftSketch | None = field(default=None, repr=False)
+    sketch: DriftSketch | None = field(default=None, repr=False, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flag", (self.flag,) if isinstance(self.flag, str) else tuple(self.flag))
