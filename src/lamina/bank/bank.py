@@ -25,7 +25,7 @@ from lamina.errors import ConfigError
 from lamina.heads.base import ReadTask
 from lamina.layers.preserve import evaluating
 from lamina.monitors.cascade import AnyMonitor
-from lamina.monitors.drift import DriftWatcher
+from lamina.monitors.reply_drift import DriftWatcher
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard

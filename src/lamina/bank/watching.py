@@ -27,7 +27,7 @@ from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
-from lamina.monitors.drift import DriftWatcher, ReplyFacts
+from lamina.monitors.reply_drift import DriftWatcher, ReplyFacts
 from lamina.utils import check_range
 
 if TYPE_CHECKING:

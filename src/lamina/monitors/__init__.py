@@ -7,12 +7,12 @@ from lamina.monitors.attention_mean import AttentionMean
 from lamina.monitors.base import AGGREGATIONS, Aggregation
 from lamina.monitors.calibration import Calibration
 from lamina.monitors.cascade import Cascade
-from lamina.monitors.drift import DriftAlarm, DriftSketch, DriftWatcher, ReplyFacts
 from lamina.monitors.ema import EMA
 from lamina.monitors.last_score import LastScore
 from lamina.monitors.mean_score import MeanScore
 from lamina.monitors.monitor import Monitor
 from lamina.monitors.multi_max import MultiMax
+from lamina.monitors.reply_drift import DriftAlarm, DriftSketch, DriftWatcher, ReplyFacts
 from lamina.monitors.rolling_max import RollingMax
 from lamina.monitors.softmax_mean import SoftmaxMean
 

@@ -15,8 +15,8 @@ from lamina.errors import ConfigError, check_known
 from lamina.heads.base import HeadConfig
 from lamina.monitors.base import AGGREGATIONS, Aggregation, RunningScore
 from lamina.monitors.calibration import Calibration
-from lamina.monitors.drift import DriftSketch, DriftWatcher
 from lamina.monitors.ema import EMA
+from lamina.monitors.reply_drift import DriftSketch, DriftWatcher
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float

@@ -116,10 +116,7 @@ def choose_cascade(  # noqa: PLR0913
         raise ConfigError(f"{op}: recall is {recall}; it must be above 0 and below 1, such as 0.9.")
     require_packages(op, "metrics", "scipy")
     check_known(op, [first.reader, second.reader], bank, "reader")
-    costs = _work(bank, first.reader), _work(bank, second.reader)
-    if costs[0] >= costs[1]:
-        problem = f"reader '{first.reader}' multiplies {costs[0]} parameters per token, '{second.reader}' {costs[1]}"
-        raise ConfigError(f"{op}: {problem}; the first must be smaller. Exchange them, or leave the cascade out.")
+    share = _relative_work(bank, first.reader, second.reader)
     flags = second.flag if positive is None else (positive,) if isinstance(positive, str) else positive
     check_known(op, flags, task.labels, "label")
     options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
@@ -153,12 +150,21 @@ def choose_cascade(  # noqa: PLR0913
     if store:
         bank.keep_monitor(best)
     asked = cast("Calibration", best.calibration).asked or 0.0
-    return CascadeChoice(best, recall, 1 - (costs[0] + asked * costs[1]) / costs[1], dear, considered)
+    return CascadeChoice(best, recall, 1 - share - asked, dear, considered)
 
 
-def _work(bank: ReaderBank, name: str) -> int:
-    """Return how many parameters a reader multiplies per token."""
-    return sum(parameter.numel() for parameter in bank[name].parameters() if parameter.ndim > 1)
+def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
+    """Return how many parameters the first reader multiplies per token, relative to the second.
+
+    Raises:
+        ConfigError: If the first reader multiplies as many or more.
+    """
+    counts = [sum(part.numel() for part in bank[name].parameters() if part.ndim > 1) for name in (first, second)]
+    if counts[0] >= counts[1]:
+        problem = f"reader '{first}' multiplies {counts[0]} parameters per token, '{second}' {counts[1]}"
+        rule = "the first must be smaller. Exchange them, or leave the cascade out"
+        raise ConfigError(f"choose_cascade: {problem}; {rule}.")
+    return counts[0] / counts[1]
 
 
 def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[int]]:
