@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.utils import LoggerType
 from tests.support.finetuned import bert, pairs
 from tests.support.masked import masked_bank, running
 from tests.support.training import (
@@ -538,7 +539,7 @@ def test_scores_are_logged_by_the_trackers_that_are_named(tmp_path: Path, monkey
     run = SimpleNamespace(log=lambda values, **_: logged.append(values), finish=lambda: None)
     package.init = lambda **_: run
     monkeypatch.setitem(sys.modules, "trackio", package)
-    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: ["trackio"])
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [LoggerType.TRACKIO])
     train(bank_for(a=TASK), {"a": TASK}, output=tmp_path, trackers=["trackio"], epochs=2)
     assert len(logged) == 2
     assert all("a/accuracy" in values for values in logged)
