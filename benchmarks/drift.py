@@ -89,7 +89,8 @@ def facts(monitor: TrainedMonitor, rows: Rows) -> list[ReplyFacts]:
 def topics(rows: Rows, seed: int) -> tuple[Rows, Rows]:
     """Return the rows of the larger and of the smaller of two clusters of prompts."""
     words: Any = TfidfVectorizer(stop_words="english", min_df=3, sublinear_tf=True)
-    found = KMeans(2, n_init=10, random_state=seed).fit_predict(words.fit_transform(row["user_query"] for row in rows))
+    clusters: Any = KMeans(2, random_state=seed)
+    found = clusters.fit_predict(words.fit_transform(row["user_query"] for row in rows))
     parts = [[row for row, cluster in zip(rows, found, strict=True) if cluster == own] for own in (0, 1)]
     larger, smaller = sorted(parts, key=len, reverse=True)
     return larger, smaller

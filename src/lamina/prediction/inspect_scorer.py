@@ -56,7 +56,7 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
     """
     require_packages("inspect_scorer", "inspect", "inspect_ai")
     from anyio import to_thread
-    from inspect_ai.scorer import Score, mean, scorer
+    from inspect_ai.scorer import Score, mean, scorer  # pyright: ignore[reportMissingImports]
 
     if bank.processor is None:
         raise ConfigError("inspect_scorer: the bank has no tokenizer. Use ReaderBank(model, processor=tokenizer).")

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 from lamina.data.batches import tokenizer_of
 from lamina.data.encode import length_limit
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.monitors import Cascade
 from lamina.serve.generation.prompts import generates_text
 from lamina.serve.uploads import medium_of
 from lamina.serve.web_page import default_examples, default_title, learnt_pairs
@@ -93,7 +94,8 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
 def _monitor_info(bank: ReaderBank, name: str) -> dict[str, JSON]:
     """Return the part of `info_of` about the saved monitor called `name`."""
     monitor = bank.monitors[name]
-    own, rates = getattr(monitor, "second", monitor), monitor.calibration
+    own = monitor.second if isinstance(monitor, Cascade) else monitor
+    rates = monitor.calibration
     problem = bank[monitor.reader].config.head.problem_type
     return {
         "readers": list(monitor.readers),

@@ -18,12 +18,18 @@ READERS = "lamina.readers"
 class _Timing(Protocol):
     """Times and sizes of a batch; `scheduler.BatchTiming`, which this module cannot import."""
 
-    queue: Sequence[float]
-    read: float
-    run: float
-    requests: int
-    texts: int
-    tokens: int
+    @property
+    def queue(self) -> Sequence[float]: ...
+    @property
+    def read(self) -> float: ...
+    @property
+    def run(self) -> float: ...
+    @property
+    def requests(self) -> int: ...
+    @property
+    def texts(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
 
 
 def is_available() -> bool:
@@ -54,9 +60,13 @@ class RequestSpans:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         tracer = trace.get_tracer("lamina", version("lamina"))
-        start = {"context": propagate.extract(headers), "kind": trace.SpanKind.SERVER}
-        hidden = {"record_exception": False, "set_status_on_exception": False}
-        with tracer.start_as_current_span(scope["method"], **start, **hidden) as span:
+        with tracer.start_as_current_span(
+            scope["method"],
+            context=propagate.extract(headers),
+            kind=trace.SpanKind.SERVER,
+            record_exception=False,  # the message of an error may repeat a text
+            set_status_on_exception=False,
+        ) as span:
             span.set_attribute("http.request.method", scope["method"])
 
             async def send_noting_status(message: Message) -> None:

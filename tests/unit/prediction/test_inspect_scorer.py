@@ -42,8 +42,8 @@ def test_each_reply_has_the_score_of_a_plain_pass_over_the_conversation(template
 
 def test_inspect_stores_a_score_for_each_message(tmp_path: Path):
     inspect_ai = pytest.importorskip("inspect_ai", reason="needs inspect-ai (pip install lamina[inspect])")
-    from inspect_ai.dataset import Sample
-    from inspect_ai.model import ModelOutput, get_model
+    from inspect_ai.dataset import Sample  # pyright: ignore[reportMissingImports]
+    from inspect_ai.model import ModelOutput, get_model  # pyright: ignore[reportMissingImports]
 
     bank = writing_bank()
     model: Any = get_model("mockllm/model", custom_outputs=[ModelOutput.from_content("mockllm/model", "it is bad")])
