@@ -32,7 +32,7 @@ def test_each_reply_has_the_score_of_a_plain_pass_over_the_conversation(template
         text, words = "the film is good it is bad the film is slow", (slice(4, 7), slice(9, 11))
     else:
         text = "<user> the film is good <reply> it is bad <end> <user> the film <reply> is slow <end>"
-        words = (slice(6, 9), slice(13, 15))
+        words = (slice(6, 9), slice(14, 16))
     batch = bank.processor(text, return_tensors="pt", add_special_tokens=False)
     scores = bank.monitor_scores(bank.monitors["odd"], batch)[0]
     for row, at in zip(rows, words, strict=True):
