@@ -34,6 +34,7 @@ from lamina.recipes.separate_runs import SeparateRuns
 from lamina.recipes.summary_table import SummaryRow, markdown, summaries
 from lamina.store import load, load_config
 from lamina.store.files import claimed, staged
+from lamina.store.models import writing_class
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
@@ -401,6 +402,8 @@ class _Session:
             apply_edits(model, first.edits, seed=first.settings["seed"], where=where)
             return model, processor
         base = next((kind.base_class for kind in kinds.values() if kind.base_class != "AutoModel"), "AutoModel")
+        if recipe.monitors and base == "AutoModel":  # a monitor reads the text that the model writes
+            base = writing_class(recipe.model, revision=recipe.revision) or base
         model, processor = load(recipe.model, base, revision=recipe.revision)
         bank = ReaderBank(model, processor, train_base=recipe.train_base)
         for name, spec in specs.items():
