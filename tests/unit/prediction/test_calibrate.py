@@ -111,7 +111,7 @@ def test_the_rates_are_those_of_the_texts_one_by_one(monitor: Monitor):
     assert 2 <= false <= 3  # texts that begin alike may have the same highest score
     assert facts.false_positive_interval[0] < 0.05 < facts.false_positive_interval[1]
     assert (facts.task, facts.split, facts.target, facts.asked) == ("whole", "validation", 0.05, None)
-    assert replace(found, threshold=None, calibration=None) == monitor
+    assert replace(found, threshold=None, calibration=None, sketch=None) == monitor
     assert bank.monitors == {}
     measured = calibrate(bank, monitor, whole_task(), positive="bad", split="train", threshold=threshold, store=False)
     assert measured.calibration is not None

@@ -62,7 +62,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lamina.errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"lamina\[inspect\]"):
         inspect_scorer(writing_bank())
-    monkeypatch.setattr("lamina.prediction.inspect_scorer.require_packages", lambda *_: None)
+    monkeypatch.undo()
     pytest.importorskip("inspect_ai", reason="needs inspect-ai (pip install lamina[inspect])")
     bank = writing_bank()
     bank.drop_monitor("odd")
