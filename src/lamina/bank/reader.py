@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
@@ -126,6 +126,12 @@ class ReaderModule(nn.Module):
     def extra_repr(self) -> str:
         """Return the layers, the stack and the fusion, as `print(bank)` shows them."""
         return f"layers {ranges(self.layers)} of {self.stack}, {self.config.fusion}"
+
+    def read_from(self, fusion: FusionConfig, stack: LayerStack) -> None:
+        """Read the layers that a fusion's config names, as many as before, from a stack; the weights stay."""
+        self.config = replace(self.config, fusion=fusion)
+        self.layers = tuple(select(fusion.selector(), stack.layers, op="reader"))
+        self.fusion.config = fusion
 
     def seed_dropout(self, device: torch.device) -> None:
         """Seed the reader's own dropout generators for the next training pass, and count the pass.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank.reader import BankOutput, Info, Reader, ReaderModule, ReaderOutput
+from lamina.bank.remap import check_untrained, fusion_after
 from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, check_known
 from lamina.heads.base import ReadTask
@@ -277,6 +278,41 @@ class ReaderCollection(nn.Module):
         self.readers = nn.ModuleDict({_key(to if known == name else known): self[known] for known in self})
         for reader in self.select(None, "bank.rename").values():
             reader.rename_in_monitors(name, to)
+
+    def remap_(self) -> dict[str, tuple[int, ...]]:
+        """Let the readers follow their layers after blocks of the model were dropped, moved or repeated, in place.
+
+        A reader is only moved if each layer that it reads has the same state as before, under whatever number: layers
+        below a cut, and all layers after identity copies were added. Either all readers are moved or none.
+
+        Returns:
+            Reader name -> the layers that it reads now.
+
+        Raises:
+            ConfigError: If a layer that a reader reads is gone or has other values, so that the reader has to be
+                trained again; the message names both. Also if the model's blocks were changed other than by edits.
+        """
+        by_name, edits = stacks(self.model), None if self._stacks is None else self._guard.edits_since(self.model)
+        if self._stacks is None or edits is None:
+            problem = "how the model was edited since the bank was made is not known"
+            raise ConfigError(f"bank.remap_: {problem}. Make a new bank on the edited model, and train its readers.")
+        for name in {reader.stack for reader in self.select(None, "bank.remap_").values()}:
+            if change := self._guard.weights[name].change():
+                problem = f"the model's weights have changed since the bank was made: {change}"
+                raise ConfigError(
+                    f"bank.remap_: {problem}. Make a new bank on the edited model, and train its readers."
+                )
+        check_untrained(dict(self.model.named_parameters()), edits)
+        before = self._stacks[0]
+        readers = self.select(None, "bank.remap_")
+        configs = {
+            name: fusion_after(name, reader, before[reader.stack], by_name[reader.stack], edits)
+            for name, reader in readers.items()
+        }
+        for name, reader in readers.items():
+            reader.read_from(configs[name], by_name[reader.stack])
+        self._stacks = by_name, LayerGuard(self.model, by_name)
+        return {name: reader.layers for name, reader in readers.items()}
 
     def __getitem__(self, name: str) -> ReaderModule:
         return self.select([name], "bank")[name]

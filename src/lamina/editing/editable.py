@@ -77,6 +77,22 @@ def select_blocks(model: PreTrainedModel, layers: object, stack: str | None, op:
     return edited, chosen
 
 
+def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerStack:
+    """Return the stack whose blocks an edit removes, moves or repeats.
+
+    Raises:
+        ConfigError: If the model cannot be edited, the stack has no module per block, or it is the tower of a larger
+            model.
+        UnknownNameError: If the stack does not exist.
+    """
+    check_editable(model, op)
+    edited, _ = select_blocks(model, "all", stack, op)
+    if edited.tower is not None:
+        problem = f"the {edited.name} stack is one of several towers, whose depths the config does not hold separately"
+        raise ConfigError(f"{op}: {problem}. Load that tower by itself, as {type(edited.tower).__name__}.")
+    return edited
+
+
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
     """Return the name of a model's stack of convolutions, and its blocks; layer i is block i, counted from 1.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lamina.editing.editable import check_editable, plain_weight, select_blocks, select_convolutions
 from lamina.editing.inserted_layer import ACTIVATIONS, InsertedLayer, add_layer_after, mark_states_of
-from lamina.editing.record import Edit, draw_seed, record
+from lamina.editing.record import Edit, draw_seed, names_now, record, recorded
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.layers.discovery import default_stack, stacks
 from lamina.layers.roles import Attention, Roles, family_of, has_path, head_width_at, modules_at, roles_of
@@ -256,8 +256,9 @@ def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
         ConfigError: If none of the inserted layers is in the model any more, for example because they were merged.
     """
     options = Options(**edit.settings)
-    modules = by_path(model)
-    candidates = {name: modules.get(name.rpartition(".")[0]) for name in edit.parameters}
+    modules, made = by_path(model), recorded(model)
+    names = names_now(made, made.index(edit)) if edit in made else {name: [name] for name in edit.parameters}
+    candidates = {now: modules.get(now.rpartition(".")[0]) for all_now in names.values() for now in all_now}
     layers = {name: layer for name, layer in candidates.items() if isinstance(layer, InsertedLayer)}
     if not layers:
         raise ConfigError(f"{_OP}: none of the layers that were inserted is in the model; they are merged or cut off.")
@@ -266,11 +267,12 @@ def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
     by_place = {_place(name): layer for name, layer in layers.items()}
     rng = None if edit.seed is None else torch.Generator().manual_seed(edit.seed)
     weights: dict[str, Tensor] = {}
-    for name in edit.parameters:  # in the order in which they were drawn
-        layer = layers.get(name, by_place[_place(name)])
+    for name, all_now in names.items():  # in the order in which they were drawn
+        layer = by_place[_place(name)]
         template = torch.empty(0, dtype=layer.weight.dtype)
-        weights[name] = _new_weight(options, tuple(layer.weight.shape), layer.axes, template, rng)
-    return {name: weights[name] for name in layers}
+        weight = _new_weight(options, tuple(layer.weight.shape), layer.axes, template, rng)
+        weights |= {now: weight for now in all_now if now in layers}
+    return weights
 
 
 def _place(name: str) -> str:

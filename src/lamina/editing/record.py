@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from lamina.errors import ConfigError, StoreError
+from lamina.layers.block_moves import MOVES, moved
 from lamina.layers.layer_guard import EDITS
 from lamina.layers.wrappers import checked_model
 from lamina.utils import JSON, is_dir
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LOCATION = "_lamina_place"  # attribute of the model object, so that copies of a model carry it
-KINDS = ("insert", "merge", "reinit", "truncate", "freeze")
+KINDS = ("insert", "merge", "reinit", "truncate", "freeze", *MOVES)
 
 
 @final
@@ -28,10 +29,11 @@ class Edit:
     """One change of a model's layers; every editing function returns one.
 
     Attributes:
-        kind: "insert", "merge", "reinit", "truncate" or "freeze".
+        kind: "insert", "merge", "reinit", "truncate", "keep", "drop", "duplicate" or "freeze".
         stack: Name of the stack that was changed.
         layers: The edited layers, numbered as in `hidden_states` before the edit.
-        parameters: Full names of the parameters that were changed, added, removed or frozen.
+        parameters: Full names of the parameters that were changed, added, removed or frozen. Names of removed ones are
+            those before the edit, all others those after it. Later edits may have moved them: see `names_now`.
         settings: The arguments of the edit, JSON-ready, with which it can be replayed.
         seed: Seed of the random numbers; None if none were drawn.
     """
@@ -72,13 +74,29 @@ def edits(model: PreTrainedModel) -> list[Edit]:
     """Return a new list of a model's edits, oldest first; raise ConfigError if inserted layers have been lost."""
     made = recorded(checked_model(model, "edits"))
     for number, edit in enumerate(made):
-        if edit.kind == "insert" and not any(later.kind in ("merge", "truncate") for later in made[number:]):
+        if edit.kind == "insert" and not any(later.kind == "merge" for later in made[number:]):
             # an adapter around a projection adds a name to the path
             names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters(remove_duplicate=False)}
-            if lost := [name for name in edit.parameters if name not in names]:
+            wanted = [now for all_now in names_now(made, number).values() for now in all_now]
+            if lost := [name for name in wanted if name not in names]:
                 problem = f"the inserted layer '{lost[0]}' is no longer in the model: another library has replaced it"
                 raise ConfigError(f"edits: {problem}. Call merge_ first, and then quantise or convert the model.")
     return made
+
+
+def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
+    """Return name of each parameter of edit `number` -> the names that it has after all edits of a record `made`.
+
+    A parameter of a block that was cut off has no name any more; one of a block that was repeated has several.
+    """
+    names = {name: [name] for name in made[number].parameters}
+    for later in made[number + 1 :]:
+        if later.kind == "truncate":
+            gone = set(later.parameters)
+            names = {name: [now for now in all_now if now not in gone] for name, all_now in names.items()}
+        elif later.kind in MOVES:
+            names = {name: [new for now in all_now for new in moved(now, later)] for name, all_now in names.items()}
+    return names
 
 
 def recorded(model: PreTrainedModel) -> list[Edit]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
 from operator import attrgetter
@@ -15,6 +15,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from lamina.errors import ConfigError
 from lamina.layers.adapters import active_adapters, has_adapters
 from lamina.layers.base_facts import StackSettings
+from lamina.layers.block_moves import Move
 from lamina.layers.discovery import stacks
 from lamina.layers.preserve import evaluating_if, is_compiled
 from lamina.layers.stack import LayerStack, by_path, children_of
@@ -81,6 +82,11 @@ class LayerGuard:
         # a copied module has other dicts than the module it was copied from: `check` finds them anew
         return {**vars(self), "_attributes": [], "_holders": [], "_modules": [None]}
 
+    def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
+        """Return the edits of a model since its layers were remembered; None if its record is another one."""
+        known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
+        return edits[len(known) :] if edits[: len(known)] == known else None
+
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
         """Return a context in which the model is in eval mode; every module gets its mode back at the end."""
         return evaluating_if(self._attributes, model)
@@ -98,7 +104,7 @@ class LayerGuard:
         if change is not None:
             raise ConfigError(
                 f"{op}: the model's layers are no longer those that were found: {change}. The bank's readers were made "
-                "for the old layers; make a new bank for the edited model."
+                "for the old layers; make a new bank for the edited model. bank.remap_() lets them follow layers that moved."
             )
         if any(getattr(owner, EDITS, ()) != known for owner, known in self._edits.items()):
             self._remember(model, stacks(model))

@@ -81,13 +81,29 @@ class Convolutions:
     stack: str = "main"  # "main" if the layers are entries of `hidden_states`; another name if they come before entry 0
 
 
+@final
+@dataclass(frozen=True, config=_STRICT)
+class BlockSettings:
+    """Names of settings of configs that say something about single blocks; see roles.yaml."""
+
+    entries: tuple[str, ...]  # lists with an entry per block
+    numbers: tuple[str, ...]  # lists of numbers of blocks, from 0
+    leading: tuple[str, ...]  # how many of the lowest blocks are of a kind
+
+
 def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:
     """Return family name -> row, from one table of roles.yaml."""
-    rows = yaml.safe_load(Path(__file__).with_name("roles.yaml").read_text("utf-8"))[table]
-    return {family: row_class(**row) for row in rows for family in row.pop("families")}
+    return {family: row_class(**row) for row in _TABLES[table] for family in row.pop("families")}
 
 
+_TABLES = yaml.safe_load(Path(__file__).with_name("roles.yaml").read_text("utf-8"))
 ROLES, CONVOLUTIONS = _read(Roles, "roles"), _read(Convolutions, "convolutions")
+BLOCK_SETTINGS = BlockSettings(**_TABLES["block_settings"])
+# family -> paths, from the block, of the parts that only the first block has and that serve all blocks
+FIRST_BLOCK: dict[str, list[str]] = {}
+for _entry in _TABLES["first_block"]:
+    for _name in _entry["families"]:
+        FIRST_BLOCK.setdefault(_name, []).append(_entry["part"])
 
 
 def roles_of(model: nn.Module, *, op: str) -> Roles:

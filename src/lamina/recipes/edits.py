@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 import torch
 from pydantic import BaseModel, create_model
 
+from lamina.editing.duplicate import duplicate_
 from lamina.editing.freeze import check_parts, freeze_
 from lamina.editing.insert import insert_
+from lamina.editing.keep import drop_, keep_
 from lamina.editing.merge import merge_
 from lamina.editing.reinit import reinit_
 from lamina.editing.truncate import truncate_
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 Arguments: TypeAlias = "Mapping[str, object]"  # name of a parameter of an edit -> its value, from YAML
 # Name of an edit in recipes -> its function. Each changes a model in place and takes the arguments of a recipe.
 EDITS: dict[str, Callable[..., Edit]] = {
-    edit.__name__.removesuffix("_"): edit for edit in (insert_, reinit_, truncate_, freeze_, merge_)
+    edit.__name__.removesuffix("_"): edit
+    for edit in (insert_, reinit_, truncate_, keep_, drop_, duplicate_, freeze_, merge_)
 }
 _MANY = 10_000  # layers of an imaginary model that is deep enough for any selector
 # Settings that the models of a family read from their config, although the config's class does not define them.

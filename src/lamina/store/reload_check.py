@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # the number of a block in the name of a weight
 _HINT = (
-    "Loading builds the model from its config, so that changes by hand are lost. Change blocks with lamina.truncate_ "
-    "or lamina.insert_, other parts by their entries of the config."
+    "Loading builds the model from its config, so that changes by hand are lost. Change blocks with lamina.keep_, "
+    "lamina.duplicate_ or lamina.insert_, other parts by their entries of the config."
 )
 
 

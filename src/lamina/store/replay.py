@@ -13,9 +13,10 @@ import torch
 from lamina.editing.freeze import is_trained
 from lamina.editing.insert import replay_insert
 from lamina.editing.inserted_layer import is_inserted
-from lamina.editing.record import Edit, set_edits
+from lamina.editing.record import Edit, names_now, set_edits
 from lamina.errors import StoreError, UnsupportedModelError, convert_errors
 from lamina.layers import select, stacks
+from lamina.layers.block_moves import MOVES, name_then, order_of
 from lamina.layers.stack import by_path
 from lamina.store.files import damaged
 from lamina.store.manifest import RECORD, EditsRecord
@@ -113,7 +114,10 @@ def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
 
 
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
-    """Insert the layers of a record of edits into a model, except layers that were merged or removed by later edits."""
+    """Insert the layers of a record of edits into a model, except layers that were merged or removed by later edits.
+
+    Layers in blocks that were moved or repeated later are inserted where these blocks are now.
+    """
     merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
     for number, edit in enumerate(record):
         if edit.kind == "insert" and number > merged:
@@ -122,22 +126,24 @@ def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
 
 
 def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """Yield a recorded insertion per stack, limited to layers that the truncated model still has.
+    """Yield a recorded insertion per stack, with the numbers that its layers have in the model now.
 
-    `edit` has layer numbers from before the `later` edits, some of which may have removed blocks. `model` has its final
-    depth.
+    `edit` has layer numbers from before the `later` edits, which may have removed, moved or repeated blocks. `model`
+    has its final depth.
     """
-    # stack -> its depth before the first cut that followed
-    depths = {cut.stack: max(cut.layers) for cut in reversed(later) if cut.kind == "truncate" and cut.layers}
-    if not depths or edit.stack not in (*depths, "all"):  # no cut of these layers, or a model without stacks
+    moves = [move for move in later if move.kind in ("truncate", *MOVES) and edit.stack in (move.stack, "all")]
+    if not moves:  # also a model without stacks
         yield edit
         return
     present, layers = stacks(model), edit.settings["layers"]
     for name in present if edit.stack == "all" else [edit.stack]:
-        depth = depths.get(name, present[name].depth)
+        orders = [(move, order_of(move) or []) for move in moves if move.stack == name]
+        depth = max([*orders[0][0].layers, *orders[0][1]]) if orders else present[name].depth
         chosen = select("1-" if layers == "all" else layers, depth + 1, op="load")
-        if left := [layer for layer in chosen if layer <= present[name].depth]:
-            yield replace(edit, settings={**edit.settings, "layers": left, "stack": name})
+        for _, order in orders:
+            chosen = [place for place, layer in enumerate(order, 1) if layer in chosen]
+        if chosen:
+            yield replace(edit, settings={**edit.settings, "layers": chosen, "stack": name})
 
 
 # Checks of the weights
@@ -230,44 +236,64 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
         StoreError: If the model has a parameter that was removed, or lacks a parameter that an edit names.
     """
     parameters = dict(model.named_parameters())
-    present = [_present_names(model, edit, parameters) for edit in record]
-    for number, (edit, names) in enumerate(zip(record, present, strict=True)):
-        if edit.kind == "truncate":
-            if back := [key for key, now in names.items() if now in parameters]:
+    here = _named_here(model, record, parameters)
+    for number, edit in enumerate(here):
+        if edit.kind in ("truncate", "keep", "drop"):
+            back = [key for key in edit.parameters if key in parameters and edit.kind == "truncate"]
+            if back and not any(later.kind == "duplicate" for later in here[number + 1 :]):
                 raise _mismatch(name, f"'{back[0]}' was cut off, but it is there")
             continue
-        gone = {key for later in record[number + 1 :] if later.kind == "truncate" for key in later.parameters}
-        if any(later.kind == "merge" for later in record[number:]):
-            gone |= {key for key in names if is_inserted(key)}
-        lost = [key for key, now in names.items() if now not in parameters and key not in gone]
+        names = {now for all_now in names_now(here, number).values() for now in all_now}
+        if any(later.kind == "merge" for later in here[number:]):
+            names = {key for key in names if not is_inserted(key)}
+        lost = [key for key in sorted(names) if key not in parameters]
         if lost := _layered_names(model, lost) if edit.kind == "freeze" else lost:
             raise _mismatch(name, f"the record names '{lost[0]}', which is not there")
         if edit.kind == "freeze":
-            _replay_freeze(model, edit, set(names.values()))
-    set_edits(
-        model, [replace(edit, parameters=tuple(names.values())) for edit, names in zip(record, present, strict=True)]
-    )
+            _replay_freeze(model, here, number, names)
+    set_edits(model, here)
 
 
-def _present_names(model: PreTrainedModel, edit: Edit, parameters: Collection[str]) -> dict[str, str]:
-    """Return saved name -> name in this model for the parameters of an edit.
+def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Collection[str]) -> list[Edit]:
+    """Return a record of edits in which parameters and lists of blocks have the names that they have in this model.
 
-    The two names differ by the backbone's prefix if only one of the models has a head. A parameter that the model does
-    not have keeps its saved name.
+    The names differ by the backbone's prefix if only one of the models, the saved and the loaded one, has a head. A
+    parameter that the model does not have keeps its saved name.
     """
     prefix = f"{model.base_model_prefix}."
-    names: dict[str, str] = {}
-    for saved in edit.parameters:
+    paths: dict[str, str] = {}
+    for edit in record:
+        if saved := edit.settings.get("path"):
+            forms = (saved, f"{prefix}{saved}", saved.removeprefix(prefix))
+            starts = tuple(f"{form}." for form in forms)
+            used = {start for start in starts for key in parameters if key.startswith(start)}
+            paths[saved] = next((form for form in forms if f"{form}." in used), saved)
+
+    def name_here(saved: str) -> str:
+        for path, now in paths.items():
+            if saved.startswith(f"{path}."):
+                return f"{now}{saved.removeprefix(path)}"
         forms = (saved, f"{prefix}{saved}", saved.removeprefix(prefix))
-        names[saved] = next((form for form in forms if form in parameters), saved)
-    return names
+        return next((form for form in forms if form in parameters), saved)
+
+    return [
+        replace(
+            edit,
+            parameters=tuple(map(name_here, edit.parameters)),
+            settings={**edit.settings, "path": paths[edit.settings["path"]]}
+            if edit.settings.get("path")
+            else edit.settings,
+        )
+        for edit in record
+    ]
 
 
-def _replay_freeze(model: PreTrainedModel, edit: Edit, frozen: set[str]) -> None:
-    """Make the parameters trainable that a freeze edit did not freeze, and freeze those named in `frozen`."""
-    train, prefix = edit.settings.get("train"), f"{model.base_model_prefix}."
+def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, frozen: set[str]) -> None:
+    """Make the parameters trainable that freeze edit `number` did not freeze, and freeze those named in `frozen`."""
+    train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
-        if is_trained(key, train) or is_trained(f"{prefix}{key}", train):
+        then = name_then(record, number, key)  # what `train` names are names at that time
+        if is_trained(then, train) or is_trained(f"{prefix}{then}", train):
             parameter.requires_grad_(True)
         if key in frozen:
             parameter.requires_grad_(False)

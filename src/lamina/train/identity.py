@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from lamina.editing.record import edits
+from lamina.editing.record import edits, names_now
 from lamina.errors import StoreError, UnsupportedModelError, first_line
 from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
@@ -122,7 +122,14 @@ def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
     except UnsupportedModelError:  # a convolutional network
         inside = list(model.base_model.modules())
     layered = {id(parameter) for module in inside for parameter in module.parameters(recurse=False)}
-    drawn = {name for edit in edits(model) if edit.kind not in ("freeze", "truncate") for name in edit.parameters}
+    made = edits(model)
+    drawn = {
+        now
+        for number, edit in enumerate(made)
+        if edit.kind in ("insert", "reinit", "merge")
+        for all_now in names_now(made, number).values()
+        for now in all_now
+    }
     restored = set(map(id, trained))
     return fingerprint_of_tensors(
         (name, parameter)

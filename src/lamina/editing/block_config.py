@@ -1,0 +1,115 @@
+"""Change a config so that it describes a stack whose blocks were moved, left out or repeated."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from lamina.errors import ConfigError
+from lamina.layers.roles import BLOCK_SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from transformers import PretrainedConfig
+
+_DEPTHS = {  # names of the setting that holds the number of blocks; `attribute_map` of a config adds aliases
+    "main": ("num_hidden_layers",),
+    "encoder": ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
+    "decoder": ("decoder_layers", "num_decoder_layers"),
+}
+
+
+def cut_configs(
+    config: PretrainedConfig, stack: str, depth: int, order: Sequence[int], op: str
+) -> Iterator[PretrainedConfig]:
+    """Yield configs that may describe the edited model, the likeliest first.
+
+    Configs differ in which config inside the config holds the depth, and in whether lists of unknown names that are as
+    long as the stack is deep have an entry per block.
+
+    Args:
+        config: The config of the model; it is not changed.
+        stack: Name of the stack.
+        depth: Its number of blocks.
+        order: The new blocks: numbers of the present ones, from 1.
+        op: The operation that error messages begin with.
+
+    Raises:
+        ConfigError: If no setting of the config holds the depth.
+    """
+    holders = [name for name in ("", *_inner(config)) if _depth_names(config, name, stack, depth)]
+    if not holders:
+        raise ConfigError(
+            f"{op}: no entry of the config says that the {stack} stack has {depth} blocks, so a reload would bring "
+            f"the old blocks back; looked for {', '.join(_DEPTHS[stack])}."
+        )
+    for every_list in (False, True):
+        for name in holders:
+            cut = copy.deepcopy(config)
+            part = getattr(cut, name) if name else cut
+            names = _depth_names(cut, name, stack, depth)
+            unknown = _set_blocks(part, names, depth, order, every_list=every_list)
+            if unknown or not every_list:
+                yield cut
+
+
+def _inner(config: PretrainedConfig) -> list[str]:
+    """Return the names of the configs inside a config, such as "text_config"."""
+    return [name for name, value in vars(config).items() if hasattr(value, "to_dict")]
+
+
+def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -> list[str]:
+    """Return the settings that hold the depth of a stack, in a config or in the config `inner` inside it."""
+    part = getattr(config, inner) if inner else config
+    names = _DEPTHS["main"] if inner and inner == stack else _DEPTHS[stack]
+    return [name for name in names if getattr(part, name, None) == depth]
+
+
+def _set_blocks(
+    part: PretrainedConfig, names: Sequence[str], depth: int, order: Sequence[int], *, every_list: bool
+) -> bool:
+    """Change a config to the blocks `order`; `names` are the settings that hold the depth.
+
+    Returns:
+        Whether a list of an unknown name was changed too, which only happens if `every_list` is True.
+    """
+    mapped = set(getattr(part, "attribute_map", {}))
+    for name in dict.fromkeys([*[name for name in names if name not in mapped], *names]):
+        setattr(part, name, len(order))
+    for name in BLOCK_SETTINGS.entries:
+        entries = getattr(part, name, None)
+        if isinstance(entries, list | tuple) and len(entries) == depth:
+            setattr(part, name, [entries[layer - 1] for layer in order])
+    for name in BLOCK_SETTINGS.numbers:
+        numbers = getattr(part, name, None)
+        if isinstance(numbers, list | tuple) and numbers:
+            setattr(part, name, [place for place, layer in enumerate(order) if layer - 1 in numbers])
+    for name in BLOCK_SETTINGS.leading:
+        count = getattr(part, name, None)
+        if isinstance(count, int) and not isinstance(count, bool):
+            leads = [layer <= count for layer in order]
+            if leads == sorted(leads, reverse=True) and count <= depth:
+                setattr(part, name, sum(leads))
+    _set_short_forms(part, depth, order)
+    known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
+    unknown = [
+        name
+        for name, value in vars(part).items()
+        if every_list and name not in known and isinstance(value, list | tuple) and len(value) == depth
+    ]
+    for name in unknown:
+        value = getattr(part, name)
+        setattr(part, name, [value[layer - 1] for layer in order])
+    return bool(unknown)
+
+
+def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
+    """Set what a config holds in another form: GPT-Neo's `attention_types`, and the stages of a vision backbone."""
+    if getattr(part, "attention_types", None):  # GPT-Neo's short form of `attention_layers`
+        part.attention_types = [[list(part.attention_layers), 1]]
+    stages = list(getattr(part, "stage_names", None) or ())
+    if len(stages) == depth + 1:  # the layers that a backbone can return; by default the last
+        part.stage_names = [*stages[:1], *(f"stage{place}" for place in range(1, len(order) + 1))]
+        features = [name for name in part.out_features if name in part.stage_names]
+        part.set_output_features_output_indices(out_features=features or part.stage_names[-1:], out_indices=None)

@@ -1,0 +1,303 @@
+"""Put the blocks of a stack in a new order, with some left out or repeated, and adapt the model and its config.
+
+This is what `truncate_`, `keep_`, `drop_` and `duplicate_` have in common. Two models without weights, built from the
+config before and after, show which attributes of which block depend on its place. A number of the block is set anew;
+anything else must stay the same, or the edit is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lamina.editing.block_config import cut_configs
+from lamina.editing.editable import check_shared
+from lamina.errors import ConfigError, first_line
+from lamina.layers.block_moves import is_first, names_after
+from lamina.layers.roles import FIRST_BLOCK, family_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from transformers import PretrainedConfig, PreTrainedModel
+
+    from lamina.layers import LayerStack
+    from lamina.utils import JSON
+
+_PLAIN = (bool, int, float, str, list, tuple, type(None))
+_HAND = "It was changed by hand; load it anew."
+
+
+@dataclass(frozen=True)
+class Rearranged:
+    """The result of `rearrange`: the parameters that are gone, under their old names, and those of new copies."""
+
+    path: str | None  # of the module list that holds the blocks; None if one block serves as all layers
+    gone: tuple[str, ...]
+    added: tuple[str, ...]
+    settings: dict[str, JSON]  # of the record of the edit: how names of parameters change
+
+
+def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
+    """Give a stack the blocks `order`, in place: numbers of its present blocks, from 1, each any number of times.
+
+    The first occurrence of a number is the block itself; others are copies. The model is changed only if every check
+    passes.
+
+    Raises:
+        ConfigError: If the family cannot have this order, no setting holds the depth, the shape of another part depends
+            on the depth, or the blocks are in no list.
+    """
+    path = _path_of_blocks(model, stack, op)
+    plan = _plan(model, stack, order, path, op)
+    now = dict(model.named_parameters(remove_duplicate=False))
+    gone = tuple(name for name in now if path is not None and not plan.renamed(name))
+    if path is not None:
+        _move_blocks(model, path, plan)
+    old, new = dict(plan.before.named_modules()), dict(plan.after.named_modules())
+    for name, module in model.named_modules():
+        if name in old and name in new and (path is None or not name.startswith(f"{path}.")):
+            _copy_changes(module, old[name], new[name])
+    _rename_ties(model, plan)
+    copies = [f"{path}.{place}." for place, layer in enumerate(order) if layer in order[:place]]
+    added = tuple(name for name, _ in model.named_parameters() if copies and name.startswith(tuple(copies)))
+    settings: dict[str, JSON] = {"order": list(order), "path": path}
+    if plan.first:
+        settings["first"] = list(plan.first)
+    return Rearranged(path, gone, added if path is not None else (), settings)
+
+
+@dataclass
+class _Plan:
+    """What has to be changed: the models without weights, and for each new block the attributes to set."""
+
+    before: PreTrainedModel
+    after: PreTrainedModel
+    order: Sequence[int]
+    path: str | None
+    first: tuple[str, ...] = ()
+    # for each new block: path of a module in it -> its new attributes, and its new submodules without weights
+    attributes: list[dict[str, dict[str, object]]] = field(default_factory=list)
+
+    def renamed(self, name: str) -> list[str]:
+        """Return the new names of a parameter; [] if it is gone."""
+        return [name] if self.path is None else names_after(name, self.path, self.order, self.first)
+
+
+class _WrongPlaceError(Exception):
+    """Raised in this module if a block cannot stand at its new place; the message says why."""
+
+
+def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
+    """Return how the model has to be changed, after all checks; nothing is changed yet."""
+    first = tuple(FIRST_BLOCK.get(family_of(model), ()))
+    errors: list[ConfigError] = []
+    before = None
+    for config in cut_configs(model.config, stack.name, stack.depth, order, op):
+        try:
+            before = before or _build_empty(model, model.config)
+            plan = _Plan(before, _build_empty(model, config), order, path, first)
+        except Exception as error:  # configs and constructors raise many types of errors
+            reason = f"{type(error).__name__}: {first_line(error)}"
+            problem = f"with {len(order)} blocks the config does not hold together ({reason})"
+            errors.append(ConfigError(f"{op}: {problem}. Keep another number."))
+            continue
+        try:
+            plan.attributes = [] if path is None else _changes(plan, stack.depth, path)
+            _check_shapes(model, plan)
+        except _WrongPlaceError as error:
+            errors.append(ConfigError(f"{op}: {error}"))
+            continue
+        return plan
+    raise errors[0]
+
+
+def _path_of_blocks(model: PreTrainedModel, stack: LayerStack, op: str) -> str | None:
+    """Return the path of the module list that holds a stack's blocks; None if one block serves as all layers.
+
+    Raises:
+        ConfigError: If there is no such list, or only some layers share a block.
+    """
+    if len(set(stack.blocks)) == 1 < stack.depth:
+        return None
+    check_shared(stack, [1], op)
+    for path, module in model.named_modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential) and tuple(module) == stack.blocks:
+            return path
+    raise ConfigError(f"{op}: the blocks of the {stack.name} stack are in no list of their own, so none can be moved.")
+
+
+def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model of the same class without weights, built from a config as loading would build it."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return type(model)(type(config).from_dict(config.to_dict()))
+
+
+def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, object]]]:
+    """Return for each new block: path of a module in it -> attributes and submodules to set.
+
+    Raises:
+        _WrongPlaceError: If a block would differ from the old one in more than its number.
+    """
+    try:
+        old, new = (list(built.get_submodule(path).children()) for built in (plan.before, plan.after))
+    except AttributeError:
+        old = new = []
+    if (len(old), len(new)) != (depth, len(plan.order)):
+        raise _WrongPlaceError(f"a model built from the config has {len(old)} blocks at '{path}', not {depth}. {_HAND}")
+    changes: list[dict[str, dict[str, object]]] = []
+    for place, layer in enumerate(plan.order):
+        was, now = (_parts(block, plan.first) for block in (old[layer - 1], new[place]))
+        where = f"block {layer} cannot become block {place + 1}"
+        if was.keys() != now.keys():
+            part = min(was.keys() ^ now.keys())
+            has = "has" if part in now else "has no"
+            raise _WrongPlaceError(
+                f"{where}: there a {family_of(plan.after)} {has} '{part}', from its config. {_ORDER}"
+            )
+        found = {name: _differing(was[name], now[name], name, place - layer + 1, where, plan) for name in now}
+        changes.append({name: differing for name, differing in found.items() if differing})
+    return changes
+
+
+_ORDER = "Choose blocks so that each comes to a place of its own kind."
+
+
+def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
+    """Return path -> module in a block, without the parts that belong to the first block and without dropout."""
+    return {
+        name: module
+        for name, module in block.named_modules()
+        if not is_first(name, first) and not _is_dropout(name, module)
+    }
+
+
+def _is_dropout(name: str, module: nn.Module | None) -> bool:
+    """Return whether a module has no weights and drops values at random, or stands in for one that does."""
+    is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
+    return is_drop and next(module.parameters(), None) is None if module is not None else False
+
+
+def _facts(module: nn.Module | None) -> tuple[type, dict[str, object]]:
+    """Return the class and the plain attributes of a module."""
+    return type(module), {key: value for key, value in vars(module or object).items() if isinstance(value, _PLAIN)}
+
+
+def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str, plan: _Plan) -> dict[str, object]:
+    """Return the attributes and weightless submodules of `now` that `was` has otherwise; `shift` is new - old number.
+
+    Raises:
+        _WrongPlaceError: If they differ in more than a number that moved by `shift`.
+    """
+    label = f"'{name}'" if name else "the block"
+    if type(was) is not type(now):
+        kinds = f"a {type(now).__name__}, not a {type(was).__name__}"
+        raise _WrongPlaceError(f"{where}: there {label} is {kinds}, from the config. {_ORDER}")
+    children = dict(was.named_children())
+    changes: dict[str, object] = {
+        key: child
+        for key, child in now.named_children()
+        if _is_dropout(key, child) and _facts(child) != _facts(children.get(key))
+    }
+    owns_first = any(fnmatchcase(name, pattern.rpartition(".")[0]) for pattern in plan.first)
+    for key, value in vars(now).items():
+        old = vars(was).get(key)
+        if key.startswith("_") or not isinstance(value, _PLAIN) or value == old:
+            continue
+        is_number = type(value) is int and type(old) is int and value - old == shift
+        is_setting = value == getattr(plan.after.config, key, None)  # a copy of a setting that describes all blocks
+        if is_number or is_setting or "drop" in key or (owns_first and isinstance(value, bool)):
+            changes[key] = copy.copy(value)
+        else:
+            raise _WrongPlaceError(f"{where}: there '{f'{name}.{key}'.lstrip('.')}' is {value}, not {old}. {_ORDER}")
+    return changes
+
+
+def _check_shapes(model: nn.Module, plan: _Plan) -> None:
+    """Raise _WrongPlaceError unless the model's parameters, under their new names, have the shapes of `plan.after`.
+
+    Parameters that the user has added or removed are left out; `plan.before` shows which.
+    """
+    now, was, will_be = (
+        {(name, part.shape) for name, part in built.named_parameters(remove_duplicate=False)}
+        for built in (model, plan.before, plan.after)
+    )
+    known = {new for name, _ in now ^ was for new in plan.renamed(name)}
+    staying = {(new, shape) for name, shape in now for new in plan.renamed(name)}
+    if wrong := sorted({name for name, _ in staying ^ will_be} - known):
+        problem = f"the shape of {wrong[0]} depends on the number of blocks"
+        raise _WrongPlaceError(f"{problem}. Load the model without that part.")
+
+
+def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
+    """Put the blocks of a model in the new order, copy those that repeat, and set what depends on their place."""
+    holder = model.get_submodule(path)
+    old = list(holder.children())
+    parts = {name: part for name, part in old[0].named_modules() if name and is_first(name, plan.first)}
+    outer = {name: part for name, part in parts.items() if name.rpartition(".")[0] not in parts}
+    for name in outer:
+        parent, _, child = name.rpartition(".")
+        delattr(old[0].get_submodule(parent), child)
+    # a copy shares configs, and modules that are registered outside of the blocks too, with the block it is copied from
+    shared: dict[int, object] = {
+        id(value): value for part in model.modules() for value in vars(part).values() if hasattr(value, "to_dict")
+    }
+    named = model.named_modules(remove_duplicate=False)
+    shared |= {id(module): module for name, module in named if not name.startswith(f"{path}.")}
+    new: list[nn.Module] = []
+    for layer in plan.order:
+        block = old[layer - 1]
+        new.append(copy.deepcopy(block, dict(shared)) if block in new else block)
+    for name, part in outer.items():
+        parent, _, child = name.rpartition(".")
+        new[0].get_submodule(parent).add_module(child, part)
+    for key in list(holder._modules):
+        del holder._modules[key]
+    for place, (block, changes) in enumerate(zip(new, plan.attributes, strict=True)):
+        holder.add_module(str(place), block)
+        _set_attributes(block, changes)
+
+
+def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]]) -> None:
+    """Set attributes and weightless submodules of the modules in a block that has them."""
+    modules = dict(block.named_modules())
+    for name, attributes in changes.items():
+        for key, value in attributes.items():
+            if name not in modules:
+                continue
+            if isinstance(value, nn.Module):
+                modules[name]._modules[key] = copy.deepcopy(value).train(block.training)
+            else:
+                setattr(modules[name], key, value)
+
+
+def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
+    """Rename the tied weights that transformers knows of, and forget those that are gone."""
+    tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    renamed = {
+        new: sources[0]
+        for name, source in tied.items()
+        for new in plan.renamed(name)
+        if (sources := plan.renamed(source))
+    }
+    tied.clear()
+    tied.update(renamed)
+
+
+def _copy_changes(target: object, was: object, now: object) -> None:
+    """Copy attributes that differ between `was` and `now` to `target` (a module or config), and to nested configs.
+
+    These are the values that depend on the depth.
+    """
+    for name, value in vars(now).items():
+        old = vars(was).get(name)
+        if hasattr(value, "to_dict") and hasattr(old, "to_dict"):
+            if getattr(target, name, None) is not None:
+                _copy_changes(getattr(target, name), old, value)
+        elif isinstance(value, int | list | tuple) and type(old) is type(value) and old != value:
+            setattr(target, name, copy.copy(value))

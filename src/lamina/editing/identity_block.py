@@ -1,0 +1,152 @@
+"""Find which weights of a block must be zero so that it returns its input: found by looking, for any family."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from lamina.errors import ConfigError
+from lamina.layers.adapters import backbone
+from lamina.layers.devices import main_device
+from lamina.layers.preserve import preserve_model
+from lamina.layers.probe_input import probe_input
+from lamina.layers.roles import family_of
+from lamina.layers.stack import own_state
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from transformers import PreTrainedModel
+
+    from lamina.layers import LayerStack
+
+_TOKENS = 7  # length of the input that blocks are tried on
+
+
+def identity_values(
+    model: PreTrainedModel, stack: LayerStack, layers: Sequence[int], op: str
+) -> dict[int, dict[str, float]]:
+    """Return for each block: name of a parameter in it -> the value that makes the block return its input.
+
+    A copy of the block gets its real input. First all weights are zeroed, then they are restored one by one in the
+    order in which they are used, unless the block then changes its input. The last weights of each residual branch stay
+    at zero, which keeps all gradients alive but theirs. On the meta device nothing can be tried, and nothing is
+    returned.
+
+    Raises:
+        ConfigError: If a block changes its input even if all its weights are zero, or all layers are one block.
+    """
+    if len(set(stack.blocks)) < stack.depth:
+        raise ConfigError(f"{op}: identity is True, but the layers of this model share one block. Use identity=False.")
+    if main_device(model).type == "meta":
+        return {}
+    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    with preserve_model(model):
+        blocks = {layer: copy.deepcopy(stack.blocks[layer - 1]) for layer in layers}
+        for layer in layers:
+            stack.blocks[layer - 1].register_forward_pre_hook(
+                lambda _block, args, kwargs, layer=layer: calls.update({layer: _plain(args, kwargs)}), with_kwargs=True
+            )
+        base = stack.tower or backbone(model)
+        base(**probe_input(base, _TOKENS, seed=1).inputs)
+        return {layer: _zeros(blocks[layer], *calls[layer], where=_where(model, layer, op)) for layer in layers}
+
+
+def _where(model: PreTrainedModel, layer: int, op: str) -> str:
+    """Return the beginning of the error that a block cannot be an identity."""
+    return f"{op}: block {layer} of the family '{family_of(model)}'"
+
+
+def _plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a block without a cache, and with copies of the tensors, which the model may change."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, Tensor):
+            return value.clone()
+        return None if hasattr(value, "get_seq_length") else value
+
+    return tuple(map(plain, args)), {
+        key: False if key == "use_cache" else plain(value) for key, value in kwargs.items()
+    }
+
+
+def _zeros(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, where: str) -> dict[str, float]:
+    """Return name of a parameter -> its value, for the parameters of a block that must be constant; see above.
+
+    The block is changed. `where` is the beginning of the error that it cannot be an identity.
+    """
+    parameters, order = dict(block.named_parameters()), _in_order_of_use(block, args, kwargs)
+    values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    silent = {name: _silent_value(block, name) for name in order}
+    for name in order:
+        parameters[name].fill_(silent[name])
+    if not _is_identity(block, args, kwargs):
+        problem = "returns another state than it receives even if all its weights are zero"
+        if _ends_in_norm(block, args, kwargs):
+            problem = "ends in a norm, so that it returns norm(x) for x even if its residual branches are zero"
+        raise ConfigError(f"{where} {problem}. Use identity=False, which repeats the block, or insert_.")
+    for name in order:
+        parameters[name].copy_(values[name])
+        if not _is_identity(block, args, kwargs):
+            parameters[name].fill_(silent[name])
+    return {name: silent[name] for name in order if not torch.equal(parameters[name], values[name])}
+
+
+def _in_order_of_use(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the names of a block's parameters in the order in which its modules are called; uncalled ones first."""
+    called: list[str] = []
+    handles = [
+        module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
+        for name, module in block.named_modules()
+        if own_state(module)
+    ]
+    block(*args, **kwargs)
+    for handle in handles:
+        handle.remove()
+    place = {name: number for number, name in reversed(list(enumerate(called)))}
+    names = [name for name, _ in block.named_parameters()]
+    return sorted(names, key=lambda name: place.get(name.rpartition(".")[0], -1))
+
+
+def _silent_value(block: nn.Module, name: str) -> float:
+    """Return the value of a parameter with which its module returns zero: -1 for norms that scale by 1 + weight."""
+    owner = block.get_submodule(name.rpartition(".")[0])
+    weight = owner._parameters.get("weight")
+    if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):
+        return 0.0
+    trial = copy.deepcopy(owner)
+    states = torch.randn(1, 2, len(weight), generator=torch.Generator().manual_seed(0)).to(weight)
+    for value in (0.0, -1.0):
+        for parameter_name, parameter in trial.named_parameters():
+            parameter.fill_(value if parameter_name == "weight" else 0.0)
+        try:
+            if not trial(states).any():
+                return value
+        except (RuntimeError, ValueError, TypeError):  # a norm with other arguments
+            return 0.0
+    return 0.0
+
+
+def _state(values: Sequence[Any]) -> Tensor | None:
+    """Return the first hidden state `[batch, tokens, width]` among the arguments or results of a block."""
+    return next((v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()), None)
+
+
+def _is_identity(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a block returns the very state that it receives."""
+    received = _state([*args, *kwargs.values()])
+    expected = None if received is None else received.clone()
+    output = block(*args, **kwargs)
+    returned = _state([output] if isinstance(output, Tensor) else list(output))
+    if received is not None and expected is not None:
+        received.copy_(expected)  # some blocks change their input in place
+    return expected is not None and returned is not None and torch.equal(expected, returned)
+
+
+def _ends_in_norm(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the last module with weights that a block calls is a norm."""
+    last = _in_order_of_use(block, args, kwargs)[-1].rpartition(".")[0]
+    return "norm" in type(block.get_submodule(last)).__name__.lower()

@@ -1,0 +1,80 @@
+"""Follow blocks and their parameters through edits that drop, move or repeat blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+MOVES = ("keep", "drop", "duplicate")  # edits that give blocks other numbers; their settings have the new order
+
+
+class Move(Protocol):
+    """The part of an `editing.record.Edit` that this module uses."""
+
+    @property
+    def kind(self) -> str:
+        """The name of the edit."""
+        ...
+
+    @property
+    def stack(self) -> str:
+        """Name of the stack that was changed."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """The edited layers."""
+        ...
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The arguments of the edit; those of `MOVES` have the "order" of the blocks and the "path" of their list."""
+        ...
+
+
+def order_of(edit: Move) -> list[int] | None:
+    """Return the blocks that a stack has after an edit, as their numbers before it; None if the edit moves no blocks.
+
+    A block that comes twice was copied.
+    """
+    if edit.kind == "truncate":
+        return list(range(1, min(edit.layers, default=1)))
+    return list(edit.settings["order"]) if edit.kind in MOVES else None
+
+
+def name_then(made: Sequence[Move], number: int, name: str) -> str:
+    """Return the name that a parameter called `name` had after edit `number`, or that of the one it was copied from."""
+    for later in reversed(made[number + 1 :]):
+        path, order = later.settings.get("path"), order_of(later)
+        if path and order and name.startswith(f"{path}."):
+            place, _, rest = name.removeprefix(f"{path}.").partition(".")
+            if place.isdecimal() and not is_first(rest, later.settings.get("first", ())):
+                name = f"{path}.{order[int(place)] - 1}.{rest}"
+    return name
+
+
+def moved(name: str, edit: Move) -> list[str]:
+    """Return the names of a parameter after an edit of a kind in `MOVES`; [] if it is gone."""
+    path = edit.settings["path"]
+    return [name] if path is None else names_after(name, path, edit.settings["order"], edit.settings.get("first", ()))
+
+
+def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str] = ()) -> list[str]:
+    """Return the new names of a parameter after the blocks at `path` got the order `order`; [] if it is gone.
+
+    `first` are paths, from the block, of parts that always belong to the first block.
+    """
+    if not name.startswith(f"{path}."):
+        return [name]
+    place, _, rest = name.removeprefix(f"{path}.").partition(".")
+    if not place.isdecimal():
+        return [name]
+    if is_first(rest, first):
+        return [f"{path}.0.{rest}"]
+    return [f"{path}.{new}.{rest}" for new, layer in enumerate(order) if layer == int(place) + 1]
+
+
+def is_first(name: str, first: Sequence[str]) -> bool:
+    """Return whether a path from the block is inside one of the paths `first`, which may have wildcards."""
+    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in first)
