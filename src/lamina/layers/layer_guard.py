@@ -104,7 +104,7 @@ class LayerGuard:
         if change is not None:
             raise ConfigError(
                 f"{op}: the model's layers are no longer those that were found: {change}. The bank's readers were made "
-                "for the old layers; make a new bank for the edited model. bank.remap_() lets them follow layers that moved."
+                "for the old layers; make a new bank for it. If layers only moved, call bank.remap_()."
             )
         if any(getattr(owner, EDITS, ()) != known for owner, known in self._edits.items()):
             self._remember(model, stacks(model))

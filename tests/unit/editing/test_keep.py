@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from tests.support.stored import tiny_model
+from tests.support.tiny import FAMILIES
+from transformers import AutoConfig, AutoModel, BertModel, PretrainedConfig
+
+import lamina
+from lamina.editing.block_config import cut_configs
+from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
+from lamina.layers import stacks
+from lamina.layers.block_moves import name_then
+
+
+def same(one, other, inputs) -> bool:
+    with torch.no_grad():
+        return torch.equal(one(**inputs)[0], other(**inputs)[0])
+
+
+def test_dropping_and_keeping_are_one():
+    kept, dropped = tiny_model(), tiny_model()
+    keep, drop = lamina.keep_(kept, [0, 1, 3]), lamina.drop_(dropped, "2")
+    assert (keep.kind, drop.kind) == ("keep", "drop")
+    assert keep.layers == drop.layers == (2,)
+    assert keep.parameters == drop.parameters
+    assert {name.split(".")[2] for name in drop.parameters} == {"1"}  # under their old names
+    assert same(kept, dropped, {"input_ids": torch.arange(2, 12)[None]})
+
+
+def test_an_order_is_undone_by_its_inverse():
+    model, whole = FAMILIES["gemma2"].known(), FAMILIES["gemma2"].known()
+    inputs = FAMILIES["gemma2"].inputs(model)
+    lamina.keep_(model, [3, 1, 2])
+    assert model.config.layer_types == ["sliding_attention", "sliding_attention", "full_attention"]
+    assert not same(model, whole, inputs)
+    lamina.keep_(model, [2, 3, 1])
+    assert same(model, whole, inputs)
+    assert model.config.to_dict() == whole.config.to_dict()
+
+
+def test_copies_that_are_dropped_leave_what_was():
+    model, whole = FAMILIES["t5"].known(), FAMILIES["t5"].known()
+    lamina.duplicate_(model, "1-2", stack="encoder")
+    lamina.drop_(model, [3, 4], stack="encoder")
+    assert same(model, whole, FAMILIES["t5"].inputs(model))
+    assert list(model.state_dict()) == list(whole.state_dict())
+
+
+def test_the_table_of_positions_goes_to_the_new_first_block(tmp_path: Path):
+    model = FAMILIES["t5-Seq2SeqLM"].known()
+    table = model.encoder.block[0].layer[0].SelfAttention.relative_attention_bias
+    lamina.keep_(model, [2, 1], stack="encoder")
+    attentions = [block.layer[0].SelfAttention for block in model.encoder.block]
+    assert attentions[0].relative_attention_bias is table
+    assert [attention.has_relative_attention_bias for attention in attentions] == [True, False]
+    assert not hasattr(attentions[1], "relative_attention_bias")
+    lamina.save(model, tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert same(model, again.eval(), FAMILIES["t5"].inputs(model))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda model: lamina.keep_(model, [0]), r"keep_: no block would stay; the main stack has 3 blocks"),
+        (lambda model: lamina.drop_(model, "all"), r"drop_: no block would stay"),
+        (lambda model: lamina.drop_(model, [0]), r"drop_: layer 0 came; it is the embeddings, .* always stays"),
+        (lambda model: lamina.duplicate_(model, "bottom:2"), r"duplicate_: layer 0 came; it is the embeddings"),
+        (lambda model: lamina.keep_(model, [1, 1]), r"names layer 1 twice"),
+        (
+            lambda model: lamina.duplicate_(model, [2]),
+            r"block 2 of the family 'bert' ends in a norm, so that it returns",
+        ),
+        (lambda model: lamina.keep_(torch.compile(model), 1), "the model is compiled"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_changes(edit, message):
+    model, whole = tiny_model(), tiny_model()
+    with pytest.raises(ConfigError, match=message):
+        edit(model)
+    assert list(model.state_dict()) == list(whole.state_dict())
+    assert lamina.edits(model) == []
+
+
+def test_blocks_and_stacks_that_do_not_exist():
+    with pytest.raises(LayerIndexError, match="layer 4 does not exist"):
+        lamina.drop_(tiny_model(), 4)
+    with pytest.raises(UnknownNameError, match="unknown stack 'decoder'"):
+        lamina.keep_(tiny_model(), 1, stack="decoder")
+
+
+def test_a_quantised_model_is_refused():
+    model = tiny_model()
+    model.config.quantization_config = {"quant_method": "gptq"}
+    with pytest.raises(ConfigError, match="the model is quantised"):
+        lamina.drop_(model, 1)
+
+
+def test_keeping_all_in_order_is_no_edit():
+    model = tiny_model()
+    assert lamina.keep_(model, "all").layers == ()
+    assert lamina.edits(model) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "order", "expected"),
+    [
+        ({"mlp_only_layers": [0, 3]}, [4, 1, 1], {"mlp_only_layers": [0, 1, 2], "num_hidden_layers": 3}),
+        ({"max_window_layers": 2}, [1, 3, 4], {"max_window_layers": 1}),
+        ({"layer_rope_theta": [1.0, 2.0, 3.0, 4.0]}, [4, 2], {"layer_rope_theta": [4.0, 2.0]}),
+    ],
+)
+def test_settings_of_single_blocks_follow(settings, order, expected):
+    config = PretrainedConfig(num_hidden_layers=4, **settings)
+    first = next(cut_configs(config, "main", 4, order, "keep_"))
+    assert {name: getattr(first, name) for name in expected} == expected
+    assert config.num_hidden_layers == 4
+
+
+def test_a_list_of_an_unknown_name_is_tried_second():
+    config = PretrainedConfig(num_hidden_layers=3, widths=[1, 2, 3])
+    first, second = cut_configs(config, "main", 3, [3, 1], "keep_")
+    assert (first.widths, second.widths) == ([1, 2, 3], [3, 1])
+
+
+def test_a_scale_that_follows_from_the_number_of_a_block_is_refused():
+    config = AutoConfig.for_model("gpt2", **FAMILIES["gpt2"].settings, scale_attn_by_inverse_layer_idx=True)
+    model = AutoModel.from_config(config)
+    with pytest.raises(ConfigError, match=r"block 3 cannot become block 2: there 'attn.scaling' is .*, not"):
+        lamina.drop_(model, 2)
+    assert lamina.truncate_(model, 2).layers == (3,)
+
+
+def test_one_block_for_all_layers_runs_more_or_less_often():
+    model = FAMILIES["albert"].known()
+    count = model.num_parameters()
+    with pytest.raises(ConfigError, match="the layers of this model share one block"):
+        lamina.duplicate_(model, "all")
+    lamina.duplicate_(model, "1-2", identity=False)
+    assert (model.num_parameters(), stacks(model)["main"].depth) == (count, 5)
+    lamina.drop_(model, 1)
+    assert model.config.num_hidden_layers == 4
+
+
+def test_frozen_parameters_are_found_again_after_blocks_moved(tmp_path: Path):
+    model = tiny_model()
+    lamina.freeze_(model, layers=1)
+    lamina.freeze_(model, train=["encoder.layer.2"])
+    lamina.keep_(model, [3, 1])
+    frozen = {name: not parameter.requires_grad for name, parameter in model.named_parameters()}
+    assert not frozen["encoder.layer.0.output.dense.weight"]
+    assert frozen["encoder.layer.1.output.dense.weight"]
+    lamina.save(model, tmp_path)
+    again, _ = lamina.load(tmp_path)
+    assert {name: not parameter.requires_grad for name, parameter in again.named_parameters()} == frozen
+    made = lamina.edits(again)
+    assert name_then(made, 1, "encoder.layer.0.output.dense.weight") == "encoder.layer.2.output.dense.weight"
+
+
+def test_edits_in_any_order_are_replayed_to_the_same_model(tmp_path: Path):
+    def edited() -> BertModel:
+        model = tiny_model()
+        rng = torch.Generator().manual_seed(3)
+        lamina.insert_(model, "attention", layers=[1, 3], init="xavier", generator=rng)
+        lamina.duplicate_(model, [3], identity=False)
+        lamina.drop_(model, 2)
+        lamina.reinit_(model, 2, generator=rng)
+        lamina.insert_(model, "ffn", layers=[1, 2], init="he", generator=rng)
+        lamina.keep_(model, [3, 1, 2])
+        return model
+
+    model, twin = edited(), edited()
+    inputs = {"input_ids": torch.arange(2, 12)[None]}
+    assert all(map(torch.equal, model.state_dict().values(), twin.state_dict().values()))
+    lamina.save(model, tmp_path / "one")
+    again, _ = lamina.load(tmp_path / "one", BertModel)
+    assert same(model, again, inputs)
+    assert [edit.kind for edit in lamina.edits(again)] == [edit.kind for edit in lamina.edits(model)]
+    lamina.merge_(again)
+    lamina.drop_(again, 1)
+    lamina.save(again, tmp_path / "two")
+    plain = BertModel.from_pretrained(tmp_path / "two").eval()
+    assert same(again, plain, inputs)
+    assert same(again, lamina.load(tmp_path / "two", BertModel)[0], inputs)
+
+
+def test_inserted_layers_have_their_initial_weights_wherever_they_are_now():
+    from lamina.report.inserted_weights import inserted_weights
+
+    model = tiny_model()
+    lamina.insert_(model, "ffn", init="xavier", generator=torch.Generator().manual_seed(0))
+    lamina.keep_(model, [3, 1])
+    lamina.duplicate_(model, 1, identity=False)
+    weights = inserted_weights(model)
+    assert [weight.layer for weight in weights] == [1, 2, 3]
+    assert all(torch.equal(weight.start, weight.trained) for weight in weights)
