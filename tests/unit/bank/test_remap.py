@@ -20,7 +20,8 @@ def bank_on(name: str, **fusions):
 
 def logits(bank):
     with torch.no_grad():
-        return {name: output.logits for name, output in bank(**INPUTS).items()}
+        output = bank(**INPUTS)
+    return {name: output[name].logits for name in bank}
 
 
 def test_readers_follow_identity_copies():
