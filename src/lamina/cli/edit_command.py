@@ -5,26 +5,41 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypedDict
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict
 
 from typer import Option
 
 from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import JsonOption, ModelArgument
+from lamina.cli.shared_options import DataOption, JsonOption, ModelArgument
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
     from transformers import PreTrainedModel
 
+    from lamina.editing.block_picture import StackPicture
     from lamina.editing.record import Edit
+    from lamina.layers.types import Processor
+    from lamina.recipes.edit_plan import EditPlan
+    from lamina.studies.cutting.least_blocks import LeastBlocks
     from lamina.utils import JSON
+
+    # changes a model, in place, and returns what measured cuts cost
+    Apply: TypeAlias = Callable[[PreTrainedModel, Processor | None], list[LeastBlocks]]
 
 _TOKENS, _SEED = 9, 3  # length and seed of the batch on which outputs are compared
 _LAYERS = 'such as "all", "top:4", "2-6" or "1,3"'
+_KEEP = f"Keep these blocks and drop the others, {_LAYERS}; a list also gives their order."
+_DROP = f"Drop these blocks, {_LAYERS}; auto:N: the N blocks that matter least to --task."
+_DUPLICATE = f"Repeat these blocks, {_LAYERS}. The copies change nothing until they are trained."
+_REPEAT = "Let the copies of --duplicate do what their blocks do, which runs these twice."
+_PLAN = "YAML file of edits in any order, in place of the options that name edits."
+_TASK = "Task to measure --drop auto:N on: the name of a preset, or a YAML file with the keys of a task in a recipe."
+_BY = "How auto:N chooses blocks: influence (cosine of input and output), loss (of the model's head) or readers."
+_HEAL = "Epochs of fine-tuning on --task after --drop auto:N. 0: none."
 _INSERT = 'Insert layers: "attention", "ffn", "both" or "convolution".'
 _INIT = "Initial weights of inserted layers: identity, unit, xavier, he or zero."
 _PLACEMENT = "What the activation of an inserted layer is applied to: its weight, or its output."
@@ -59,12 +74,23 @@ class EditFacts(TypedDict):
     unchanged_parameters: int
     output_difference: float | None
     saved: str | None
+    blocks: dict[str, StackPicture]  # the blocks of each edited stack before and after
+    lost: list[dict[str, JSON]]  # what --drop auto:N cost, as `LeastBlocks.to_dict` returns it
 
 
 def edit(  # noqa: PLR0913
     model: ModelArgument,
     out: Annotated[Path | None, Option("-o", "--out", metavar="OUT", help="Folder to save to.")] = None,
     truncate: Annotated[int | None, Option(metavar="N", help="Keep the bottom N blocks and drop the others.")] = None,
+    keep: Annotated[str | None, Option(metavar="LAYERS", help=_KEEP)] = None,
+    drop: Annotated[str | None, Option(metavar="LAYERS|auto:N", help=_DROP)] = None,
+    duplicate: Annotated[str | None, Option(metavar="LAYERS", help=_DUPLICATE)] = None,
+    repeat: Annotated[bool, Option("--repeat", help=_REPEAT)] = False,
+    plan: Annotated[Path | None, Option(metavar="PLAN.yaml", help=_PLAN)] = None,
+    task: Annotated[str | None, Option(metavar="TASK", help=_TASK)] = None,
+    data: DataOption = None,
+    by: Annotated[str, Option(help=_BY)] = "influence",
+    heal: Annotated[int, Option(metavar="EPOCHS", min=0, help=_HEAL)] = 0,
     reinit: Annotated[
         str | None, Option(metavar="LAYERS", help=f"Give these blocks new random weights, {_LAYERS}.")
     ] = None,
@@ -95,15 +121,15 @@ def edit(  # noqa: PLR0913
 ) -> None:
     """Change a model's layers and save the result.
 
-    Edits are applied in this order: truncate, reinit, insert, freeze, merge. Each edit counts the layers that are there
-    when it is applied. Plain transformers loads the result; inserted layers need Lamina unless they are merged.
+    Edits are applied in this order: truncate, keep, drop, duplicate, reinit, insert, freeze, merge; --plan applies any
+    edits in any order. Each edit counts the layers that are there when it is applied. Plain transformers loads the
+    result; inserted layers need Lamina unless they are merged.
     """
     import torch
 
     from lamina.editing.insert import INITS, PLACEMENTS, POSITIONS
     from lamina.editing.inserted_layer import ACTIVATIONS
     from lamina.editing.reinit import SCOPES
-    from lamina.recipes.edits import EDITS
 
     for option, name, known in (
         ("--scope", scope, SCOPES),
@@ -118,14 +144,21 @@ def edit(  # noqa: PLR0913
     insertion |= {"--placement": placement != "weight", "--kernel": kernel != 3}
     _check_used("--insert", insertion, requested=insert is not None)
     _check_used("--reinit", {"--scope": scope != "linear"}, requested=reinit is not None)
-    has_stack = truncate is not None or train_inserted or any(edit is not None for edit in (reinit, insert, freeze))
-    names = "one of --truncate, --reinit, --insert, --freeze and --train-inserted"
-    _check_used(names, {"--stack": stack is not None}, requested=has_stack)
+    _check_used("--duplicate", {"--repeat": repeat}, requested=duplicate is not None)
+    moves = {"--truncate": truncate, "--keep": keep, "--drop": drop, "--duplicate": duplicate}
+    others = {"--reinit": reinit, "--insert": insert, "--freeze": freeze, "--train": train}
+    flags = {"--train-inserted": train_inserted or None, "--merge": merge or None}
+    named = [option for option, value in {**moves, **others, **flags}.items() if value is not None]
+    has_stack = any(option not in ("--train", "--merge") for option in named)
+    _check_used("an edit of one stack", {"--stack": stack is not None}, requested=has_stack)
     random = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
     new_layers = {"init": init, "placement": placement, "kernel": kernel, **random}
     new_layers["activation"] = None if activation == "none" else activation
     requested: list[tuple[bool, str, dict[str, object]]] = [
         (truncate is not None, "truncate", {"keep": truncate, "stack": stack}),
+        (keep is not None, "keep", {"layers": _selector(keep), "stack": stack}),
+        (drop is not None, "drop", {"layers": _selector(drop), "stack": stack}),
+        (duplicate is not None, "duplicate", {"layers": _selector(duplicate), "identity": not repeat, "stack": stack}),
         (reinit is not None, "reinit", {"layers": _selector(reinit), "scope": scope, **random}),
         (insert is not None, "insert", {"position": insert, "layers": _selector(layers), **new_layers}),
         (freeze is not None, "freeze", {"layers": _selector(freeze), "stack": stack}),
@@ -133,14 +166,107 @@ def edit(  # noqa: PLR0913
         (train is not None, "freeze", {"train": [part.strip() for part in (train or "").split(",")]}),
         (merge, "merge", {}),
     ]
-    changes = [partial(EDITS[name], **arguments) for is_requested, name, arguments in requested if is_requested]
+    changes = [(name, arguments) for is_requested, name, arguments in requested if is_requested]
+    least = LeastOptions(task=task, data=data, by=by, heal=heal, seed=seed)
+    apply = _planned(plan, named, least) if plan is not None else _changes(changes, least)
+    with nullcontext() if dry_run else _claimed(out, force=force):
+        facts = _run(model, head, apply, None if dry_run else out, new_weights=new_weights)
+    print_json(facts) if as_json else _show(facts)
+
+
+class LeastOptions(NamedTuple):
+    """The options of `--drop auto:N`, and of a plan that drops the least important blocks."""
+
+    task: str | None
+    data: Path | None
+    by: str
+    heal: int
+    seed: int
+
+    def changed(self) -> dict[str, bool]:
+        """Return option -> whether it was set."""
+        return {"--task": self.task is not None, "--by": self.by != "influence", "--heal": self.heal > 0}
+
+
+def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
+    """Return the function that applies the edits that options ask for, each by its name and arguments.
+
+    Raises:
+        ConfigError: If there is no edit, or `--drop auto:N` lacks a task or has no number.
+    """
+    from lamina.recipes.edit_plan import DROP_LEAST, parse_plan, task_fields
+    from lamina.recipes.edits import EDITS
+
     if not changes:
         raise ConfigError(
-            "edit: no edit is asked for. Use --insert, --reinit, --truncate, --freeze, --train or --merge."
+            "edit: no edit is asked for. Use --keep, --drop, --duplicate, --insert, --reinit, --truncate, --freeze, "
+            "--train, --merge or --plan."
         )
-    with nullcontext() if dry_run else _claimed(out, force=force):
-        facts = _run(model, head, changes, None if dry_run else out, new_weights=new_weights)
-    print_json(facts) if as_json else _show(facts)
+    automatic = next((str(a["layers"]) for name, a in changes if name == "drop" and _is_auto(a["layers"])), None)
+    _check_used("--drop auto:N", least.changed(), requested=automatic is not None)
+    if automatic is None:
+        return partial(_apply_all, [partial(EDITS[name], **arguments) for name, arguments in changes])
+    count = automatic.removeprefix("auto:")
+    if not count.isdecimal() or least.task is None:
+        problem = "has no --task to measure on" if count.isdecimal() else "names no number of blocks"
+        raise ConfigError(f"edit: --drop {automatic} {problem}. Use --drop auto:2 --task TASK.")
+    steps: list[Apply] = []
+    for name, arguments in changes:
+        if name != "drop":
+            steps.append(partial(_apply_all, [partial(EDITS[name], **arguments)]))
+            continue
+        options = {"count": int(count), "by": least.by, "heal_epochs": least.heal, "stack": arguments["stack"]}
+        fields = {"edits": [{DROP_LEAST: options}], "seed": least.seed, "task": task_fields(least.task)}
+        steps.append(partial(_by_plan, parse_plan(fields, op="edit"), least.data))
+    return partial(_in_turn, steps)
+
+
+def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
+    """Return the function that applies the plan in a file; `named` are options that name edits, which must be absent.
+
+    Raises:
+        ConfigError: If there are other edits, or the plan is wrong.
+    """
+    from lamina.recipes.edit_plan import parse_plan, read_plan, task_fields
+
+    if named:
+        raise ConfigError(f"edit: {named[0]} was given with --plan; the plan holds all edits. Put it into the plan.")
+    _check_used("--drop auto:N", {**least.changed(), "--task": False}, requested=False)
+    edit_plan = read_plan(plan)
+    if least.task is not None:
+        fields = {**edit_plan.model_dump(exclude_unset=True, exclude={"task"}), "task": task_fields(least.task)}
+        edit_plan = parse_plan(fields, op=f"plan {plan}")
+    return partial(_by_plan, edit_plan, least.data)
+
+
+def _is_auto(layers: object) -> bool:
+    """Return whether the argument of --drop asks for the least important blocks."""
+    return isinstance(layers, str) and layers.startswith("auto:")
+
+
+def _apply_all(changes: list[partial[Edit]], model: PreTrainedModel, _processor: Processor | None) -> list[LeastBlocks]:
+    """Apply edits to a model, in place."""
+    for change in changes:
+        change(model)
+    return []
+
+
+def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | None) -> list[LeastBlocks]:
+    """Apply several groups of edits to a model, in place, and return what they cost."""
+    return [report for step in steps for report in step(model, processor)]
+
+
+def _by_plan(
+    plan: EditPlan, data: Path | None, model: PreTrainedModel, processor: Processor | None
+) -> list[LeastBlocks]:
+    """Apply a plan to a model, in place, and return what it cost.
+
+    Raises:
+        ConfigError: If the plan measures the model, and that has no weights.
+    """
+    if plan.needs_weights() and model.device.type == "meta":
+        raise ConfigError("edit: the least important blocks are found by running the model. Leave --dry-run out.")
+    return plan(model, processor, data)
 
 
 def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> None:
@@ -183,36 +309,47 @@ def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
         yield
 
 
-def _run(
-    name: str, head: str | None, changes: list[partial[Edit]], out: Path | None, *, new_weights: bool
-) -> EditFacts:
+def _run(name: str, head: str | None, apply: Apply, out: Path | None, *, new_weights: bool) -> EditFacts:
     """Load a model (folder or hub id), apply the edits, save the result to `out`, and return what changed.
 
     `head` is the kind of task, or the class of transformers, for the model's head (None: the saved class). Without
     `out`, the edits are tried on a model without weights. With `new_weights`, weights that the files lack start at
     random.
     """
+    from lamina.editing.block_picture import stack_pictures
+    from lamina.editing.record import edits, names_now
     from lamina.store import load, outline, save, saved_class
 
     head = head or saved_class(name)
     model, processor = (outline(name, head), None) if out is None else load(name, head, new_weights=new_weights)
-    before = _counts(model)
+    before, known = _counts(model), len(edits(model))
     outputs = {} if out is None else _outputs(model)
-    edits = [change(model) for change in changes]
-    changed = {key for edit in edits if edit.kind != "freeze" for key in edit.parameters}
+    lost = apply(model, processor)
+    record = edits(model)
+    made = record[known:]
+    weighed = [number for number in range(known, len(record)) if record[number].kind not in (*_WEIGHTLESS, "freeze")]
+    changed = {now for number in weighed for names in names_now(record, number).values() for now in names}
+    after = _counts(model)
+    healed = any(report.healed is not None for report in lost)
+    unchanged = [p.numel() for key, p in model.named_parameters() if key not in changed]
     facts = EditFacts(
         model=name,
         architecture=type(model).__name__,
-        edits=[{**edit.to_dict(), "parameters": len(edit.parameters)} for edit in edits],
+        edits=[{**edit.to_dict(), "parameters": len(edit.parameters)} for edit in made],
         before=before,
-        after=_counts(model),
-        unchanged_parameters=sum(p.numel() for key, p in model.named_parameters() if key not in changed),
+        after=after,
+        unchanged_parameters=0 if healed else sum(unchanged),
         output_difference=None if out is None else _difference(outputs, _outputs(model)),
         saved=None if out is None else str(out),
+        blocks=stack_pictures(made, {stack: layers - 1 for stack, layers in after["layers"].items()}),
+        lost=[report.to_dict() for report in lost],
     )
     if out is not None:
         save(model, out, processor, force=True)
     return facts
+
+
+_WEIGHTLESS = ("truncate", "keep", "drop")  # edits that change no weight, and add none
 
 
 def _counts(model: PreTrainedModel) -> Counts:
@@ -265,6 +402,8 @@ def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> fl
 
 def _show(facts: EditFacts) -> None:
     """Print the model's size before and after, one line per edit, and where the model was saved."""
+    from lamina.editing.block_picture import drawn
+
     before, after = facts["before"], facts["after"]
     rows: list[tuple[object, ...]] = [
         (f"layers ({name})" if len(before["layers"]) > 1 else "layers", count, after["layers"][name])
@@ -278,6 +417,11 @@ def _show(facts: EditFacts) -> None:
         numbers = change["layers"]
         layers = ", ".join(map(str, numbers if isinstance(numbers, list) else ())) or "no layers"
         print(f"{change['kind']}: {change['stack']} {layers}; {change['parameters']} tensors{seed}")
+    for name, picture in facts["blocks"].items():
+        print(f"{name}:")
+        print("\n".join(f"  {line}" for line in drawn(picture)))
+    for report in facts["lost"]:
+        print(report["sentence"])
     print(f"parameters in tensors that no edit changed: {facts['unchanged_parameters']:,}")
     if facts["saved"] is None:
         print("dry run: nothing was saved")

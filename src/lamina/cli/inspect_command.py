@@ -16,6 +16,7 @@ from lamina.utils import pluralize
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from lamina.editing.block_picture import StackPicture
     from lamina.layers import LayerStack
     from lamina.monitors.cascade import AnyMonitor
     from lamina.utils import JSON
@@ -59,6 +60,7 @@ class ModelFacts(TypedDict):
     architecture: str
     parameters: int
     stacks: dict[str, StackFacts]
+    edited: NotRequired[dict[str, StackPicture]]  # blocks of each edited stack before and after the recorded edits
 
 
 class Choice(TypedDict):
@@ -109,6 +111,11 @@ def inspect(  # noqa: PLR0913
     print(f"{facts['model']}: {architecture}, {text(facts['parameters'])} parameters")
     for name, stack_facts in facts["stacks"].items():
         _show(name, stack_facts)
+    from lamina.editing.block_picture import drawn
+
+    for name, picture in facts.get("edited", {}).items():
+        print(f"\n{name}, edited:")
+        print("\n".join(f"  {line}" for line in drawn(picture)))
 
 
 def _monitors(folder: str) -> list[AnyMonitor]:
@@ -163,6 +170,8 @@ def describe(name: str, *, weights: bool = False) -> ModelFacts:
         ModelNotFoundError: If the model cannot be found.
         UnsupportedModelError: If its layers cannot be found.
     """
+    from lamina.editing.block_picture import stack_pictures
+    from lamina.editing.record import edits
     from lamina.layers import stacks
     from lamina.store import fingerprint, load, outline
 
@@ -172,13 +181,15 @@ def describe(name: str, *, weights: bool = False) -> ModelFacts:
     facts = {stack_name: _stack_facts(stack) for stack_name, stack in by_name.items()}
     for stack_name in facts if weights else ():
         facts[stack_name]["fingerprint"] = fingerprint(model, stack_name)
-    return ModelFacts(
+    described = ModelFacts(
         model=name,
         model_type=str(model.config.model_type),
         architecture=type(model).__name__,
         parameters=model.num_parameters(),
         stacks=facts,
     )
+    pictures = stack_pictures(edits(model), {stack_name: stack.depth for stack_name, stack in by_name.items()})
+    return {**described, "edited": pictures} if pictures else described
 
 
 def _stack_facts(stack: LayerStack) -> StackFacts:

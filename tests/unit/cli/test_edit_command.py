@@ -331,3 +331,85 @@ def test_a_stack_belongs_to_an_edit_of_one(lamina, edit: tuple[str, ...]):
     ran = lamina("edit", "minilm", *edit, "--stack", "nonsense", "--dry-run")
     assert ran.code == 2
     assert "edit: --stack was given without one of --truncate, --reinit, --insert" in ran.err
+
+
+def test_blocks_are_dropped_and_repeated_and_shown(lamina, base: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    facts = run(lamina, base, "--drop", "2", "--duplicate", "1", "--repeat", "-o", out)
+    assert [made["kind"] for made in facts["edits"]] == ["drop", "duplicate"]
+    assert facts["after"]["layers"] == {"main": 4}
+    assert [block["was"] for block in facts["blocks"]["main"]["after"]] == [1, 1, 3]
+    assert facts["blocks"]["main"]["gone"] == [2]
+    assert facts["lost"] == []
+    shown = lamina("inspect", out)
+    assert "before  [1][2][3]\n  after   [1][1+][3]\n" in shown.out
+    assert AutoModel.from_pretrained(out).config.num_hidden_layers == 3
+
+
+def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "seed: 3\nedits:\n- insert: {position: ffn}\n- merge: {}\n- keep: {layers: [3, 1]}\n- reinit: {layers: 1}\n"
+        "- duplicate: {layers: 2, identity: false}\n"
+    )
+    one = run(lamina, base, "--plan", plan, "-o", tmp_path / "one")
+    assert [made["kind"] for made in one["edits"]] == ["insert", "merge", "keep", "reinit", "duplicate"]
+    run(lamina, base, "--plan", plan, "-o", tmp_path / "two")
+    first, second = (AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("edits: [{drop: {layers: 1}}]", ("--drop", "2"), "--drop was given with --plan; the plan holds all edits"),
+        ("edits: [{cut: {layers: 1}}]", (), "unknown edit 'cut'"),
+        ("edits: [{drop: {layer: 1}}]", (), "unknown key 'layer'"),
+        ("edits: [{drop: {layers: 9}}]", (), "layer 9 does not exist"),
+        ("edits: [{drop_least: {count: 1}}]", (), "has no task to measure on"),
+        ("edits: [{drop_least: {count: 1, by: luck}}]", (), "luck"),
+    ],
+)
+def test_plans_that_are_wrong(lamina, base: Path, tmp_path: Path, text, options, message):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(text)
+    ran = lamina("edit", base, "--plan", plan, *options, "-o", tmp_path / "out")
+    assert (ran.code, ran.err.count("\n")) == (2, 1), ran.err
+    assert message in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--drop", "auto:1"), "--drop auto:1 has no --task to measure on"),
+        (("--drop", "auto:x", "--task", "cola"), "--drop auto:x names no number of blocks"),
+        (("--drop", "1", "--heal", "2"), "--heal was given without --drop auto:N"),
+        (("--keep", "1", "--repeat"), "--repeat was given without --duplicate"),
+        (("--drop", "1-"), "no block would stay"),
+        (("--keep", "0"), "no block would stay"),
+        (("--duplicate", "1"), "ends in a norm"),
+    ],
+)
+def test_cuts_that_are_wrong(lamina, base: Path, tmp_path: Path, options, message):
+    ran = lamina("edit", base, *options, "-o", tmp_path / "out")
+    assert (ran.code, message in ran.err) == (2, True), ran.err
+
+
+@pytest.mark.parametrize("by", ["influence", "readers"])
+def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: Path, tmp_path: Path, by):
+    rows = [f"{'abcdef'[n % 6]} {'good' if n % 2 else 'bad'},{n % 2}" for n in range(60)]
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    task = tmp_path / "task.yaml"
+    task.write_text("files: {train: train.csv, validation: validation.csv}\n")
+    options = ("--drop", "auto:1", "--by", by, "--task", task, "--data", tmp_path)
+    facts = run(lamina, base, *options, "-o", tmp_path / "out")
+    (lost,) = facts["lost"]
+    assert (lost["by"], lost["scored_by"], len(lost["dropped"]), lost["values"]) == (by, "readers", 1, 3)
+    assert set(lost["costs"]) == {"1", "2", "3"}
+    assert lost["dropped"] == [int(min(lost["costs"], key=lambda layer: (lost["costs"][layer], -int(layer))))]
+    assert lost["interval"] is not None
+    assert lost["bytes"][1] < lost["bytes"][0]
+    assert facts["after"]["layers"] == {"main": 3}
+    refused = lamina("edit", base, *options, "--heal", "1", "-o", tmp_path / "no")
+    assert (refused.code, "--heal needs a" in refused.err) == (2, True), refused.err

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     Source: TypeAlias = PreTrainedModel | str | Path  # a model, or the name or folder to load it from
 
 _OP = "advise"
-_TIMED_ROWS, _REPEATS = 32, 5  # rows of one timed pass, and number of passes
+TIMED_ROWS, REPEATS = 32, 5  # rows of one timed pass, and number of passes
 _COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
 
 
@@ -286,16 +286,16 @@ def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Te
             score = perplexity(model, texts, processor, blocks, max_length)
             rows.append({**place, "measure": "perplexity", "score": score})
     validation = task.split("validation")
-    count = min(len(validation), _TIMED_ROWS)
+    count = min(len(validation), TIMED_ROWS)
     inputs = encode_rows(task, validation.select_rows(range(count)), whole, processor, max_length)
     batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
     # in turns, because the speed of a machine changes over time
-    speedup = median(_seconds(whole, batch) / _seconds(cut, batch) for _ in range(_REPEATS))
+    speedup = median(pass_seconds(whole, batch) / pass_seconds(cut, batch) for _ in range(REPEATS))
     return [*rows, {"blocks": proposal.keep, "measure": "speedup", "score": speedup}]
 
 
 @torch.no_grad()
-def _seconds(model: PreTrainedModel, batch: Batch) -> float:
+def pass_seconds(model: PreTrainedModel, batch: Batch) -> float:
     """Run the model's backbone once on a batch, and return the time that it took, in seconds."""
     with evaluating(model):
         start = time.perf_counter()

@@ -1,0 +1,125 @@
+"""A plan of edits in a YAML file, for `lamina edit --plan`: what to change in a model, in which order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, ValidationError
+
+from lamina.errors import ConfigError, UnknownNameError
+from lamina.recipes.edits import EDITS, apply_edits, check_edit
+from lamina.recipes.load_tasks import load_task
+from lamina.recipes.schema import TaskRecipe
+from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, raise_first, read_yaml
+from lamina.train.options import Seed
+from lamina.utils import derive_seed, is_file
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from lamina.layers.types import Processor
+    from lamina.studies.cutting.least_blocks import LeastBlocks
+    from lamina.tasks.task import Task
+
+DROP_LEAST = "drop_least"  # an entry of a plan only: it needs a task
+
+
+class DropLeast(Strict):
+    """The arguments of `drop_least`: drop the blocks that matter least to the plan's task."""
+
+    count: PositiveInt
+    by: Literal["influence", "loss", "readers"] = "influence"
+    heal_epochs: NonNegativeInt = 0
+    stack: str | None = None
+
+
+def _check(edit: Fields) -> None:
+    """Raise ConfigError or ValidationError unless an edit is one known name with allowed arguments."""
+    if len(edit) != 1:
+        raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
+    for name, arguments in edit.items():
+        with error_at(name):
+            if name == DROP_LEAST:
+                DropLeast.model_validate(arguments, strict=True)
+            elif name in EDITS:
+                check_edit(name, arguments or {})
+            else:
+                raise UnknownNameError(op="plan", got=str(name), known=[*EDITS, DROP_LEAST], what="edit")
+
+
+_NAMED = BeforeValidator(lambda value: {"preset": value} if isinstance(value, str) else value)
+
+
+class EditPlan(Strict):
+    """A plan: the edits in order, and the task that `drop_least` measures on."""
+
+    edits: list[Annotated[Fields, checked(_check)]]
+    seed: Seed = 0  # of random weights, and of healing
+    task: Annotated[TaskRecipe | None, _NAMED] = None  # the name of a preset, or the keys of a task in a recipe
+
+    def __call__(
+        self, model: PreTrainedModel, processor: Processor | None, data: Path | None = None
+    ) -> list[LeastBlocks]:
+        """Apply the edits to a model, in place; return what was lost by each `drop_least`.
+
+        Args:
+            model: The model.
+            processor: Its processor, for `drop_least`.
+            data: Folder of the task's data.
+
+        Raises:
+            LaminaError: If an edit cannot be applied. Earlier edits stay applied.
+        """
+        task: Task | None = None
+        reports: list[LeastBlocks] = []
+        for number, edit in enumerate(self.edits):
+            ((name, arguments),) = edit.items()
+            seed = derive_seed(self.seed, "plan", number)
+            if name != DROP_LEAST:
+                apply_edits(model, [(name, arguments or {})], seed=seed, where=f"plan, edit {number + 1}")
+                continue
+            if self.task is None:
+                raise ConfigError(f"plan: {DROP_LEAST} has no task to measure on. Give the plan a 'task', or --task.")
+            task = task or load_task(self.task.preset or "task", self.task, data)
+            reports.append(_drop_least(model, task, DropLeast.model_validate(arguments), processor, self.seed))
+        return reports
+
+    def needs_weights(self) -> bool:
+        """Return whether the plan measures a model, which has to have its weights for that."""
+        return any(DROP_LEAST in edit for edit in self.edits)
+
+
+def _drop_least(
+    model: PreTrainedModel, task: Task, options: DropLeast, processor: Processor | None, seed: int
+) -> LeastBlocks:
+    """Drop the blocks that matter least to a task, and return what was lost."""
+    from lamina.studies.cutting.least_blocks import drop_least_
+
+    chosen: dict[str, Any] = options.model_dump(exclude={"count"})
+    return drop_least_(model, task, options.count, processor=processor, seed=seed, **chosen)
+
+
+def read_plan(path: Path) -> EditPlan:
+    """Read the plan in a YAML file.
+
+    Raises:
+        DataError: If the file cannot be read or is not valid YAML.
+        ConfigError: If a value is not allowed; the message names the line and the key.
+        UnknownNameError: If a key or name does not exist; the message names the line and the key.
+    """
+    file = read_yaml(path)
+    return parse_plan(file.fields, op=f"plan {path}", file=file)
+
+
+def parse_plan(fields: Fields, *, op: str = "plan", file: Any = None) -> EditPlan:  # noqa: ANN401 a `YamlFile`
+    """Return a plan from its fields; `op` begins error messages, which name a line if there is a `file`."""
+    try:
+        return EditPlan.model_validate(fields)
+    except ValidationError as error:
+        raise_first(error, op=op, file=file)
+
+
+def task_fields(name: str) -> str | Fields:
+    """Return the task of a plan from --task: the name of a preset, or a YAML file with the keys of a task."""
+    return read_yaml(Path(name)).fields if is_file(name) else name
