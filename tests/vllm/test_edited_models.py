@@ -28,5 +28,7 @@ def test_an_edited_model_writes_the_same_tokens(tmp_path: Path, family: str):
     prompts = prompts_of(6)
     expected = greedy_texts(tmp_path / "edited", prompts, NEW)
     with engine(tmp_path / "edited", None, enforce_eager=True, in_process=True) as llm:
-        outputs = llm.generate(as_inputs(prompts), SamplingParams(max_tokens=NEW, temperature=0.0), use_tqdm=False)
+        outputs = llm.generate(
+            as_inputs(prompts), SamplingParams(max_tokens=NEW, temperature=0.0, ignore_eos=True), use_tqdm=False
+        )
     assert [list(output.outputs[0].token_ids) for output in outputs] == expected
