@@ -33,7 +33,7 @@ CAUSAL = [name for name in EDITABLE if READABLE[name].causal and READABLE[name].
 CLOSE = 1e-6
 # Families that cannot have every order, and a part of the reason.
 FIXED = {
-    "modernbert": "there 'attn_norm' is a",  # the first block has no norm before its attention
+    "modernbert": "there 'attn_norm' is ",  # the first block has no norm before its attention
     "esm": "shape of contact_head",  # a part whose shape depends on the depth
 }
 # Families with a norm after the residual sum: zeroing their branches leaves norm(x).

@@ -38,6 +38,7 @@ def cut_configs(
     Raises:
         ConfigError: If no setting of the config holds the depth.
     """
+    _check_attention(config, order, op)
     holders = [name for name in ("", *_inner(config)) if _depth_names(config, name, stack, depth)]
     if not holders:
         raise ConfigError(
@@ -52,6 +53,21 @@ def cut_configs(
             unknown = _set_blocks(part, names, depth, order, every_list=every_list)
             if unknown or not every_list:
                 yield cut
+
+
+def _check_attention(config: PretrainedConfig, order: Sequence[int], op: str) -> None:
+    """Raise ConfigError if a model that mixes kinds of blocks would lose all those with attention.
+
+    The cache of such a family counts the tokens in an attention block.
+    """
+    for part in (config, *(getattr(config, name) for name in _inner(config))):
+        for name in BLOCK_SETTINGS.types:
+            kinds = getattr(part, name, None) or ()
+            attends = [str(kind).endswith("attention") and not str(kind).startswith("linear") for kind in kinds]
+            if any(attends) and len(kinds) >= max(order) and not any(attends[layer - 1] for layer in order):
+                where = ", ".join(str(layer) for layer, attending in enumerate(attends, 1) if attending)
+                problem = f"no block with attention would stay, and this {config.model_type} needs one to count tokens"
+                raise ConfigError(f"{op}: {problem}. Keep one of the blocks {where}.")
 
 
 def _inner(config: PretrainedConfig) -> list[str]:
@@ -81,6 +97,10 @@ def _set_blocks(
         entries = getattr(part, name, None)
         if isinstance(entries, list | tuple) and len(entries) == depth:
             setattr(part, name, [entries[layer - 1] for layer in order])
+        elif isinstance(entries, dict):
+            keys = {int(key): key for key in entries if str(key).isdecimal()}
+            moved = {place: entries[keys[layer - 1]] for place, layer in enumerate(order) if layer - 1 in keys}
+            setattr(part, name, {**{key: entries[key] for key in entries if key not in keys.values()}, **moved})
     for name in BLOCK_SETTINGS.numbers:
         numbers = getattr(part, name, None)
         if isinstance(numbers, list | tuple) and numbers:
@@ -91,6 +111,9 @@ def _set_blocks(
             leads = [layer <= count for layer in order]
             if leads == sorted(leads, reverse=True) and count <= depth:
                 setattr(part, name, sum(leads))
+    for name in BLOCK_SETTINGS.last:
+        if getattr(part, name, None) == depth - 1:
+            setattr(part, name, len(order) - 1)
     _set_short_forms(part, depth, order)
     known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
     unknown = [

@@ -196,7 +196,7 @@ def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str
     """
     label = f"'{name}'" if name else "the block"
     if type(was) is not type(now):
-        kinds = f"a {type(now).__name__}, not a {type(was).__name__}"
+        kinds = f"{type(now).__name__}, not {type(was).__name__}"
         raise _WrongPlaceError(f"{where}: there {label} is {kinds}, from the config. {_ORDER}")
     children = dict(was.named_children())
     changes: dict[str, object] = {

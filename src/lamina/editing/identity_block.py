@@ -50,9 +50,20 @@ def identity_values(
             stack.blocks[layer - 1].register_forward_pre_hook(
                 lambda _block, args, kwargs, layer=layer: calls.update({layer: _plain(args, kwargs)}), with_kwargs=True
             )
-        base = stack.tower or backbone(model)
-        base(**probe_input(base, _TOKENS, seed=1).inputs)
+        _run(model, stack)
         return {layer: _zeros(blocks[layer], *calls[layer], where=_where(model, layer, op)) for layer in layers}
+
+
+def _run(model: PreTrainedModel, stack: LayerStack) -> None:
+    """Run a model on a small input, or only its tower or backbone if its head does not accept that."""
+    *targets, last = dict.fromkeys((stack.tower or model, backbone(model)))
+    for target in targets:
+        try:
+            target(**probe_input(target, _TOKENS, seed=1).inputs)
+        except (RuntimeError, ValueError, TypeError, KeyError, IndexError):
+            continue
+        return
+    last(**probe_input(last, _TOKENS, seed=1).inputs)
 
 
 def _where(model: PreTrainedModel, layer: int, op: str) -> str:
@@ -125,7 +136,7 @@ def _silent_value(block: nn.Module, name: str) -> float:
         try:
             if not trial(states).any():
                 return value
-        except (RuntimeError, ValueError, TypeError):  # a norm with other arguments
+        except (RuntimeError, ValueError, TypeError, AttributeError):  # a norm with other arguments or results
             return 0.0
     return 0.0
 

@@ -17,6 +17,7 @@ from lamina.utils import JSON, is_dir
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from torch import nn
     from transformers import PreTrainedModel
 
 _LOCATION = "_lamina_place"  # attribute of the model object, so that copies of a model carry it
@@ -99,7 +100,7 @@ def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
     return names
 
 
-def recorded(model: PreTrainedModel) -> list[Edit]:
+def recorded(model: nn.Module) -> list[Edit]:
     """Return a new list of the edits that are recorded on a model, oldest first, without a check."""
     return list(getattr(model, EDITS, ()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
 
@@ -75,6 +75,6 @@ def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str]
     return [f"{path}.{new}.{rest}" for new, layer in enumerate(order) if layer == int(place) + 1]
 
 
-def is_first(name: str, first: Sequence[str]) -> bool:
+def is_first(name: str, first: Iterable[str]) -> bool:
     """Return whether a path from the block is inside one of the paths `first`, which may have wildcards."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in first)

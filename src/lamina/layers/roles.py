@@ -86,9 +86,11 @@ class Convolutions:
 class BlockSettings:
     """Names of settings of configs that say something about single blocks; see roles.yaml."""
 
-    entries: tuple[str, ...]  # lists with an entry per block
+    entries: tuple[str, ...]  # lists with an entry per block, or mappings from its number
     numbers: tuple[str, ...]  # lists of numbers of blocks, from 0
     leading: tuple[str, ...]  # how many of the lowest blocks are of a kind
+    last: tuple[str, ...]  # number of the last block, from 0
+    types: tuple[str, ...]  # those of `entries` that name the kinds of the blocks
 
 
 def _read(row_class: type[AnyRow], table: str) -> dict[str, AnyRow]:

@@ -120,6 +120,19 @@ def test_settings_of_single_blocks_follow(settings, order, expected):
     assert config.num_hidden_layers == 4
 
 
+def test_a_mapping_with_an_entry_per_block_follows():
+    config = PretrainedConfig(num_hidden_layers=4, per_layer_config={"3": {"a": 1}, "extra": 2})
+    first = next(cut_configs(config, "main", 4, [4, 1, 4], "keep_"))
+    assert first.per_layer_config == {"extra": 2, 0: {"a": 1}, 2: {"a": 1}}
+
+
+def test_a_model_of_several_kinds_of_blocks_keeps_one_with_attention():
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    config = PretrainedConfig(num_hidden_layers=3, layer_types=kinds)
+    with pytest.raises(ConfigError, match=r"no block with attention would stay, .* Keep one of the blocks 2\."):
+        next(cut_configs(config, "main", 3, [1, 3], "keep_"))
+
+
 def test_a_list_of_an_unknown_name_is_tried_second():
     config = PretrainedConfig(num_hidden_layers=3, widths=[1, 2, 3])
     first, second = cut_configs(config, "main", 3, [3, 1], "keep_")
