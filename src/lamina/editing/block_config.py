@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from lamina.errors import ConfigError
 from lamina.layers.roles import BLOCK_SETTINGS
@@ -94,17 +94,40 @@ def _set_blocks(
     for name in dict.fromkeys([*[name for name in names if name not in mapped], *names]):
         setattr(part, name, len(order))
     for name in BLOCK_SETTINGS.entries:
-        entries = getattr(part, name, None)
-        if isinstance(entries, list | tuple) and len(entries) == depth:
-            setattr(part, name, [entries[layer - 1] for layer in order])
-        elif isinstance(entries, dict):
-            keys = {int(key): key for key in entries if str(key).isdecimal()}
-            moved = {place: entries[keys[layer - 1]] for place, layer in enumerate(order) if layer - 1 in keys}
-            setattr(part, name, {**{key: entries[key] for key in entries if key not in keys.values()}, **moved})
+        setting = getattr(part, name, None)
+        if isinstance(setting, dict) or (isinstance(setting, list | tuple) and len(setting) == depth):
+            setattr(part, name, _moved_entries(setting, order))
     for name in BLOCK_SETTINGS.numbers:
         numbers = getattr(part, name, None)
         if isinstance(numbers, list | tuple) and numbers:
             setattr(part, name, [place for place, layer in enumerate(order) if layer - 1 in numbers])
+    _set_counts(part, depth, order)
+    _set_short_forms(part, depth, order)
+    known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
+    unknown = {
+        name: value
+        for name, value in vars(part).items()
+        if every_list and name not in known and isinstance(value, list | tuple) and len(value) == depth
+    }
+    for name, value in unknown.items():
+        setattr(part, name, _moved_entries(value, order))
+    return bool(unknown)
+
+
+Entries: TypeAlias = "list[object] | tuple[object, ...] | dict[object, object]"
+
+
+def _moved_entries(entries: Entries, order: Sequence[int]) -> Entries:
+    """Return a setting with an entry per block for the blocks `order`; of a mapping, keys that are no numbers stay."""
+    if not isinstance(entries, dict):
+        return [entries[layer - 1] for layer in order]
+    by_number = {int(str(key)): value for key, value in entries.items() if str(key).isdecimal()}
+    others = {key: value for key, value in entries.items() if not str(key).isdecimal()}
+    return others | {place: by_number[layer - 1] for place, layer in enumerate(order) if layer - 1 in by_number}
+
+
+def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
+    """Set how many of the lowest blocks are of a kind, if they still are the lowest, and the number of the last."""
     for name in BLOCK_SETTINGS.leading:
         count = getattr(part, name, None)
         if isinstance(count, int) and not isinstance(count, bool):
@@ -114,17 +137,6 @@ def _set_blocks(
     for name in BLOCK_SETTINGS.last:
         if getattr(part, name, None) == depth - 1:
             setattr(part, name, len(order) - 1)
-    _set_short_forms(part, depth, order)
-    known = {*BLOCK_SETTINGS.entries, *BLOCK_SETTINGS.numbers, "stage_names", "architectures"}
-    unknown = [
-        name
-        for name, value in vars(part).items()
-        if every_list and name not in known and isinstance(value, list | tuple) and len(value) == depth
-    ]
-    for name in unknown:
-        value = getattr(part, name)
-        setattr(part, name, [value[layer - 1] for layer in order])
-    return bool(unknown)
 
 
 def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
