@@ -162,8 +162,9 @@ def test_identity_copies_change_nothing_or_are_refused_by_name(name):
                 duplicate_(model, [1, 2], stack=stack)
             assert torch.equal(model(**inputs)[0], before)
             continue
-        edit = duplicate_(model, [1, 2], stack=stack)
-        assert stacks(model)[stack].depth == depth + 2
+        edit = duplicate_(model, [1, depth], stack=stack)
+        edited = stacks(model)[stack]
+        assert (edited.depth, len(set(edited.blocks))) == (depth + 2, depth + 2)
         torch.testing.assert_close(model(**inputs)[0], before, rtol=CLOSE, atol=CLOSE)
         copies = [dict(model.named_parameters())[key] for key in edit.parameters]
         assert sum(bool(copy.any()) for copy in copies) > len(copies) / 4  # biases begin at zero anyway

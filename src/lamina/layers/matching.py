@@ -35,10 +35,13 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
         receiving = _calls(seen[layer - 1], "input", since)
         returning = _calls(seen[layer], "output", since)
         both = [call for call in receiving if call in returning]  # earliest first, outer modules before inner ones
-        block = next((call for call in both if _in_list(model, call)), next(iter(both), None))
-        if block is None and layer == last:
-            beside = (call for call in receiving if blocks and _parent(call.path) == _parent(blocks[-1].path))
-            block = next(beside, None) if blocks else _single_block(model, trace, receiving)
+        block = next((call for call in both if _in_list(model, call)), None)
+        if block is None and layer == last and blocks:
+            # if the last block returns what it receives, the norm after it does both; so calls beside blocks come first
+            block = next((call for call in receiving if _parent(call.path) == _parent(blocks[-1].path)), None)
+        block = block or next(iter(both), None)
+        if block is None and layer == last and not blocks:
+            block = _single_block(model, trace, receiving)
         if block is None:
             return []
         blocks.append(block)
