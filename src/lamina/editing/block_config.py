@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
 from lamina.layers.roles import BLOCK_SETTINGS
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from transformers import PretrainedConfig
 
+OVERRIDES = "_heterogeneity_spec"  # attribute of configs (transformers 5.23) with the settings of single blocks
 _DEPTHS = {  # names of the setting that holds the number of blocks; `attribute_map` of a config adds aliases
     "main": ("num_hidden_layers",),
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
@@ -94,9 +95,9 @@ def _set_blocks(
     for name in dict.fromkeys([*[name for name in names if name not in mapped], *names]):
         setattr(part, name, len(order))
     for name in BLOCK_SETTINGS.entries:
-        setting = getattr(part, name, None)
-        if isinstance(setting, dict) or (isinstance(setting, list | tuple) and len(setting) == depth):
-            setattr(part, name, _moved_entries(setting, order))
+        entries = getattr(part, name, None)
+        if isinstance(entries, list | tuple) and len(entries) == depth:
+            setattr(part, name, [entries[layer - 1] for layer in order])
     for name in BLOCK_SETTINGS.numbers:
         numbers = getattr(part, name, None)
         if isinstance(numbers, list | tuple) and numbers:
@@ -110,20 +111,8 @@ def _set_blocks(
         if every_list and name not in known and isinstance(value, list | tuple) and len(value) == depth
     }
     for name, value in unknown.items():
-        setattr(part, name, _moved_entries(value, order))
+        setattr(part, name, [value[layer - 1] for layer in order])
     return bool(unknown)
-
-
-Entries: TypeAlias = "list[object] | tuple[object, ...] | dict[object, object]"
-
-
-def _moved_entries(entries: Entries, order: Sequence[int]) -> Entries:
-    """Return a setting with an entry per block for the blocks `order`; of a mapping, keys that are no numbers stay."""
-    if not isinstance(entries, dict):
-        return [entries[layer - 1] for layer in order]
-    by_number = {int(str(key)): value for key, value in entries.items() if str(key).isdecimal()}
-    others = {key: value for key, value in entries.items() if not str(key).isdecimal()}
-    return others | {place: by_number[layer - 1] for place, layer in enumerate(order) if layer - 1 in by_number}
 
 
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
@@ -140,7 +129,11 @@ def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> Non
 
 
 def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Set what a config holds in another form: GPT-Neo's `attention_types`, and the stages of a vision backbone."""
+    """Set what a config holds in another form: overrides per block, GPT-Neo's `attention_types`, and vision stages."""
+    if overrides := getattr(vars(part).get(OVERRIDES), "per_layer_overrides", None):
+        part.per_layer_config = {
+            place: dict(overrides[layer - 1]) for place, layer in enumerate(order) if layer - 1 in overrides
+        }
     if getattr(part, "attention_types", None):  # GPT-Neo's short form of `attention_layers`
         part.attention_types = [[list(part.attention_layers), 1]]
     stages = list(getattr(part, "stage_names", None) or ())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lamina.editing.block_config import cut_configs
+from lamina.editing.block_config import OVERRIDES, cut_configs
 from lamina.editing.editable import check_shared
 from lamina.errors import ConfigError, first_line
 from lamina.layers.block_moves import is_first, names_after
@@ -210,7 +210,7 @@ def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str
         if key.startswith("_") or not isinstance(value, _PLAIN) or value == old:
             continue
         is_number = type(value) is int and type(old) is int and value - old == shift
-        is_setting = value == getattr(plan.after.config, key, None)  # a copy of a setting that describes all blocks
+        is_setting = value == vars(plan.after.config).get(key)  # a copy of a setting that describes all blocks
         if is_number or is_setting or "drop" in key or (owns_first and isinstance(value, bool)):
             changes[key] = copy.copy(value)
         else:
@@ -299,5 +299,5 @@ def _copy_changes(target: object, was: object, now: object) -> None:
         if hasattr(value, "to_dict") and hasattr(old, "to_dict"):
             if getattr(target, name, None) is not None:
                 _copy_changes(getattr(target, name), old, value)
-        elif isinstance(value, int | list | tuple) and type(old) is type(value) and old != value:
+        elif (isinstance(value, int | list | tuple) or name == OVERRIDES) and type(old) is type(value) and old != value:
             setattr(target, name, copy.copy(value))

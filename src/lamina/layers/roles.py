@@ -86,7 +86,7 @@ class Convolutions:
 class BlockSettings:
     """Names of settings of configs that say something about single blocks; see roles.yaml."""
 
-    entries: tuple[str, ...]  # lists with an entry per block, or mappings from its number
+    entries: tuple[str, ...]  # lists with an entry per block
     numbers: tuple[str, ...]  # lists of numbers of blocks, from 0
     leading: tuple[str, ...]  # how many of the lowest blocks are of a kind
     last: tuple[str, ...]  # number of the last block, from 0
