@@ -150,7 +150,8 @@ def edit(  # noqa: PLR0913
     flags = {"--train-inserted": train_inserted or None, "--merge": merge or None}
     named = [option for option, value in {**moves, **others, **flags}.items() if value is not None]
     has_stack = any(option not in ("--train", "--merge") for option in named)
-    _check_used("an edit of one stack", {"--stack": stack is not None}, requested=has_stack)
+    names = "one of --truncate, --reinit, --insert, --keep, --drop, --duplicate, --freeze and --train-inserted"
+    _check_used(names, {"--stack": stack is not None}, requested=has_stack)
     random = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
     new_layers = {"init": init, "placement": placement, "kernel": kernel, **random}
     new_layers["activation"] = None if activation == "none" else activation

@@ -158,7 +158,7 @@ def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, obj
             part = min(was.keys() ^ now.keys())
             has = "has" if part in now else "has no"
             raise _WrongPlaceError(
-                f"{where}: there a {family_of(plan.after)} {has} '{part}', from its config. {_ORDER}"
+                f"{where}: there a block of '{family_of(plan.after)}' {has} '{part}', from its config. {_ORDER}"
             )
         found = {name: _differing(was[name], now[name], name, place - layer + 1, where, plan) for name in now}
         changes.append({name: differing for name, differing in found.items() if differing})
