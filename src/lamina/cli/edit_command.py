@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lamina.editing.block_picture import StackPicture
     from lamina.editing.record import Edit
     from lamina.layers.types import Processor
-    from lamina.recipes.edit_plan import EditPlan
+    from lamina.studies.cutting.edit_plan import EditPlan
     from lamina.studies.cutting.least_blocks import LeastBlocks
     from lamina.utils import JSON
 
@@ -195,8 +195,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
     Raises:
         ConfigError: If there is no edit, or `--drop auto:N` lacks a task or has no number.
     """
-    from lamina.recipes.edit_plan import DROP_LEAST, parse_plan, task_fields
     from lamina.recipes.edits import EDITS
+    from lamina.studies.cutting.edit_plan import DROP_LEAST, parse_plan, task_fields
 
     if not changes:
         raise ConfigError(
@@ -228,7 +228,7 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     Raises:
         ConfigError: If there are other edits, or the plan is wrong.
     """
-    from lamina.recipes.edit_plan import parse_plan, read_plan, task_fields
+    from lamina.studies.cutting.edit_plan import parse_plan, read_plan, task_fields
 
     if named:
         raise ConfigError(f"edit: {named[0]} was given with --plan; the plan holds all edits. Put it into the plan.")
