@@ -12,6 +12,7 @@ from lamina.recipes.edits import EDITS, apply_edits, check_edit
 from lamina.recipes.load_tasks import load_task
 from lamina.recipes.schema import TaskRecipe
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, raise_first, read_yaml
+from lamina.studies.cutting.least_blocks import LeastBlocks, drop_least_
 from lamina.train.options import Seed
 from lamina.utils import derive_seed, is_file
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
-    from lamina.studies.cutting.least_blocks import LeastBlocks
     from lamina.tasks.task import Task
 
 DROP_LEAST = "drop_least"  # an entry of a plan only: it needs a task
@@ -94,8 +94,6 @@ def _drop_least(
     model: PreTrainedModel, task: Task, options: DropLeast, processor: Processor | None, seed: int
 ) -> LeastBlocks:
     """Drop the blocks that matter least to a task, and return what was lost."""
-    from lamina.studies.cutting.least_blocks import drop_least_
-
     chosen: dict[str, Any] = options.model_dump(exclude={"count"})
     return drop_least_(model, task, options.count, processor=processor, seed=seed, **chosen)
 
