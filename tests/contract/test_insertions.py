@@ -31,7 +31,7 @@ CONVOLUTIONAL = {  # their layers cannot be read, and need not be for this
     "convnextv2": Family("convnextv2", "convnextv2", CONVNEXT, "vision"),
     "resnet": Family("resnet", "resnet", RESNET, "vision"),
 }
-UNMERGED = ("deberta-v2", "attention")  # its queries and keys share a weight
+UNTIED = ("deberta-v2", "attention")  # its queries and keys share a weight
 APART = ("convnext", "convnextv2")  # their convolutions keep channels apart, and nothing folds into them
 
 
@@ -76,7 +76,7 @@ def test_with_an_activation_it_is_within_a_hundred_thousandth(name, activation):
     torch.testing.assert_close(run(model, inputs), expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("name", "position"), one_in(3, itertools.product(ROLES, ["attention", "ffn"]), 2, [UNMERGED]))
+@pytest.mark.parametrize(("name", "position"), one_in(3, itertools.product(ROLES, ["attention", "ffn"]), 2, [UNTIED]))
 def test_merging_keeps_what_a_random_layer_does(name, position, tmp_path):
     model, inputs, expected = untouched(name)
     keys = list(model.state_dict())
@@ -84,12 +84,11 @@ def test_merging_keeps_what_a_random_layer_does(name, position, tmp_path):
     insert_(model, position, init="xavier", stack="all", generator=torch.Generator().manual_seed(0))
     inserted = run(model, inputs)
     assert (inserted - expected).abs().max() > 1e-3  # the model goes through the new layers
-    if (name, position) == UNMERGED:
-        with pytest.raises(UnsupportedModelError, match="share_att_key"):
-            merge_(model)
-        return
     merge_(model)
-    assert list(model.state_dict()) == keys
+    if (name, position) == UNTIED:  # positions get the projections that they shared
+        keys = [key for key in model.state_dict() if ".pos_" not in key]
+        assert not model.config.share_att_key
+    assert [key for key in model.state_dict() if (name, position) != UNTIED or ".pos_" not in key] == keys
     torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
     model.save_pretrained(tmp_path)
     plain, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
@@ -109,6 +108,30 @@ def test_every_path_of_the_row_is_there(name):
                     assert modules_at(stack.blocks[0], path, family=name, op="test")
         for path in (*row.ffn_in, row.ffn_out):
             assert modules_at(stack.blocks[0], path, family=name, op="test")
+
+
+@pytest.mark.parametrize("name", [name for name, row in ROLES.items() if row.ffn_norm])
+def test_layers_on_the_input_of_the_ffn_start_invisible_and_merge(name, tmp_path):
+    model, inputs, expected = untouched(name)
+    keys = list(model.state_dict())
+    start = copied(model)
+    insert_(start, "both_input", activation=None, stack="all")
+    assert torch.equal(run(start, inputs), expected)
+    model = copied(model)
+    insert_(model, "ffn_input", init="xavier", stack="all", generator=torch.Generator().manual_seed(0))
+    inserted = run(model, inputs)
+    assert (inserted - expected).abs().max() > 1e-3
+    merge_(model)
+    assert list(model.state_dict()) == keys
+    model.save_pretrained(tmp_path)
+    plain = AutoModel.from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(run(plain, inputs), inserted, rtol=0, atol=1e-5)
+
+
+def test_a_family_without_a_norm_before_its_ffn_says_so():
+    model, _, _ = untouched("bert")
+    with pytest.raises(UnsupportedModelError, match="names no norm before the feed-forward network"):
+        insert_(copied(model), "ffn_input")
 
 
 def test_the_promised_families_have_a_row_of_convolutions():

@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from jaxtyping import Float
     from transformers import PreTrainedModel
 
-POSITIONS = ("attention", "ffn", "both", "convolution")
+POSITIONS = ("attention", "ffn", "both", "ffn_input", "both_input", "convolution")
+_IN_ATTENTION, _AFTER_FFN, _BEFORE_FFN = (
+    ("attention", "both", "both_input"),
+    ("ffn", "both"),
+    ("ffn_input", "both_input"),
+)
 INITS = ("identity", "unit", "xavier", "he", "zero")
 PLACEMENTS = ("weight", "output")
 KERNEL = 3  # default kernel size of a layer after a convolution
@@ -35,7 +40,7 @@ _OP = "insert_"
 
 def insert_(  # noqa: PLR0913 the options of a public entry point
     model: PreTrainedModel,
-    position: Literal["attention", "ffn", "both", "convolution"] = "attention",
+    position: Literal["attention", "ffn", "both", "ffn_input", "both_input", "convolution"] = "attention",
     layers: Selector = "all",
     *,
     init: Literal["identity", "unit", "xavier", "he", "zero"] = "identity",
@@ -53,7 +58,9 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
         position: Where the layers are inserted. "attention": right after the query, key and value projections of self-
             and cross-attention, one matrix per head (also per key and value head, if these are fewer). "ffn": on the
             output of the feed-forward network, before the residual sum, one `[width, width]` matrix. "both":
-            "attention" and "ffn". "convolution": after every convolution, a convolution over all channels that keeps
+            "attention" and "ffn". "ffn_input": on the input of the feed-forward network, after its norm, one
+            `[width, width]` matrix, in families whose row of roles names that norm. "both_input": "attention" and
+            "ffn_input". "convolution": after every convolution, a convolution over all channels that keeps
             channels and size.
         layers: Layer selector; layer i is block i, and "all" is every block. With position "convolution" it is stage i
             of a convolutional network, or convolution i, from 1, of a speech model's feature encoder.
@@ -80,9 +87,10 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 
     Source:
         "How to insert additional layers between the middle layers of the pre-trained model", section 3, which uses
-        "unit" with gelu on the weight. There gelu(I) is 0.84 I; "identity" begins at 1.14 I, whose gelu is I. The
-        paper's section on limitations leaves convolutional networks to future work; "convolution" applies the same idea
-        to them.
+        "unit" with gelu on the weight. Its text puts layers after the feed-forward network ("ffn"); its code for T5
+        puts them on the network's input ("ffn_input"). There gelu(I) is 0.84 I; "identity" begins at 1.14 I, whose gelu
+        is I. The paper's section on limitations leaves convolutional networks to future work; "convolution" applies the
+        same idea to them.
     """
     plain = (
         list(layers) if isinstance(layers, Iterable) and not isinstance(layers, str) else layers
@@ -213,14 +221,22 @@ def _block_sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
     """Yield the sites in a block at which layers are inserted for `position`; `paths` is module -> path."""
-    if position != "ffn":
+    if position in _IN_ATTENTION:
         yield from _attention_sites(model, roles.attention, block, paths)
         if roles.cross is not None and has_path(block, roles.cross.query):
             yield from _attention_sites(model, roles.cross, block, paths)
-    if position != "attention":
+    if position in _AFTER_FFN:
         for projection in modules_at(block, roles.ffn_out, family=family_of(model), op=_OP):
             path = paths[projection]
             yield _Site(path, projection, (len(plain_weight(model, path, projection, _OP)),) * 2)
+    if position in _BEFORE_FFN:
+        family = family_of(model)
+        if roles.ffn_norm is None:
+            reason = f"position is '{position}', and its row names no norm before the feed-forward network"
+            hint = "Use position='ffn', or give the row ffn_norm with lamina.layers.roles.add."
+            raise UnsupportedModelError(op=_OP, model_type=family, reason=reason, hint=hint)
+        for norm in modules_at(block, roles.ffn_norm, family=family, op=_OP):
+            yield _Site(paths[norm], norm, (len(norm.get_parameter("weight")),) * 2)
 
 
 def _attention_sites(

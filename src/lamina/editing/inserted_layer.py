@@ -147,6 +147,13 @@ def mark_states_of(attention: nn.Module) -> None:
         attention.register_forward_pre_hook(mark_states, with_kwargs=True)
 
 
+def unmark_states_of(attention: nn.Module) -> None:
+    """Remove the hook that `mark_states_of` registered, if there is one."""
+    for key in [key for key, hook in attention._forward_pre_hooks.items() if hook is mark_states]:
+        del attention._forward_pre_hooks[key]
+        attention._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
 def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
     """Return the output of a projection after all inserted layers; used as a forward hook of the projection.
 

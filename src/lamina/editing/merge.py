@@ -8,12 +8,22 @@ import torch
 from torch import Tensor, nn
 
 from lamina.editing.editable import check_editable, plain_weight
-from lamina.editing.inserted_layer import InsertedLayer, layers_after, projections_with_layers, remove_layers_after
+from lamina.editing.inserted_layer import (
+    InsertedLayer,
+    layers_after,
+    projections_with_layers,
+    remove_layers_after,
+    unmark_states_of,
+)
 from lamina.editing.record import Edit, record, recorded
 from lamina.errors import ConfigError, UnsupportedModelError
-from lamina.layers.roles import family_of
+from lamina.layers.discovery import stacks
+from lamina.layers.roles import ROLES, family_of, modules_at
+from lamina.layers.stack import by_path
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from jaxtyping import Float
     from transformers import PreTrainedModel
 
@@ -24,7 +34,11 @@ def merge_(model: PreTrainedModel) -> Edit:
     """Fold every inserted layer into the weight and bias of the projection or convolution before it, in place.
 
     Afterwards the model has its original parameters and names, and computes the same outputs up to rounding (1e-5 in
-    float32).
+    float32). Layers on the input of a feed-forward network are folded into its first projections.
+
+    A model such as DeBERTa-v3, whose query and key projections serve position embeddings too (`share_att_key`), gets
+    projections of its own for positions, in every block, with the weights that both had before. Its config says so
+    (`share_att_key=False`), and plain transformers loads the result.
 
     Args:
         model: A model with inserted layers.
@@ -45,11 +59,21 @@ def merge_(model: PreTrainedModel) -> Edit:
     users: dict[nn.Parameter, list[str]] = {}  # parameter -> all names under which the model uses it
     for name, parameter in model.named_parameters(remove_duplicate=False):
         users.setdefault(parameter, []).append(name)
+    readers = _readers_of_norms(model)
     changed: list[str] = []
     with torch.no_grad():
-        weights = {path: _foldable_weight(model, path, projection, users) for path, projection in projections.items()}
-        for path, weight in weights.items():
-            changed += _fold(path, projections[path], weight)
+        weights = {
+            path: _foldable_weights(model, path, projection, readers.get(projection, {path: projection}), users)
+            for path, projection in projections.items()
+        }
+        if any(layer.content_only for projection in projections.values() for layer in layers_after(projection)):
+            changed += _untie_positions(model)
+        for path, of_path in weights.items():
+            projection = projections[path]
+            if projection in readers:
+                changed += _fold_into_readers(path, projection, of_path)
+            else:
+                changed += _fold(path, projection, of_path[path])
     inserts = [edit for edit in recorded(model) if edit.kind == "insert"]
     names = {edit.stack for edit in inserts}
     layers = sorted({layer for edit in inserts for layer in edit.layers})
@@ -57,27 +81,84 @@ def merge_(model: PreTrainedModel) -> Edit:
     return record(model, Edit("merge", stack, tuple(layers), tuple(changed)))
 
 
-def _foldable_weight(
-    model: nn.Module, path: str, projection: nn.Module, users: dict[nn.Parameter, list[str]]
-) -> Float[Tensor, "out ..."]:
-    """Return the weight of the projection at `path`, after checking that its inserted layers can be folded into it.
+def _readers_of_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
+    """Return norm -> path -> projection, for each norm that only the first projections of a network read.
 
-    `users` is parameter -> all its names in the model.
+    Empty for families without such a norm in their row of roles.
+    """
+    family, readers = family_of(model), dict[nn.Module, dict[str, nn.Module]]()
+    roles = ROLES.get(family)
+    if roles is None or roles.ffn_norm is None:
+        return readers
+    paths = {module: path for path, module in by_path(model).items()}
+    for block in (block for stack in stacks(model).values() for block in stack.blocks):
+        for norm in modules_at(block, roles.ffn_norm, family=family, op=_OP):
+            modules = [module for path in roles.ffn_in for module in modules_at(block, path, family=family, op=_OP)]
+            readers[norm] = {paths[module]: module for module in modules}
+    return readers
+
+
+def _foldable_weights(
+    model: nn.Module,
+    path: str,
+    projection: nn.Module,
+    targets: Mapping[str, nn.Module],
+    users: dict[nn.Parameter, list[str]],
+) -> dict[str, Float[Tensor, "out ..."]]:
+    """Return the weights that absorb the inserted layers after the module at `path`, after checking that they can.
+
+    Args:
+        model: The model.
+        path: Path of the projection, convolution or norm that layers were inserted after.
+        projection: The module at `path`.
+        targets: Path -> the modules whose weights change: the projection itself, or those that read a norm's output.
+        users: Parameter -> all its names in the model.
 
     Raises:
         ConfigError: If an inserted layer cannot be folded.
-        UnsupportedModelError: If the projection cannot absorb them, or other modules use its weight too.
+        UnsupportedModelError: If a module cannot absorb them, or other modules use its weight too.
     """
     layers = layers_after(projection)
     for layer in layers:
         _check_layer(model, path, projection, layer)
-    weight = plain_weight(model, path, projection, _OP, convolution=layers[0].axes > 0)
-    others = [name for name in users[projection.get_parameter("weight")] if name != f"{path}.weight"]
-    if any(model.get_submodule(name.rpartition(".")[0]) is not projection for name in others):
-        reason = f"'{path}.weight' is also used as {', '.join(others)}, which would change with it"
-        hint = "Untie the weights first."
-        raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
-    return weight
+    weights: dict[str, Tensor] = {}
+    for name, module in targets.items():
+        weights[name] = plain_weight(model, name, module, _OP, convolution=layers[0].axes > 0)
+        others = [user for user in users[module.get_parameter("weight")] if user != f"{name}.weight"]
+        if any(model.get_submodule(other.rpartition(".")[0]) is not module for other in others):
+            reason = f"'{name}.weight' is also used as {', '.join(others)}, which would change with it"
+            hint = "Untie the weights first."
+            raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
+    return weights
+
+
+def _untie_positions(model: PreTrainedModel) -> list[str]:
+    """Give position embeddings projections of their own in every block, equal to those that they shared so far.
+
+    The inserted layers do not act on positions, so the copies are those without inserted layers. Returns the names of
+    the new parameters.
+    """
+    family = family_of(model)
+    attention = ROLES[family].attention
+    shared_by, paths = str(attention.positions_shared_by), {module: path for path, module in by_path(model).items()}
+    names: list[str] = []
+    for block in (block for stack in stacks(model).values() for block in stack.blocks):
+        for own in attention.positions_own:
+            (shared,) = modules_at(block, getattr(attention, own.role), family=family, op=_OP)
+            parent, _, name = own.path.rpartition(".")
+            (owner,) = modules_at(block, parent, family=family, op=_OP)
+            setattr(owner, shared_by, False)
+            unmark_states_of(owner)
+            if own.value not in (getattr(model.config, own.setting, None) or ()):
+                continue
+            weight = shared.get_parameter("weight")
+            copy = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+            copy.load_state_dict({key: shared.get_parameter(key) for key in ("weight", "bias")})
+            copy.requires_grad_(weight.requires_grad)
+            owner.add_module(name, copy.train(shared.training))
+            names += [f"{paths[owner]}.{name}.{key}" for key in ("weight", "bias")]
+    setattr(model.config, shared_by, False)
+    return names
 
 
 def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: InsertedLayer) -> None:
@@ -96,8 +177,8 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
     reason, hint = None, "Keep the inserted layers."
     if layer.axes and groups > 1:
         reason = f"'{path}' keeps {groups} groups of channels apart, and the layer inserted after it mixes them"
-    if layer.content_only:
-        reason = f"'{path}' also projects position embeddings (share_att_key), which inserted layers leave alone"
+    if layer.content_only and not ROLES[family_of(model)].attention.positions_own:
+        reason = f"'{path}' also projects position embeddings, which inserted layers leave alone"
         hint = "Keep the inserted layers, or insert into 'ffn' only."
     if reason is not None:
         raise UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
@@ -116,6 +197,17 @@ def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) ->
         *(f"{name}.weight" for name in remove_layers_after(projection)),
     ]
     return [f"{path}.{name}" for name in names]
+
+
+def _fold_into_readers(path: str, norm: nn.Module, weights: Mapping[str, Float[Tensor, "out in"]]) -> list[str]:
+    """Fold the layers inserted after a norm into the projections that read it; return changed and removed names."""
+    for weight in weights.values():
+        folded = weight.double()
+        for layer in reversed(layers_after(norm)):
+            folded = folded @ layer.applied_weight().double()
+        weight.copy_(folded.to(weight.dtype))
+    removed = [f"{path}.{name}.weight" for name in remove_layers_after(norm)]
+    return [*(f"{name}.weight" for name in weights), *removed]
 
 
 def _apply_to_columns(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class SingleLayer(ProjectedConfig):
     """A fusion that projects one layer as `AdaLayers` projects each of its layers.
 
-    The published baseline left this projection at its random initialisation; here it is trained.
+    The published baseline left this projection at its random initialisation, which `frozen` does; by default it is
+    trained.
 
     Args:
         layer: The layer that is read; negative numbers count from the top.
@@ -28,6 +29,7 @@ class SingleLayer(ProjectedConfig):
         dropout: Probability of dropout on the features.
         positions: Whether to add fixed sinusoidal token positions.
         output_activation: Whether to apply GELU to the result.
+        frozen: Whether the projection stays at its random initialisation, and only the head is trained.
     """
 
     layer: int = -1
@@ -35,6 +37,7 @@ class SingleLayer(ProjectedConfig):
     dropout: float = 0.1
     positions: bool = False
     output_activation: bool = True
+    frozen: bool = False
 
     def __post_init__(self) -> None:
         self.check("single_layer")
@@ -53,6 +56,7 @@ class SingleLayerFusion(ProjectedFusion, config=SingleLayer):
 
     def __init__(self, config: SingleLayer, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, projections=1)
+        self.projection.requires_grad_(not config.frozen)
         self.index = 0 if layers == 1 else select(config.layer, layers, op="single_layer")[0]
 
     def active_layers(self) -> tuple[int, ...]:

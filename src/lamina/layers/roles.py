@@ -26,6 +26,24 @@ _STRICT = ConfigDict(extra="forbid")
 
 @final
 @dataclass(frozen=True, config=_STRICT)
+class OwnPositions:
+    """Where the projection of one role for position embeddings is, in models that have one of its own.
+
+    Attributes:
+        role: "query" or "key".
+        path: Path of the projection, from the block.
+        setting: Name of a setting of the config that contains `value` if the model needs the projection.
+        value: See `setting`.
+    """
+
+    role: Literal["query", "key"]
+    path: str
+    setting: str
+    value: str
+
+
+@final
+@dataclass(frozen=True, config=_STRICT)
 class Attention:
     """Where the projections of an attention are: dotted paths that start at the block.
 
@@ -43,6 +61,8 @@ class Attention:
         positions: Roles whose projections are also applied to position embeddings, if all settings in `positions_if`
             are true.
         positions_if: Names of settings of the config; see `positions`.
+        positions_shared_by: Name of the setting that, when False, gives positions projections of their own.
+        positions_own: Where those projections are then.
     """
 
     query: str
@@ -53,6 +73,8 @@ class Attention:
     fused: Literal["roles", "heads"] | None = None
     positions: tuple[str, ...] = ()
     positions_if: tuple[str, ...] = ()
+    positions_shared_by: str | None = None
+    positions_own: tuple[OwnPositions, ...] = ()
 
     def projections(self) -> dict[str, tuple[str, ...]]:
         """Return path of a projection -> its roles ("query", "key", "value"), each path once."""
@@ -69,6 +91,7 @@ class Roles:
     ffn_in: tuple[str, ...]  # first projections of the feed-forward network; two if one of them is a gate
     ffn_out: str  # its last projection
     cross: Attention | None = None  # the attention over the encoder, in decoders that have one
+    ffn_norm: str | None = None  # the norm before the network, if nothing else reads its output
 
 
 @final

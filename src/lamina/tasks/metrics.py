@@ -81,9 +81,9 @@ def metrics_of(
     return tuple(sorted(known, key=lambda name: name != first))
 
 
-def better(metric: str, new: float, old: float) -> bool:
-    """Return whether the score `new` is better than `old`; False if they are equal or one is NaN."""
-    return new < old if metric in LOWER else new > old
+def better(metric: str, new: float, old: float, *, by: float = 0.0) -> bool:
+    """Return whether the score `new` is better than `old` by more than `by`; False if they are equal or one is NaN."""
+    return new < old - by if metric in LOWER else new > old + by
 
 
 def score_classes(
@@ -236,8 +236,9 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
     """Return scores of generated texts (`predictions`) against the true texts (`references`).
 
     "rouge1", "rouge2", "rougeL" and "rougeLsum" are means over the texts of an F-measure from 0 to 1. Words are in
-    lower case and stemmed by Porter's algorithm, and "rougeLsum" treats each line as a sentence. "bleu" and "chrf" are
-    scores of the whole corpus from 0 to 100, with the default settings of sacrebleu.
+    lower case and stemmed by Porter's algorithm, and "rougeLsum" compares sentence by sentence: both texts are split at
+    line breaks and after final signs. "bleu" and "chrf" are scores of the whole corpus from 0 to 100, with the default
+    settings of sacrebleu.
 
     Source:
         Lin 2004, aclanthology.org/W04-1013. Post 2018, arXiv:1804.08771. Popović 2015, aclanthology.org/W15-3049.
@@ -397,14 +398,22 @@ def _rouge(name: str, predictions: list[str], references: list[str]) -> Tensor |
 
 def _rouge_lsum(*texts: list[str]) -> float:
     """Return the mean F-measure of rougeLsum; `texts` are the predictions and the references."""
-    # The public function splits sentences with a model that it downloads; papers score lines.
+    # The public function splits sentences with a model that it downloads; this one splits after their last sign.
     from torchmetrics.functional.text.rouge import _rouge_lsum_score
 
     scores = [
-        float(_rouge_lsum_score(*([_words(line) for line in text.split("\n")] for text in both))["fmeasure"])
+        float(_rouge_lsum_score(*([_words(part) for part in _SENTENCES.split(text)] for text in both))["fmeasure"])
         for both in zip(*texts, strict=True)
     ]
     return sum(scores) / len(scores)
+
+
+# Where sentences are divided: at line breaks, and at blanks after a final sign, unless a lower-case letter follows or
+# the sign ends an initial or a common abbreviation.
+_SENTENCES = re.compile(
+    r"\n+|(?<=[.!?])(?<!\b[A-Z]\.)(?<!\b(?:Mr|Dr|Ms|St|vs)\.)(?<!\bMrs\.)\s+(?=[\"'(\[\u201c\u2018]?[A-Z0-9])"
+    r"|(?<=[.!?][\"'\u201d\u2019)])\s+(?=[\"'(\[\u201c\u2018]?[A-Z0-9])"
+)
 
 
 def _of_corpus(name: str, predictions: list[str], references: list[str]) -> float:

@@ -262,7 +262,7 @@ class BankRunner(Runner):
         """
         learners = []
         for name, task in tasks.items():
-            groups, total = reader_groups(self.bank[name], rates[name], options.weight_decay), plan.steps_of(name)
+            groups, total = reader_groups(self.bank[name], rates[name], options, self.op), plan.steps_of(name)
             learners.append(Learner(name, self.bank[name], groups, metric=task.metric, total=total, options=options))
         if self.bank.train_base:
             groups = parameter_groups(self.bank.model, options, options.base_learning_rate, self.op)

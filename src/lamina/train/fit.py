@@ -49,6 +49,7 @@ def fit(  # noqa: PLR0913
     momentum: float = 0.9,
     adam_epsilon: float = 1e-8,
     weight_decay: float = 0.0,
+    weight_decay_on: Literal["matrices", "all"] | Sequence[str] = "matrices",
     schedule: Literal["linear", "cosine", "plateau", "constant"] = "linear",
     warmup_ratio: float = 0.0,
     warmup_steps: int | None = None,
@@ -57,6 +58,7 @@ def fit(  # noqa: PLR0913
     min_learning_rate: float = 1e-6,
     max_grad_norm: float = 1.0,
     early_stopping_patience: int | None = None,
+    early_stopping_min_delta: float = 0.0,
     keep: Literal["best", "last"] = "best",
     max_steps: int | None = None,
     gradient_accumulation_steps: int = 1,
@@ -119,7 +121,9 @@ def fit(  # noqa: PLR0913
         optimizer: "adamw", "adam" (weight decay as a part of the gradient) or "sgd" (with `momentum`).
         momentum: Momentum of "sgd".
         adam_epsilon: Term that AdamW and Adam add to the denominator.
-        weight_decay: Weight decay of matrices; layer scores, biases and norms have none. 0: no decay.
+        weight_decay: Weight decay of the parameters that `weight_decay_on` names. 0: no decay.
+        weight_decay_on: Parameters with weight decay: "matrices" (layer scores, biases and norms have none), "all", or
+            patterns of parameter names, of which those with "!" exclude: `["*", "!*.scores"]` is all but layer scores.
         schedule: How the learning rate changes: "linear" (to 0 over the learner's steps), "cosine" (to 0), "plateau"
             (multiplied by `plateau_factor` after more than `plateau_patience` epochs without a better score) or
             "constant".
@@ -130,6 +134,8 @@ def fit(  # noqa: PLR0913
         min_learning_rate: Lowest learning rate of the "plateau" schedule.
         max_grad_norm: Gradients of each learner are clipped to this norm. 0: no clipping.
         early_stopping_patience: Stop a learner after this number of epochs without a better score. None: never.
+        early_stopping_min_delta: Smallest improvement that counts as a better score for early stopping. The best epoch
+            and the "plateau" schedule count every improvement.
         keep: Final weights of a learner: those of its "best" or of its "last" epoch.
         max_steps: Maximum optimizer steps per learner. None: no limit.
         gradient_accumulation_steps: Batches per optimizer step.
@@ -189,6 +195,7 @@ def fit(  # noqa: PLR0913
         momentum=momentum,
         adam_epsilon=adam_epsilon,
         weight_decay=weight_decay,
+        weight_decay_on=weight_decay_on,
         schedule=schedule,
         warmup_ratio=warmup_ratio,
         warmup_steps=warmup_steps,
@@ -197,6 +204,7 @@ def fit(  # noqa: PLR0913
         min_learning_rate=min_learning_rate,
         max_grad_norm=max_grad_norm,
         early_stopping_patience=early_stopping_patience,
+        early_stopping_min_delta=early_stopping_min_delta,
         keep=keep,
         max_steps=max_steps,
         gradient_accumulation_steps=gradient_accumulation_steps,

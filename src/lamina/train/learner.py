@@ -32,7 +32,8 @@ class Progress:
     scores: dict[str, float] = field(default_factory=dict)  # all metrics at the best epoch
     best_epoch: int = 0  # counted from 1; 0 before the first score
     top: float | None = None  # the best score so far
-    stalled: int = 0  # epochs since the score last rose
+    mark: float | None = None  # the score that early stopping compares with
+    stalled: int = 0  # epochs since the score last rose by more than `early_stopping_min_delta` above `mark`
     cooled: int = 0  # epochs since the score last rose or the plateau schedule last acted
     scale: float = 1.0  # factor of the learning rate that the plateau schedule has reached
     done: int = 0  # optimizer steps so far
@@ -119,16 +120,19 @@ class Learner:
             return True
         progress, options, score = self.progress, self._options, scores[self.metric]
         rose = progress.top is None or better(self.metric, score, progress.top)
-        if rose:
-            progress.top, progress.stalled, progress.cooled = score, 0, 0
+        if progress.mark is None or better(self.metric, score, progress.mark, by=options.early_stopping_min_delta):
+            progress.mark, progress.stalled = score, 0
         else:
             progress.stalled += 1
+        if rose:
+            progress.top, progress.cooled = score, 0
+        else:
             progress.cooled += 1
             if options.schedule == "plateau" and progress.cooled > options.plateau_patience:
                 lowest = min(1.0, options.min_learning_rate / max(self.rates))
                 progress.scale, progress.cooled = max(progress.scale * options.plateau_factor, lowest), 0
-            if options.early_stopping_patience is not None and progress.stalled >= options.early_stopping_patience:
-                progress.stopped = epoch
+        if options.early_stopping_patience is not None and progress.stalled >= options.early_stopping_patience:
+            progress.stopped = epoch
         if keep := rose or options.keep == "last":
             self.keep(epoch, scores)
         return keep

@@ -123,6 +123,15 @@ def _or_empty(rates: object) -> object:
     return {} if rates is None else rates
 
 
+def _patterns(names: object) -> object:
+    """Return a list of patterns as a tuple; raise ValueError if it is empty or has another value than a string."""
+    if not isinstance(names, list | tuple):
+        return names
+    if not names or not all(isinstance(name, str) and name.removeprefix("!") for name in names):
+        raise ValueError('matrices, all, or a list of patterns of names, such as ["*", "!*.scores"]')
+    return tuple(names)
+
+
 class FitOptions(PassOptions):
     """Options of a training run, for readers or a whole model; the docstring of `lamina.fit` explains each."""
 
@@ -135,6 +144,7 @@ class FitOptions(PassOptions):
     momentum: Share = 0.9
     adam_epsilon: Positive = 1e-8
     weight_decay: NotNegative = 0.0
+    weight_decay_on: Annotated[Literal["matrices", "all"] | Sequence[str], BeforeValidator(_patterns)] = "matrices"
     schedule: Literal["linear", "cosine", "plateau", "constant"] = "linear"
     warmup_ratio: Share = 0.0
     warmup_steps: Annotated[int, Field(ge=0)] | None = None
@@ -143,6 +153,7 @@ class FitOptions(PassOptions):
     min_learning_rate: NotNegative = 1e-6
     max_grad_norm: NotNegative = 1.0
     early_stopping_patience: Count | None = None
+    early_stopping_min_delta: NotNegative = 0.0
     keep: Literal["best", "last"] = "best"
     max_steps: Count | None = None
     gradient_accumulation_steps: Count = 1

@@ -5,6 +5,7 @@ A whole model may have a learning rate for each layer (`layer_decay` and `layer_
 
 from __future__ import annotations
 
+import fnmatch
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypedDict
 
@@ -41,7 +42,7 @@ class ParameterGroup(TypedDict):
     weight_decay: float
 
 
-def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[ParameterGroup]:
+def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str = "fit") -> list[ParameterGroup]:
     """Return the parameter groups of a reader: up to two, with the same learning rate.
 
     Frozen parameters are in no group.
@@ -49,20 +50,48 @@ def reader_groups(module: nn.Module, rate: float, weight_decay: float) -> list[P
     Args:
         module: The reader.
         rate: Highest learning rate of all parameters.
-        weight_decay: Weight decay of matrices. Layer scores, biases and norms, which have one axis at most, have none.
+        options: Options of the run, with the weight decay and the parameters that have it.
+        op: Operation that errors name.
+
+    Raises:
+        ConfigError: If a pattern of `weight_decay_on` matches no parameter.
     """
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    matrices = [parameter for parameter in parameters if parameter.ndim >= 2]
-    others = [parameter for parameter in parameters if parameter.ndim < 2]
-    groups = ((matrices, weight_decay), (others, 0.0))
-    return [ParameterGroup(params=params, lr=rate, weight_decay=decay) for params, decay in groups if params]
+    decayed = decayed_names(module, options, op)
+    groups: dict[float, ParameterGroup] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            decay = options.weight_decay if name in decayed else 0.0
+            groups.setdefault(decay, ParameterGroup(params=[], lr=rate, weight_decay=decay))["params"].append(parameter)
+    return sorted(groups.values(), key=lambda group: -group["weight_decay"])
+
+
+def decayed_names(module: nn.Module, options: FitOptions, op: str) -> set[str]:
+    """Return the names of the parameters that have weight decay.
+
+    A parameter has it if the last pattern that matches its name does not begin with "!".
+
+    Raises:
+        ConfigError: If a pattern of `weight_decay_on` matches no parameter.
+    """
+    named = dict(module.named_parameters())
+    if isinstance(options.weight_decay_on, str):
+        return {name for name, parameter in named.items() if parameter.ndim >= 2 or options.weight_decay_on == "all"}
+    decayed: set[str] = set()
+    for pattern in options.weight_decay_on:
+        matched = set(fnmatch.filter(named, pattern.removeprefix("!")))
+        if not matched and not pattern.startswith("!"):  # readers of one run differ in what there is to exclude
+            raise ConfigError(
+                f"{op}: weight_decay_on names '{pattern}', which matches none of {len(named)} parameters, such as "
+                f"'{next(iter(named))}'. Use patterns of full names, as in '*.scores'."
+            )
+        decayed = decayed - matched if pattern.startswith("!") else decayed | matched
+    return decayed
 
 
 def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, op: str) -> list[ParameterGroup]:
     """Return the parameter groups of a whole model, one for each pair of learning rate and weight decay.
 
-    Frozen parameters, and those whose learning rate is 0, are in no group. Matrices have the weight decay of the
-    options; biases and norms have none.
+    Frozen parameters, and those whose learning rate is 0, are in no group.
 
     Args:
         model: The model.
@@ -71,10 +100,11 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
         op: Operation that errors name.
 
     Raises:
-        ConfigError: If no parameter is left, or a trained parameter is in float16.
+        ConfigError: If no parameter is left, a trained parameter is in float16, or a pattern of `weight_decay_on`
+            matches no parameter.
         LayerIndexError: If the options give a rate to a layer that does not exist.
     """
-    rates = learning_rates(model, options, rate)
+    rates, decayed = learning_rates(model, options, rate), decayed_names(model, options, op)
     groups: dict[tuple[float, float], ParameterGroup] = {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or rates[name] == 0:
@@ -84,7 +114,7 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
                 f"{op}: '{name}' is in float16, in which small steps are lost; trained parameters must be in float32 "
                 "or bfloat16. Call model.float(), and set precision='float16' for mixed precision."
             )
-        decay = options.weight_decay if parameter.ndim >= 2 else 0.0
+        decay = options.weight_decay if name in decayed else 0.0
         empty = ParameterGroup(params=[], lr=rates[name], weight_decay=decay)
         groups.setdefault((rates[name], decay), empty)["params"].append(parameter)
     if not groups:

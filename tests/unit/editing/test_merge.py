@@ -1,6 +1,7 @@
 import pytest
 import torch
 from tests.support.tiny import FAMILIES
+from transformers import AutoModel
 
 from lamina.editing.insert import insert_
 from lamina.editing.inserted_layer import apply_inserted
@@ -94,10 +95,23 @@ def test_an_output_activation_is_refused():
     refused(model, ConfigError, "'encoder.layer.2.output.dense' has relu on its output")
 
 
-def test_projections_that_also_serve_positions_are_refused():
-    model, _ = built("deberta-v2")
-    insert_(model, "both", init="xavier")
-    refused(model, UnsupportedModelError, "query_proj' also projects position embeddings")
+def test_positions_get_projections_of_their_own_and_plain_transformers_loads_them(tmp_path):
+    model, inputs = built("deberta-v2")
+    insert_(model, "both", "1-2", init="xavier")  # not in the last block, which is untied too
+    inserted, before = run(model, inputs), model.num_parameters()
+    assert before > 0
+    edit = merge_(model)
+    assert model.config.share_att_key is False
+    torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)
+    added = {name for name in edit.parameters if "pos_" in name}
+    blocks = len(model.encoder.layer)
+    assert len(added) == blocks * 2 * 2  # weight and bias of queries and keys
+    assert not any(block.attention.self._forward_pre_hooks for block in model.encoder.layer)
+    model.save_pretrained(tmp_path)
+    plain, info = AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    torch.testing.assert_close(run(plain.eval(), inputs), inserted, rtol=0, atol=1e-5)
 
 
 def test_a_weight_that_is_used_elsewhere_is_refused():

@@ -60,11 +60,15 @@ def edited(name: str, key: str, value: object) -> PreTrainedModel:
 @pytest.mark.parametrize("name", [*FIGURES, "figure-2"])
 def test_what_they_start_from_and_how_they_learn(name: str):
     found = recipe(name)
-    assert (found.model, found.seeds, found.evaluate) == ("google-bert/bert-base-uncased", [0, 1, 2], None)
+    assert (found.model, found.evaluate) == ("google-bert/bert-base-uncased", None)
+    assert {spec.settings["seed"] for spec in specs(name)} == {0, 1, 2}
+    assert all(spec.settings["seed"] == spec.settings.get("repeat", spec.settings["seed"]) for spec in specs(name))
     assert bert(name).num_parameters() == 109_483_778
     for spec in specs(name):
         options = FitOptions.of(spec.options)
-        assert (options.learning_rate, options.epochs, options.max_length) == (2e-5, 3, 128)
+        epochs = 40 if name == "figure-2" else 3
+        assert (options.learning_rate, options.epochs, options.max_length) == (2e-5, epochs, 128)
+        assert options.batch_size == 8
         assert options.keep == "last"  # the score is that of the end of training
 
 
@@ -98,23 +102,26 @@ def test_every_number_of_top_blocks_is_tried(name: str):
     layers = list(dict.fromkeys(spec.settings["reinit.layers"] for spec in specs(name)))
     assert layers == [None, "12", *(f"{13 - top}-12" for top in range(2, 13))]
     arguments = {str({**dict(spec.edits)["reinit"], "layers": ""}) for spec in specs(name) if spec.edits}
-    assert arguments == {str({"scope": "linear", "std": 0.02, "bound": 2, "layers": ""})}
+    assert arguments == {str({"scope": "linear", "std": 0.02, "bound": 2, "norms": "reset", "layers": ""})}
 
 
 @pytest.mark.parametrize(("layers", "blocks"), [("12", [11]), ("10-12", [9, 10, 11]), ("1-12", range(12))])
 def test_the_six_maps_of_the_top_blocks_start_anew_and_everything_learns(layers: str, blocks):
     model = edited("figure-1a", "reinit.layers", layers)
     (edit,) = model._lamina_edits
-    assert set(edit.parameters) == {f"bert.encoder.layer.{block}.{role}.weight" for block in blocks for role in LINEAR}
+    drawn = {name for name in edit.parameters if "LayerNorm" not in name}
+    assert drawn == {f"bert.encoder.layer.{block}.{role}.weight" for block in blocks for role in LINEAR}
+    assert len(edit.parameters) - len(drawn) == 4 * len(blocks)  # weights and biases of two norms
     assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("keep", [12, 11, 6, 1])
-def test_a_probe_trains_the_classifier_and_the_pooler_on_what_is_left(keep: int):
+def test_a_probe_trains_the_classifier_alone_on_what_is_left(keep: int):
     model = edited("figure-2", "truncate.keep", keep)
     assert len(model.bert.encoder.layer) == model.config.num_hidden_layers == keep
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert trained == {f"{part}.{end}" for part in ("bert.pooler.dense", "classifier") for end in ("weight", "bias")}
+    assert trained == {"classifier.weight", "classifier.bias"}
+    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == 1_538
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -88,3 +88,10 @@ def test_no_package_that_fetches_models_is_needed():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(list(names))
+
+
+def test_rouge_lsum_compares_sentences_and_not_lines_only():
+    lead, reference = 'Mr. Fox ran. The dog slept! "It snowed." He left.', "The dog slept .\nHe left ."
+    on_lines = score_texts(("rougeLsum",), [lead.replace(". ", ".\n").replace("! ", "!\n")], [reference])
+    assert score_texts(("rougeLsum",), [lead], [reference]) == pytest.approx(on_lines, abs=0.05)
+    assert score_texts(("rougeLsum",), [lead], [reference])["rougeLsum"] > rouge(lead, reference)["rougeL"] - 1e-9

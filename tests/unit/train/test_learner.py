@@ -19,7 +19,7 @@ from lamina.train.parameter_groups import reader_groups
 def learner(total: int = 5, rate: float = 1.0, metric: str = "accuracy", **options: Any) -> Learner:
     module = tiny_bank({"r": reader()})["r"]
     chosen = FitOptions.of(options)
-    groups = reader_groups(module, rate, chosen.weight_decay)
+    groups = reader_groups(module, rate, chosen)
     return Learner("r", module, groups, metric=metric, total=total, options=chosen)
 
 
@@ -200,6 +200,32 @@ def test_a_checkpoint_gives_a_learner_back():
 def test_what_is_frozen_is_not_kept():
     model = bert()
     model.bert.requires_grad_(False)
-    groups = reader_groups(model, 1.0, 0.0)
+    groups = reader_groups(model, 1.0, FitOptions())
     made = Learner("m", model, groups, metric="accuracy", total=4, options=FitOptions())
     assert set(made.tensors()) == {"classifier.weight", "classifier.bias"}
+
+
+def test_small_improvements_do_not_reset_early_stopping():
+    module = nn.Linear(1, 1)
+    chosen = FitOptions(early_stopping_patience=2, early_stopping_min_delta=0.1)
+    made = Learner("a", module, reader_groups(module, 1.0, chosen), metric="accuracy", total=9, options=chosen)
+    for epoch, score in enumerate((0.5, 0.55, 0.58)):
+        assert made.record(epoch, {"accuracy": score})  # each is the best so far, and is kept
+    assert made.progress.stopped == 2
+    assert made.progress.best_epoch == 3
+
+
+def test_patterns_say_which_parameters_decay():
+    module = nn.ModuleDict({"fusion": nn.Linear(2, 2), "head": nn.LayerNorm(2)})
+
+    def decayed(on: Any) -> list[int]:
+        groups = reader_groups(module, 1.0, FitOptions(weight_decay=0.1, weight_decay_on=on))
+        return [len(group["params"]) for group in groups if group["weight_decay"]]
+
+    assert decayed("matrices") == [1]
+    assert decayed("all") == [4]
+    assert decayed(["*", "!head.*"]) == [2]
+    with pytest.raises(ConfigError, match="weight_decay_on names 'heads.*', which matches none of 4 parameters"):
+        decayed(["heads.*"])
+    with pytest.raises(ConfigError, match="weight_decay_on"):
+        decayed([])
