@@ -10,7 +10,9 @@ import pytest
 import torch
 from tests.support.finetuned import bert
 from tests.support.training import reader, same, tiny_bank
+from torch import nn
 
+from lamina.errors import ConfigError
 from lamina.train.learner import Learner, Progress
 from lamina.train.options import FitOptions
 from lamina.train.parameter_groups import reader_groups
@@ -225,7 +227,7 @@ def test_patterns_say_which_parameters_decay():
     assert decayed("matrices") == [1]
     assert decayed("all") == [4]
     assert decayed(["*", "!head.*"]) == [2]
-    with pytest.raises(ConfigError, match="weight_decay_on names 'heads.*', which matches none of 4 parameters"):
+    with pytest.raises(ConfigError, match=r"weight_decay_on names 'heads\.\*', which matches none of 4 parameters"):
         decayed(["heads.*"])
     with pytest.raises(ConfigError, match="weight_decay_on"):
         decayed([])
