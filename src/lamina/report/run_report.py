@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lamina.errors import ConfigError, check_known, convert_errors
 from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import LATEX, MARKDOWN, REPORT, read_report_file, write_report_file
+from lamina.recipes.table_layouts import PARAMETERS
 from lamina.report.chart_files import draw_curves
 from lamina.report.importance_charts import draw_importances
 from lamina.store.files import damaged, settle, staged
@@ -86,11 +87,23 @@ def remarks(table: PivotTable) -> list[str]:
     has_intervals = any(cell.interval is not None for cell in table.cells)
     intervals = f"; ± is half a 95 % interval over {span} runs" if has_intervals else ""
     times = "" if table.scale == 1 else f" x {table.scale:g}"
-    sentences = [f"{part} scores{times}{intervals}."]
+    counted = bool(table.cells) and all(cell.metric == PARAMETERS for cell in table.cells)
+    sentences = [f"Trained parameters{times}." if counted else f"{part} scores{times}{intervals}."]
     if table.source:
         sentences.append(f"'{PAPER}': {table.source}.")
-    sentences += [note.rstrip(".") + "." for note in table.notes]
-    return sentences
+    return sentences + _sentences(table.notes)
+
+
+def _sentences(notes: Sequence[str]) -> list[str]:
+    """Return notes as sentences, each with one full stop at its end."""
+    return [note.rstrip(".") + "." for note in notes]
+
+
+def _image(figure: Curves, name: str) -> str:
+    """Return a figure as Markdown: the image in the file `name`, and its source and notes below."""
+    about = [*([f"{figure.source}."] if figure.source else []), *_sentences(figure.notes)]
+    below = [markdown_text(" ".join(about)), ""] if about else []
+    return "\n".join([f"![{markdown_text(figure.title)}]({name})", "", *below])
 
 
 def chosen(table: PivotTable) -> list[str]:
@@ -188,11 +201,7 @@ def write_report(folder: str | Path, formats: Sequence[str] = ("png",), *, besid
     joined = [_joined(number, figure, name, others) for number, figure in enumerate(report.figures)]
     shown = {number: figure for number, figure in enumerate(joined, start=1) if figure.points}
     drawn = [(f"figure-{number}.{kind}", figure) for number, figure in shown.items() for kind in dict.fromkeys(formats)]
-    images = [
-        f"![{markdown_text(figure.title)}](figure-{number}.{formats[0]})\n"
-        for number, figure in shown.items()
-        if formats
-    ]
+    images = [_image(figure, f"figure-{number}.{formats[0]}") for number, figure in shown.items() if formats]
     importances, table = read_importances(folder)
     with staged(folder, (REPORT, MARKDOWN, LATEX), report.files) as stage:
         for name, figure in drawn:

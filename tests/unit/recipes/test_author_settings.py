@@ -115,6 +115,7 @@ AUTHORS: dict[str, Settings] = {
     "insertion/table-2-wmt16-en-ro": GENERATED,
     "insertion/table-3-cifar100": IMAGES | {"epochs": 30},
     **{f"partial-reinit/figure-1{letter}": REINIT for letter in "abcd"},
+    "partial-reinit/finetuned-for-drift": REINIT,
     "partial-reinit/figure-2": REINIT | {"epochs": 40},
     **{f"dwatt/figure-{name}": NER for name in ("2", "3", "4", "5", "6-feature-extraction", "7-base", "7-large")},
     "dwatt/table-2": NER,

@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification
 
 from lamina.recipes.edits import apply_edits, config_of
 from lamina.recipes.expand import expand_recipe
+from lamina.studies.run_study import load_study_recipe
 from lamina.train.options import FitOptions
 
 if TYPE_CHECKING:
@@ -130,3 +131,13 @@ def test_headers_name_the_departures_from_the_authors_code(name: str):
     assert "The paper draws its curves and prints no numbers" in told
     assert "gets weights with one of 0.00046" in told
     assert "after the last epoch" in told
+
+
+@pytest.mark.parametrize(("figure", "task"), [("3a", "sst2"), ("3b", "qnli"), ("5b", "cola")])
+def test_the_figures_of_drift_compare_models_that_the_recipe_trains(figure: str, task: str):
+    study = load_study_recipe(FOLDER / "studies" / f"figure-{figure}.yaml")
+    trained = {f"out/finetuned-for-drift/models/{spec.name}": spec.task for spec in specs("finetuned-for-drift")}
+    drift = study.studies["drift"] or {}
+    assert (study.model, drift["roles"]) == (recipe("figure-2").model, "ffn_out")
+    assert [trained[place] for place in drift["others"].values()] == [task, f"{task}-10", f"{task}-1"]
+    assert recipe("finetuned-for-drift").keep == "all"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lamina.recipes.report_file import Cell, PivotTable
-from lamina.report.run_report import chosen, escaped, grid, heads, latex, markdown, remarks
+from lamina.recipes.report_file import Cell, Curves, PivotTable
+from lamina.report.run_report import _image, chosen, escaped, grid, heads, latex, markdown, remarks
 
 
 def cell(row: str, column: str, mean: float, interval: float | None = None, runs: int = 1, **settings: Any) -> Cell:
@@ -49,6 +49,17 @@ def test_what_stands_below():
     assert chosen(TABLE) == ["no insertion (cola): learning_rate=0.0001", "new, attention (cola; wnli): layers=1-4"]
     plain = PivotTable("t", "test", ["a"], ["b"], [cell("a", "b", 0.5)])
     assert (remarks(plain), chosen(plain)) == (["Test scores."], [])
+
+
+def test_a_table_of_parameters_says_so():
+    sizes = [Cell("a", "b", "parameters", 1.59, 0.0, None, 1, {})]
+    assert remarks(PivotTable("t", "test", ["a"], ["b"], sizes, scale=1e-6)) == ["Trained parameters x 1e-06."]
+
+
+def test_a_figure_has_its_source_and_notes_below():
+    figure = Curves("f*", "test", "layer", [], source="a paper, Figure 3", notes=["no numbers are printed"])
+    assert _image(figure, "figure-1.png") == ("![f\\*](figure-1.png)\n\na paper, Figure 3. no numbers are printed.\n")
+    assert _image(Curves("f", "test", "layer", []), "figure-1.png") == "![f](figure-1.png)\n"
 
 
 def test_markdown():
