@@ -86,7 +86,6 @@ def test_merging_keeps_what_a_random_layer_does(name, position, tmp_path):
     assert (inserted - expected).abs().max() > 1e-3  # the model goes through the new layers
     merge_(model)
     if (name, position) == UNTIED:  # positions get the projections that they shared
-        keys = [key for key in model.state_dict() if ".pos_" not in key]
         assert not model.config.share_att_key
     assert [key for key in model.state_dict() if (name, position) != UNTIED or ".pos_" not in key] == keys
     torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)

@@ -221,7 +221,7 @@ def test_patterns_say_which_parameters_decay():
     module = nn.ModuleDict({"fusion": nn.Linear(2, 2), "head": nn.LayerNorm(2)})
 
     def decayed(on: Any) -> list[int]:
-        groups = reader_groups(module, 1.0, FitOptions(weight_decay=0.1, weight_decay_on=on))
+        groups = reader_groups(module, 1.0, FitOptions.of({"weight_decay": 0.1, "weight_decay_on": on}))
         return [len(group["params"]) for group in groups if group["weight_decay"]]
 
     assert decayed("matrices") == [1]
