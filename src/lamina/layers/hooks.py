@@ -102,7 +102,8 @@ class _ContextHook:
 def drop_copied_hooks(model: nn.Module) -> None:
     """Remove the hooks of passes that another thread ran while the model was copied or pickled."""
     for module in model.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+        by_kind = (cast("dict[int, object]", vars(module)[name]) for name in ("_forward_pre_hooks", "_forward_hooks"))
+        for hooks in by_kind:
             copied = [number for number, hook in hooks.items() if isinstance(hook, _ContextHook) and hook.owner is None]
             for number in copied:
                 del hooks[number]

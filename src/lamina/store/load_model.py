@@ -148,9 +148,7 @@ def _load(
     return model.eval(), models.load_processor(name, model, revision=revision)
 
 
-def _without_prefixes(
-    load_weights: Callable[..., tuple[PreTrainedModel, LoadingInfo]],
-) -> tuple[PreTrainedModel, LoadingInfo]:
+def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
     """Load a model, and load it again without the prefixes of wrappers, or of programs that train it as a part.
 
     A prefix of `_OWNERS` is dropped only if no weight fits otherwise, since some models have such names themselves.

@@ -164,7 +164,7 @@ def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     tokenizer: Any = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "get_vocab"):
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
-    parts = (getattr(processor, part.replace(" ", "_"), None) for part in _PARTS)
+    parts: list[Any] = [getattr(processor, part.replace(" ", "_"), None) for part in _PARTS]
     settings = _digest([_settings(part.to_dict()) for part in parts if hasattr(part, "to_dict")])
     key = len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)
     if processor not in _facts or _facts[processor][0] != key:
