@@ -214,6 +214,7 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "docs/guides/live-monitor.md": (dict, of_the_monitor),
     "docs/guides/one-pass.md": (dict, printed_alone),
     "docs/guides/probe-my-csv.md": (dict, of_the_csv),
+    "docs/guides/recorded-states.md": (dict, printed_alone),
     "docs/guides/sweeps.md": (dict, printed_alone),
     "docs/guides/three-columns.md": (dict, of_three_columns),
     "docs/guides/vllm.md": (dict, printed_alone),

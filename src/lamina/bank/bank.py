@@ -18,12 +18,14 @@ from lamina.bank.generation_states import Over
 from lamina.bank.listening import check_over, listening
 from lamina.bank.reader import BankOutput, Reader, ReaderModule
 from lamina.bank.reader_collection import ReaderCollection
+from lamina.bank.recorded_base import check_recorded_base
 from lamina.bank.stack_pass import Inputs
 from lamina.bank.step import Step
 from lamina.bank.watching import Prompts, Watch, Watched
 from lamina.errors import ConfigError
 from lamina.heads.base import ReadTask
 from lamina.layers.preserve import evaluating
+from lamina.layers.recorded import RecordedModel
 from lamina.monitors.cascade import AnyMonitor
 from lamina.monitors.reply_drift import DriftWatcher
 
@@ -67,6 +69,45 @@ class ReaderBank(ReaderCollection):
             not be saved. Also if the tokenizer has ids beyond the model's embedding table.
         NotFiniteError: If a weight of the model holds NaN or infinity.
     """
+
+    # Recorded states
+
+    @classmethod
+    def from_states(cls, folder: str | PathLike[str]) -> ReaderBank:
+        """Return a bank for recorded hidden states, without a model and without readers.
+
+        Its readers are trained by `fit` on a `Task.from_states`, and saved and loaded as those of any bank. To read
+        texts, the bank needs the model: see `attach`.
+
+        Args:
+            folder: Folder of the states, with `states.json`.
+
+        Raises:
+            StoreError: If there is no manifest, or it contradicts itself.
+        """
+        return storage().bank_of_states(folder)
+
+    def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
+        """Return a bank with the readers of this one, which was made from recorded states, on the model itself.
+
+        Both banks then share the readers.
+
+        Args:
+            model: The model whose states were recorded. Without a fingerprint in the states' manifest, only its depth
+                and width are checked, which a warning says.
+            processor: The model's tokenizer or processor.
+
+        Raises:
+            ConfigError: If the bank has a model already.
+            BaseMismatchError: If `model` has another depth, width or fingerprint.
+        """
+        if not isinstance(self.model, RecordedModel):
+            what = f"it reads a {type(self.model).__name__} already"
+            raise ConfigError(f"bank.attach: {what}; only banks from recorded states have no model.")
+        bank = ReaderBank(model, processor, info=self.info)
+        check_recorded_base("bank.attach", bank.stacks, bank.model, self.model.facts)
+        bank.readers.update(self.readers)
+        return bank.to(bank.device).eval()
 
     # The model's own passes
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
+from lamina.bank.linear_probes import ProbePooling, linear_probe
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.base import FusionConfig
+from lamina.fusion.concat import Concat
 from lamina.heads import HEADS
 from lamina.heads.base import IGNORE, HeadConfig, ReadTask
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
 from lamina.layers.selectors import ranges
 from lamina.utils import check_range, derive_seed, rank, seed_torch
@@ -48,6 +52,7 @@ class Reader:
             only stack of the model, or the encoder; in a model with several towers (CLIP), the tower that reads the
             head's kind of input, text or images.
         seed: Seed of the initial parameters and of dropout; at least 0.
+        weights: Initial parameters by name, in place of random ones, as `from_sklearn` sets them. None: random ones.
 
     Raises:
         ConfigError: If the seed is out of range, or `stack` is "both" or not a string.
@@ -57,6 +62,7 @@ class Reader:
     head: HeadConfig
     stack: str | None = None
     seed: int = 0
+    weights: Mapping[str, Tensor] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def default(cls, task: ReadTask, *, watch: bool = False) -> Reader:
@@ -86,6 +92,58 @@ class Reader:
             raise ConfigError(f"reader: {problem}. Fine-tune a model for it with lamina.finetune.")
         head = HEADS.get(str(task.kind))
         return cls(*(head.default_for_watching(task) if watch else head.default(task)))
+
+    @classmethod
+    def from_sklearn(
+        cls,
+        probe: object,
+        *,
+        layers: int | Sequence[int],
+        pooling: ProbePooling | None = "mean",
+        labels: Sequence[str] | None = None,
+        stack: str | None = None,
+    ) -> Reader:
+        """Return a reader that computes what a fitted linear model of scikit-learn, or a probe of lmprobe, computes.
+
+        A reader of two classes has the logits 0 and the model's decision function, so that its probabilities are those
+        of `LogisticRegression`. `LinearSVC` and `RidgeClassifier` have scores only, so that the probabilities of their
+        readers mean little.
+
+        Example:
+            ```python
+            probe = make_pipeline(StandardScaler(), LogisticRegression()).fit(states, labels)  # means of layer 4
+            bank.add("sentiment", Reader.from_sklearn(probe, layers=4))
+            ```
+
+        Args:
+            probe: The fitted model. A `Pipeline` may scale before it (StandardScaler, MinMaxScaler, MaxAbsScaler, PCA),
+                which is folded into the weights. Files are refused: nothing is unpickled.
+            layers: The layer, or the ascending layers, whose states the model was fitted on, one after the other. (A
+                layer i of lmprobe is layer i + 1 here.)
+            pooling: How the tokens of a text became one state. None: the model was fitted on tokens, and labels tokens.
+            labels: Names of the classes in the order of `probe.classes_`, or of a regression's number. None: the
+                model's classes.
+            stack: As in `Reader`.
+
+        Raises:
+            ConfigError: If the model is not linear or not fitted, or its features or classes do not fit.
+        """
+        linear, chosen = linear_probe(probe), [layers] if isinstance(layers, int) else list(layers)
+        if chosen != sorted(set(chosen)):
+            raise ConfigError(f"reader: layers are {chosen}; the states of a probe come in ascending order.")
+        weight, bias = linear.by_layer(len(chosen))
+        names = tuple(labels or linear.classes or ("value",))
+        if len(names) != len(bias):
+            raise ConfigError(f"reader: {len(names)} labels for a probe of {len(bias)} classes; each class has a name.")
+        weights = {"fusion.projection": weight, "fusion.bias": bias}
+        fusion = Concat(dim=len(bias), layers=tuple(chosen), bias=True)
+        if pooling is None:
+            if linear.problem_type != "classification":
+                raise ConfigError(f"reader: a probe of tokens is a {linear.problem_type}; it must be a classification.")
+            weights |= {"head.output.weight": torch.eye(len(bias)), "head.output.bias": torch.zeros(len(bias))}
+            return cls(fusion, TokenClassification(names, encoder_layers=0, dropout=0.0), stack, weights=weights)
+        settings: dict[str, Any] = {"problem_type": linear.problem_type, "linear": False, "dropout": 0.0}
+        return cls(fusion, SequenceClassification(names, pooling=pooling, **settings), stack, weights=weights)
 
     def __post_init__(self) -> None:
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)
@@ -120,8 +178,21 @@ class ReaderModule(nn.Module):
             torch.default_generator.manual_seed(config.seed)
             self.fusion = config.fusion.build_on(model, stack, len(self.layers))
             self.head = config.head.build_on(model, self.fusion.dim)
+        if config.weights is not None:
+            self._start_from(config.weights)
         self.fusion.check_head(self.head)
         self.head.check_reads(model, stack, self.fusion)
+
+    @torch.no_grad()
+    def _start_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Set the parameters to given values; raise ConfigError if these are others, or of another shape."""
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
+        given = {name: tuple(weight.shape) for name, weight in weights.items()}
+        if shapes != given:
+            got = f"the weights are {given}, and the reader of this model has {shapes}"
+            raise ConfigError(f"reader: {got}; the probe belongs to a model of another width, or to other layers.")
+        for name, parameter in self.named_parameters():
+            parameter.copy_(weights[name])
 
     def extra_repr(self) -> str:
         """Return the layers, the stack and the fusion, as `print(bank)` shows them."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lamina.bank.reader import BankOutput, Info, Reader, ReaderModule, ReaderOutput
+from lamina.bank.recorded_base import check_needs_states, check_reads_recorded
 from lamina.bank.remap import check_untrained, fusion_after
 from lamina.bank.stack_pass import Inputs, StackPass, States, attach, recording
 from lamina.errors import ConfigError, NotFiniteError, check_known
@@ -26,6 +27,7 @@ from lamina.layers.hooks import StopForward, drop_copied_hooks, run_stacks
 from lamina.layers.layer_guard import LayerGuard, mark_as_read
 from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import is_compiled, uncompiled
+from lamina.layers.recorded import RecordedModel
 from lamina.layers.towers import tower_for
 from lamina.layers.wrappers import checked_model
 
@@ -220,7 +222,11 @@ class ReaderCollection(nn.Module):
                 raise ConfigError(f"bank.add: got {type(reader).__name__}; {what}.")
             reader = Reader.default(reader)
         stack = pick_stack(self.stacks, reader.stack or tower_for(self.stacks, reader.head.inputs), op="bank")
+        if isinstance(self.model, RecordedModel):
+            check_needs_states("bank.add", reader)
         module = ReaderModule(reader, stack, self.model).to(self.device).train(self.training)
+        if isinstance(self.model, RecordedModel):
+            check_reads_recorded("bank.add", name, module, self.model.facts)
         self.readers[_key(name)] = module
         return module
 

@@ -28,7 +28,7 @@ SECTIONS = {  # heading in the help of `lamina` -> its commands
     "Train and use readers or whole models": ("train", "evaluate", "predict", "monitor", "serve", "export"),
     "Change layers": ("edit",),
     "Study layers and report results": ("study", "bench", "report"),
-    "Free disk space": ("cache",),
+    "Keep hidden states": ("extract", "cache"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
 DEBUG = "LAMINA_DEBUG"  # environment variable; any value shows tracebacks

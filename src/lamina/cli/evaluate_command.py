@@ -86,6 +86,7 @@ def evaluate(  # noqa: PLR0913
     model: options.ModelOption = None,
     device: options.DeviceOption = "auto",
     batch_size: options.BatchSizeOption = 32,
+    backend: options.BackendOption = options.Backend.TORCH,
     as_json: options.JsonOption = False,
 ) -> None:
     """Score the readers of a bank, or a fine-tuned model, on labelled texts.
@@ -133,6 +134,7 @@ def evaluate(  # noqa: PLR0913
         errors=errors,
         compare=file is not None or not as_json,
         tfidf=tfidf is not None,
+        backend=backend.value,
         progress=sys.stderr.isatty(),
     )
     print_json(scores) if as_json else _show(scores, tasks)

@@ -68,9 +68,14 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
         ModelNotFoundError: If the model, or the bank's base model, cannot be found.
         StoreError: If the bank does not exist, or its files are damaged.
     """
-    import torch
-
     from lamina.store.open_saved import open_saved
+
+    return open_saved(saved, base=base, writes=writes).to(device_of(device))  # pyright: ignore[reportArgumentType]
+
+
+def device_of(device: str) -> str:
+    """Return the name of a device, for "auto" a GPU if there is one; raise ConfigError if torch cannot use it."""
+    import torch
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,4 +83,11 @@ def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) 
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch does not find it. Use 'cpu' or 'auto'.") from None
-    return open_saved(saved, base=base, writes=writes).to(device)  # pyright: ignore[reportArgumentType]
+    return device
+
+
+def selector_of(text: str) -> int | str | list[int]:
+    """Return the layer selector for an option's text: [1, 3] for "1,3"; other texts unchanged."""
+    numbers = [part.strip() for part in text.split(",")]
+    is_list = len(numbers) > 1 and all(part.lstrip("-").isdecimal() for part in numbers)
+    return [int(part) for part in numbers] if is_list else text

@@ -20,6 +20,7 @@ from lamina.estimators.bank_files import bank_of, files_of, read_estimator, writ
 from lamina.estimators.examples import as_texts, data_errors
 from lamina.estimators.shared_model import model_of
 from lamina.fusion.base import FusionConfig
+from lamina.prediction.backends import checked_backend
 from lamina.prediction.predict import Predictor
 from lamina.store.files import read_steady
 from lamina.store.manifest import MANIFEST
@@ -33,6 +34,7 @@ from lamina.train.plan import usual_epochs
 if TYPE_CHECKING:
     from lamina.estimators.examples import Texts
     from lamina.estimators.target_values import Targets
+    from lamina.prediction.backends import Backend
     from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
 
@@ -51,6 +53,7 @@ class LaminaEstimator(BaseEstimator):
 
     kind: ClassVar[str]  # name of the kind of task
     bank_: ReaderBank
+    backend: Backend = "auto"  # estimators that earlier versions pickled have none of their own
 
     def __init__(  # noqa: PLR0913
         self,
@@ -65,6 +68,7 @@ class LaminaEstimator(BaseEstimator):
         validation_fraction: float | None = None,
         random_state: Any = 0,
         options: Mapping[str, Any] | None = None,
+        backend: Backend = "auto",
     ) -> None:
         self.model = model
         self.reader = reader
@@ -76,6 +80,7 @@ class LaminaEstimator(BaseEstimator):
         self.validation_fraction = validation_fraction
         self.random_state = random_state
         self.options = options
+        self.backend = backend
 
     # Training
 
@@ -167,7 +172,7 @@ class LaminaEstimator(BaseEstimator):
         """Return reader name -> the reader's outputs for the examples of a split. Errors name the calling `method`."""
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
-        predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend="auto")
+        predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend=checked_backend(self.backend))
         predictor.choose_engine()
         prepared = predictor.prepared({self.kind: split})
         prepared.warn(self._op(method))

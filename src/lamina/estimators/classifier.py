@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lamina.bank import Reader
     from lamina.estimators.target_values import Targets
     from lamina.fusion.base import FusionConfig
+    from lamina.prediction.backends import Backend
 
 
 @final
@@ -47,6 +48,8 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
             texts, and use the last epoch.
         random_state: Seed of the reader's initial weights, of dropout and of the order of the texts.
         options: Further options of `lamina.fit`, such as `{"weight_decay": 0.01, "cache": "on"}`.
+        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". A fitted
+            estimator that was loaded from a folder keeps its export there.
 
     Attributes:
         classes_: The classes, sorted. With several labels per text: the numbers of the labels, from 0.
@@ -73,6 +76,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         validation_fraction: float | None = None,
         random_state: Any = 0,
         options: Mapping[str, Any] | None = None,
+        backend: Backend = "auto",
     ) -> None:
         self.model = model
         self.reader = reader
@@ -86,6 +90,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         self.validation_fraction = validation_fraction
         self.random_state = random_state
         self.options = options
+        self.backend = backend
 
     def _head_of_a_fusion(self) -> dict[str, Any]:
         return {"pooling": "mean"}

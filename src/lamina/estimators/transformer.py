@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from lamina.estimators.examples import Texts
     from lamina.fusion.base import FusionConfig
     from lamina.layers.selectors import Selector
+    from lamina.prediction.backends import Backend
 
 
 @final
@@ -46,6 +47,8 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
             texts, and use the last epoch.
         random_state: Seed of the training of a fusion.
         options: Further options of `lamina.fit`.
+        backend: What computes predictions on a CPU, as in `lamina.predict`: "auto", "torch", "onnx" or "int8". A fitted
+            estimator that was loaded from a folder keeps its export there.
 
     Attributes:
         bank_: The `lamina.ReaderBank` whose readers compute the features.
@@ -70,6 +73,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         validation_fraction: float | None = None,
         random_state: Any = 0,
         options: Mapping[str, Any] | None = None,
+        backend: Backend = "auto",
     ) -> None:
         self.model = model
         self.layer = layer
@@ -83,6 +87,7 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self.validation_fraction = validation_fraction
         self.random_state = random_state
         self.options = options
+        self.backend = backend
 
     def fit(self, X: object, y: object = None) -> Self:
         """Look up the layers, or train the fusion; the model does not change.

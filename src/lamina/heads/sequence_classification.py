@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from lamina.fusion.base import FusionConfig
     from lamina.heads.base import ReadTask
 
-Pooling = Literal["attention", "query", "mean", "first"]
+Pooling = Literal["attention", "query", "mean", "first", "last"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class PooledClassification(HeadConfig):
         pooling: How the tokens' features become one vector; padding is excluded. "attention", as in the paper:
             self-attention without residual, GELU, dropout, then the mean over tokens. "query": the mean over tokens
             with the weights `softmax_t(query . h_t / sqrt(dim))`; the query is learned and initialised to 0. "mean":
-            the plain mean. "first": the first token.
+            the plain mean. "first": the first token. "last": the last token, which has seen all others in a causal
+            model.
         problem_type: "classification", "regression" (one output, squared error) or "multi_label" (a sigmoid per label).
         class_weights: One positive weight per label for the loss. None: all equal.
         linear: Whether there is a linear map, with dropout before it. False: the pooled features are the logits, so
@@ -86,7 +87,7 @@ class PooledClassification(HeadConfig):
         check_range(self.kind, "feedforward", self.feedforward, 1, 1 << 20)
         if not self.linear and (self.pooling == "attention" or self.encoder_layers):
             problem = "pooling 'attention'" if self.pooling == "attention" else f"encoder_layers={self.encoder_layers}"
-            hint = "Use encoder_layers=0, and 'query', 'first' or 'mean'."
+            hint = "Use encoder_layers=0, and 'query', 'first', 'last' or 'mean'."
             raise ConfigError(
                 f"{self.kind}: linear is False with {problem}, which mixes features, which then are no logits. {hint}"
             )
@@ -203,6 +204,10 @@ class PooledClassificationHead(LabelHead):
                 return linear(outputs, dropout(features[:, :, 0], p, generators))
             first = mask.int().argmax(1)
             features = features[:, torch.arange(features.shape[1], device=first.device), first]
+            return linear(outputs, dropout(features, p, generators))
+        if self.config.pooling == "last":
+            last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
+            features = features[:, torch.arange(features.shape[1], device=last.device), last]
             return linear(outputs, dropout(features, p, generators))
         if self.config.pooling == "attention":
             features = F.gelu(attend([head.attention for head in heads], features, mask, generators))

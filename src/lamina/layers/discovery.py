@@ -21,6 +21,7 @@ from lamina.layers.hooks import watch
 from lamina.layers.matching import find_blocks, find_run, find_scope, rank_places
 from lamina.layers.preserve import preserve_model, uncompiled
 from lamina.layers.probe_input import NoInputError, Probe, prefer_full, probe_input
+from lamina.layers.recorded import RecordedModel
 from lamina.layers.roles import family_of
 from lamina.layers.selectors import Selector, select
 from lamina.layers.sites import Site, at_site
@@ -197,6 +198,8 @@ def _discover(model: nn.Module) -> dict[str, LayerStack]:
     Raises:
         UnsupportedModelError: If neither are found.
     """
+    if isinstance(model, RecordedModel):
+        return {model.facts.stack: model.own_stack()}
     try:
         with preserve_model(model):
             return _find_stacks(model)

@@ -198,6 +198,8 @@ def _prepared(
         raise ConfigError(f"evaluate: errors is {errors} for a task of kind {unjudged[0].kind}, {what}.")
     runner.warn_about_pairs({name: task.split(split).pairs for name, task in tasks.items()})
     groups = scoring_groups(runner, tasks, split, options)
+    if isinstance(runner, BankRunner):
+        runner.prepare_recorded(groups)
     for group in groups:
         if isinstance(runner, ModelRunner):
             runner.fit_head(group, keep=False)

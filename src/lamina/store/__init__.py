@@ -1,11 +1,11 @@
 """Saving and loading: models, edited models, banks of readers, and fingerprints that identify a base model."""
 
 from lamina.layers.fingerprints import fingerprint
-from lamina.store.bank_folder import load_bank, push_bank, save_bank
+from lamina.store.bank_folder import bank_of_states, load_bank, push_bank, save_bank
 from lamina.store.card import model_card
 from lamina.store.load_model import load, outline
 from lamina.store.models import empty_model, load_config, load_processor, saved_class
 from lamina.store.save_model import save
 
-__all__ = ["empty_model", "fingerprint", "load", "load_bank", "load_config", "load_processor", "model_card", "outline"]
-__all__ += ["push_bank", "save", "save_bank", "saved_class"]
+__all__ = ["bank_of_states", "empty_model", "fingerprint", "load", "load_bank", "load_config", "load_processor"]
+__all__ += ["model_card", "outline", "push_bank", "save", "save_bank", "saved_class"]

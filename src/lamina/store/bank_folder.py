@@ -15,6 +15,7 @@ import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
 from lamina.bank.reader import MONITORS, Info
+from lamina.bank.recorded_base import check_recorded_base
 from lamina.editing.record import location_of, set_location
 from lamina.errors import (
     BaseMismatchError,
@@ -33,6 +34,7 @@ from lamina.layers.adapters import check_no_adapters
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of, fingerprint_of_tensors
+from lamina.layers.recorded import RecordedFacts, RecordedModel
 from lamina.layers.wrappers import checked_model
 from lamina.store.card import model_card
 from lamina.store.files import (
@@ -66,6 +68,7 @@ from lamina.store.models import load_processor, saved_class, writing_class
 from lamina.store.processors import check_processor, load_saved_processor, save_processor
 from lamina.store.reload_check import changed_blocks
 from lamina.store.save_model import listed_names, save, saved_names
+from lamina.store.states_manifest import StatesManifest
 from lamina.utils import is_file
 
 if TYPE_CHECKING:
@@ -120,7 +123,7 @@ def save_bank(
     for name in bank:
         check_finite(f"reader '{name}'", bank[name].state_dict().items())
     base = _base_facts(bank, present=changed_base or bank.train_base)
-    marks = {name: stack.fingerprint for name, stack in base.stacks.items()}
+    marks = {name: mark for name, stack in base.stacks.items() if (mark := stack.fingerprint)}
     if not changed_base:
         _check_unchanged(bank, marks)
     bank.accept_base(marks)
@@ -260,6 +263,8 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
         present: Whether the present settings of the model count, and not those with which the bank was made.
     """
     model = bank.model
+    if isinstance(model, RecordedModel):
+        return _recorded_facts(model.facts)
     used, settings = {bank[name].stack for name in bank}, bank.settings_of_base()
     saved: dict[str, StackFacts] = {}
     for name, stack in stacks(model).items():
@@ -280,6 +285,43 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
         stacks=saved,
         library=library_versions(),
         trained=bank.saves_base,
+    )
+
+
+def _recorded_facts(facts: RecordedFacts) -> BaseFacts:
+    """Return the manifest's facts about a model that is known by its recorded states only."""
+    stack = StackFacts(layers=facts.depth + 1, width=facts.width, fingerprint=facts.fingerprint)
+    return BaseFacts(
+        id=facts.model,
+        revision=None,
+        model_type=facts.model_type or "",
+        dtype="float32",
+        stacks={facts.stack: stack},
+        library=library_versions(),
+        recorded=list(facts.layers),
+        pooling=facts.pooling,
+    )
+
+
+def bank_of_states(folder: str | PathLike[str]) -> ReaderBank:
+    """Return a bank without a model for recorded states; `ReaderBank.from_states` calls this and documents it."""
+    return ReaderBank(RecordedModel(StatesManifest.of_folder(folder).facts))
+
+
+def _recorded_model(base: BaseFacts) -> RecordedModel:
+    """Return a stand-in for the model whose recorded states the readers of a bank were trained on."""
+    name, stack = next(iter(base.stacks.items()))
+    return RecordedModel(
+        RecordedFacts(
+            stack=name,
+            depth=stack.layers - 1,
+            width=stack.width,
+            layers=tuple(base.recorded or ()),
+            pooling=base.pooling,
+            model=base.id,
+            model_type=base.model_type or None,
+            fingerprint=stack.fingerprint,
+        )
     )
 
 
@@ -352,7 +394,9 @@ def _load_bank(
     names = manifest.readers if readers is None else readers
     saved = {name: ReaderFacts.read(folder / READERS / name / READER) for name in names}
     given = processor
-    if model is None:
+    if model is None and manifest.base.recorded is not None:
+        model = _recorded_model(manifest.base)
+    elif model is None:
         has_monitors = any(reader.info.get(MONITORS) for reader in saved.values())
         model, base_processor = _load_base(manifest.base, folder, writes=writes or has_monitors)
         processor = base_processor if processor is None else processor
@@ -374,7 +418,7 @@ def _load_bank(
         _load_reader(bank, name, folder / READERS / name, reader)
         if reader.stack not in manifest.base.stacks:
             raise damaged(folder / MANIFEST, f"has no fingerprint of the stack '{reader.stack}', which '{name}' reads")
-    bank.accept_base({name: stack.fingerprint for name, stack in manifest.base.stacks.items()})
+    bank.accept_base({name: mark for name, stack in manifest.base.stacks.items() if (mark := stack.fingerprint)})
     bank.folder = folder.absolute()
     return bank.eval()
 
@@ -433,6 +477,9 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
     """
     differs: dict[str, tuple[object, object]] = {}
     model_type, by_name = str(model.config.model_type), stacks(model)
+    if saved.recorded is not None:
+        check_recorded_base("load", by_name, model, _recorded_model(saved).facts)
+        return
     if model_type != saved.model_type:
         differs["model_type"] = (saved.model_type, model_type)
     for name, expected in saved.stacks.items():

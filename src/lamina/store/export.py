@@ -70,7 +70,10 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
         NotFiniteError: If a weight of the reader holds NaN or infinity.
     """
     reader = bank[name]
-    (fusion_settings, fusion_weights), (head_settings, head_weights) = _fusion(name, reader), _head(name, reader)
+    (fusion_settings, fusion_weights), (head_settings, head_weights) = (
+        fusion_part(name, reader),
+        head_part(name, reader),
+    )
     check_finite(f"reader '{name}'", reader.state_dict().items())
     active = [reader.layers[index] for index in reader.fusion.active_layers()]
     stack = bank.stacks[reader.stack]
@@ -115,7 +118,7 @@ def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str,
     return points
 
 
-def _fusion(name: str, reader: ReaderModule) -> Part:
+def fusion_part(name: str, reader: ReaderModule) -> Part:
     """Return the settings and weights of a reader's fusion; raise ConfigError if it cannot be exported."""
     fusion = reader.fusion
     export = next((function for kind, function in _FUSIONS.items() if isinstance(fusion, kind)), None)
@@ -170,7 +173,7 @@ _FUSIONS: dict[type, Export] = {
 }
 
 
-def _head(name: str, reader: ReaderModule) -> Part:
+def head_part(name: str, reader: ReaderModule) -> Part:
     """Return the settings and weights of a reader's head; raise ConfigError if it cannot be exported."""
     head, config = reader.head, reader.config.head
     if not isinstance(head, PooledClassificationHead | TokenClassificationHead):

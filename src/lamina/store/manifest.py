@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -10,6 +10,7 @@ from lamina.errors import StoreError, UnknownNameError, convert_errors
 from lamina.store.files import Fields, damaged, read_json
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 
@@ -56,17 +57,17 @@ class SavedFacts(BaseModel):
         *parents, key = map(str, problem["loc"])
         where = ".".join([*parents, key])
         if problem["type"] == "extra_forbidden":
-            holders: dict[tuple[str, ...], type[SavedFacts]] = {
-                (): cls,
-                ("base",): BaseFacts,
-                ("processor",): ProcessorFacts,
-            }
-            holder = holders.get(tuple(parents), StackFacts)
+            holder = cls.holder(parents)
             known = [".".join([*parents, name]) for name in holder.model_fields]
             raise UnknownNameError(op=f"load: {path}", got=where, known=known, what="key")
         if problem["type"] == "missing":
             raise damaged(path, f"has no '{where}'")
         raise damaged(path, f"has {str(problem['input'])[:40]!r} as '{where}'; {problem['msg'].lower()}")
+
+    @classmethod
+    def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
+        """Return the class of the object that is found under these keys, one inside the other."""
+        return cls if not parents else {"base": BaseFacts, "processor": ProcessorFacts}.get(parents[-1], StackFacts)
 
 
 class StackFacts(SavedFacts):
@@ -75,7 +76,7 @@ class StackFacts(SavedFacts):
     Attributes:
         layers: Number of layers, embeddings included.
         width: Size of a hidden state.
-        fingerprint: Hash of the stack's weights.
+        fingerprint: Hash of the stack's weights. None: readers were trained on recorded states of unknown weights.
         config: Settings of the model's config that may change the stack's states; see `config_facts`. None in banks of
             earlier versions.
         modules: Classes and settings of the stack's modules, as digests; see `module_facts`. None as for `config`.
@@ -83,7 +84,7 @@ class StackFacts(SavedFacts):
 
     layers: int
     width: int
-    fingerprint: str
+    fingerprint: str | None
     config: Fields | None = None
     modules: dict[str, str] | None = None
 
@@ -101,6 +102,9 @@ class BaseFacts(SavedFacts):
             and only those settings of `StackFacts.config` that both have. None in banks of earlier versions of lamina.
         trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
             where it was before training.
+        recorded: The layers whose recorded states the readers were trained on, without the model; `id` and
+            `model_type` are then what is known about it. None: they were trained on the model.
+        pooling: How the tokens of each row of these states became one vector. None: there was a state of every token.
     """
 
     id: str | None
@@ -110,6 +114,8 @@ class BaseFacts(SavedFacts):
     stacks: dict[str, StackFacts]
     library: str | None = None
     trained: bool = False
+    recorded: list[int] | None = None
+    pooling: Literal["first", "last", "mean"] | None = None
 
 
 class ProcessorFacts(SavedFacts):

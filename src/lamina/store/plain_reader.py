@@ -130,7 +130,8 @@ class PlainReader(nn.Module):
             weights = (features @ query / len(query) ** 0.5).softmax(0)
             features = (weights.unsqueeze(1) * features).sum(0, keepdim=True)
         elif pooling:
-            features = features[:1] if pooling == "first" else features.mean(0, keepdim=True)
+            ends = {"first": features[:1], "last": features[-1:]}
+            features = ends[pooling] if pooling in ends else features.mean(0, keepdim=True)
         return self._output(features)
 
     def _features(self, states: Sequence[Tensor]) -> Tensor:

@@ -7,13 +7,13 @@ asks what kind a task is; training, scoring and prediction call the methods of `
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, cast, final
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast, final, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from lamina.data.batches import check_tokenizer
-from lamina.data.encode import CacheableWindows, encode
+from lamina.data.encode import CacheableWindows, Encoded, encode
 from lamina.data.read import Table
 from lamina.errors import ConfigError
 from lamina.heads.base import TaskLike
@@ -56,6 +56,7 @@ __all__ = [
     "ClassResults",
     "ColumnSpec",
     "EncodeOptions",
+    "EncodedInputs",
     "GenerationOptions",
     "Inputs",
     "Kind",
@@ -164,25 +165,35 @@ class TextInputs(CacheableWindows):
         return cls(encoded, processor)
 
 
-class TextClassKind(ClassKind[TextInputs]):
+@runtime_checkable
+class EncodedInputs(Inputs, Protocol):
+    """Inputs that are windows of texts; a `TextInputs`, or recorded states of such windows."""
+
+    @property
+    def encoded(self) -> Encoded:
+        """The windows."""
+        ...
+
+
+class TextClassKind(ClassKind[EncodedInputs]):
     """A kind that classifies texts or pairs of texts; a subclass has only to implement `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
         """Return the texts as windows of tokens; raise ConfigError if the processor has no tokenizer."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
-    def truncated(self, inputs: TextInputs) -> int:
+    def truncated(self, inputs: EncodedInputs) -> int:
         """Return how many texts were cut, or have more than one window, of which only the first is scored.
 
         None are for kinds that answer token by token, which read all windows.
         """
         return 0 if self.per_token else inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
 
-    def targets(self, task: LabelledTask, split: Split, inputs: TextInputs) -> Targets:
+    def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> Targets:
         """Return the label of each text at its first window; further windows have no label."""
         return first_window_targets(split, inputs.encoded)
 
-    def results(self, task: TaskLike, split: Split, inputs: TextInputs) -> Results:
+    def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
         """Return an empty collection of the logits of each text's first window."""
         encoded = inputs.encoded
         return ClassResults(task, split, np.where(encoded.window == 0, encoded.text, -1))

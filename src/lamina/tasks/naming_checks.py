@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError, check_known
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from lamina.tasks.base import ColumnSpec
 
 logger = logging.getLogger(__name__)
+NOTHING_SPARE = (
+    "every row of the train split is the only one of a class, so none can be held out for validation. Give a "
+    "validation split, or more rows."
+)
 
 
 def input_column(text: str | int, inputs: str | int | None) -> str | int:
@@ -52,3 +57,9 @@ def check_spec(spec: ColumnSpec) -> None:
         raise ConfigError(f"task: separator is {spec.separator!r}; it is a sign between labels, for 'multi_label'.")
     if spec.text_pair is not None and not kind.reads_pairs:
         raise ConfigError(f"task: text_pair is '{spec.text_pair}'; a task of kind {spec.kind} reads one text per row.")
+
+
+def classes_without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:
+    """Return the names of the classes that no row has; `classes` has the class ids of each row."""
+    seen = set(chain.from_iterable(classes))
+    return [name for number, name in enumerate(names) if number not in seen]

@@ -96,6 +96,11 @@ class Split:
         return Column(self.rows, ["text", *second], self._open_text)
 
     @property
+    def open_text(self) -> Callable[[Any, int], object] | None:
+        """The argument `open_text`."""
+        return self._open_text
+
+    @property
     def written(self) -> bool:
         """Whether examples are texts or pairs of texts, and not files or chats."""
         return self._open_text is None
@@ -139,7 +144,7 @@ class Split:
     @cached_property
     def key(self) -> str:
         """A hash that is equal for equal examples in the same order; labels are left out."""
-        digest = hashlib.blake2b(digest_size=16)
+        digest = hashlib.blake2b(str(getattr(self._open_text, "digest", "")).encode(), digest_size=16)
         for text in self.texts:
             content = getattr(text, "messages", text)  # a chat differs by its roles too
             digest.update(

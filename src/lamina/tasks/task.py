@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from lamina.data.read import Table
 from lamina.errors import ConfigError, DataError, check_known
@@ -22,8 +22,9 @@ from lamina.tasks.base import (
 )
 from lamina.tasks.labels import check_names, with_declared_names
 from lamina.tasks.metrics import metrics_of
-from lamina.tasks.naming_checks import check_spec, input_column, warn_of_cases
+from lamina.tasks.naming_checks import NOTHING_SPARE, check_spec, classes_without_rows, input_column, warn_of_cases
 from lamina.tasks.presets import fetch, find_preset, published_files
+from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_tables
 from lamina.tasks.rows_in_memory import named_parts, rows_of
 from lamina.tasks.sampling import SampleSize, subsample_rows
 from lamina.tasks.split import Split, held_out, limited
@@ -31,10 +32,6 @@ from lamina.tasks.stratify import strata_of
 from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)
-_NOTHING_SPARE = (
-    "every row of the train split is the only one of a class, so none can be held out for validation. Give a "
-    "validation split, or more rows."
-)
 _COLUMNS = ("text", "label", "text_pair", "separator")  # what says how to read another file in the same way
 _SHOWN = 6  # labels that the printed form of a task lists
 
@@ -162,7 +159,7 @@ class Task:
             raise ConfigError(f"subsample: {got}; its rows do not have exactly one class each.")
         names, classes = kind.row_classes(self, train)
         chosen = subsample_rows(names, classes, size, stratified=stratified, seed=seed)
-        for name in _without_rows(names, (classes[row] for row in chosen)):
+        for name in classes_without_rows(names, (classes[row] for row in chosen)):
             logger.warning("task %s: none of the %d rows drawn is of class '%s'", self.name, len(chosen), name)
         facts: dict[str, JSON] = {**size.chosen(), "of": len(train), "stratified": stratified, "seed": seed}
         if self.subsampled is not None:
@@ -237,7 +234,7 @@ class Task:
         """
         train, validation = self._cut(seed, stratify)
         if not len(validation):
-            raise DataError(f"task {self.name}: {_NOTHING_SPARE}")
+            raise DataError(f"task {self.name}: {NOTHING_SPARE}")
         test = self.splits.get("test", self.splits.get("validation"))
         splits = {"train": train, "validation": validation, "test": test}
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
@@ -246,7 +243,7 @@ class Task:
         """Return the task with a tenth of its training rows as validation split; log a warning if no row can be one."""
         train, validation = self._cut(seed, stratify)
         if not len(validation):
-            logger.warning("task %s: %s", self.name, _NOTHING_SPARE)
+            logger.warning("task %s: %s", self.name, NOTHING_SPARE)
             return self
         splits = {**self.splits, "train": train, "validation": validation}
         return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
@@ -460,6 +457,34 @@ class Task:
         ).sized(image_size)
 
     @classmethod
+    def from_states(
+        cls,
+        kind: str | Kind,
+        *,
+        train: StatesSource | None = None,
+        validation: StatesSource | None = None,
+        test: StatesSource | None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> Task:
+        """Make a task of hidden states that were recorded before, so that no model runs while readers learn it.
+
+        A part is a folder with `states.json` (see `lamina extract`) whose table has the labels, or a pair of a folder
+        and a table: a file, or a list of dicts with a row for each row of states. For "token_classification", `label`
+        has lists with a tag per token, -100 for none. `options` are `label`, `labels`, `metric`, `positive`, `name`,
+        `problem_type`, `missing_labels`, `limit`, `limit_validation`, `seed` and `stratify`, as in `from_files`.
+
+        Raises:
+            DataError: If a file does not have the shape of its manifest, or a table does not fit the states.
+            StoreError: If a folder has no manifest, or the manifest contradicts itself.
+            UnknownNameError: If there is no such kind, problem type, metric or option.
+            ConfigError: If tasks of the kind need more than states, or parts have states of several models.
+        """
+        kind = kind_of(kind) if isinstance(kind, str) else kind
+        tables, get = recorded_tables(kind, (train, validation, test), options), options.get
+        name, limits = get("name") or tables.name, (get("limit"), get("limit_validation"))
+        return _assemble(tables.spec, tables, metrics=get("metric"), name=name, seed=get("seed", 0), limits=limits)
+
+    @classmethod
     def preset(
         cls,
         name: str,
@@ -533,7 +558,7 @@ def _assemble(
     check_label_all_tokens(label_all_tokens, kind)
     spec = with_declared_names(spec, tables)
     named = bool(spec.labels)
-    spec, splits = kind.build(spec, tables)
+    spec, splits = build_rows(spec, tables) if isinstance(tables, RecordedTables) else kind.build(spec, tables)
     labels, problem_type = spec.labels or (), spec.problem_type or "classification"
     is_one_class = kind.single_label(problem_type) or (kind.tags_words and not named)
     if len(labels) == 1 and "train" in splits and is_one_class:
@@ -543,7 +568,7 @@ def _assemble(
     if not isinstance(metrics, tuple):
         metrics = metrics_of(kind, problem_type, labels, metrics, spec.positive, f"task {name}")
     if "train" in splits and spec.all_columns and len(splits["train"]) == len(tables["train"]):
-        texts = {str(column) for column in (spec.text, spec.text_pair)}
+        texts = {ROW, *(str(column) for column in (spec.text, spec.text_pair))}
         splits["train"] = splits["train"].with_strata(strata_of(tables["train"], texts))
     ordered = {part: splits[part] for part in PARTS if part in splits}
     task = Task(
@@ -568,12 +593,6 @@ def _assemble(
     if "train" in splits and limited(train := task.split("train"), limits[0], seed) is not train:
         return task.subsample(rows=limits[0], seed=seed)
     if named and "train" in splits:
-        for label in _without_rows(*kind.row_classes(task, task.split("train"))):
+        for label in classes_without_rows(*kind.row_classes(task, task.split("train"))):
             logger.warning("task %s: no row of the train split has class '%s', which cannot be learnt", name, label)
     return task
-
-
-def _without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:
-    """Return the names of the classes that no row has; `classes` has the class ids of each row."""
-    seen = set(chain.from_iterable(classes))
-    return [name for number, name in enumerate(names) if number not in seen]

@@ -24,7 +24,7 @@ from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec, LabelledTask
 from lamina.tasks.class_results import error_rows
 from lamina.tasks.comparison import Comparison, compare_tags, most_frequent_tag
-from lamina.tasks.kind import TextClassKind, TextInputs
+from lamina.tasks.kind import EncodedInputs, TextClassKind
 from lamina.tasks.metrics import class_table, marks_spans, score_tags, span_table
 from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer, first_invalid_row
 from lamina.tasks.raw_examples import checked_texts
@@ -110,7 +110,7 @@ class TokenClassificationKind(TextClassKind):
         number = {tag: names.index(name) for tag, name in enumerate(types) if name}
         return names, [tuple(sorted({number[tag] for tag in row if tag in number})) for row in split.labels]
 
-    def targets(self, task: LabelledTask, split: Split, inputs: TextInputs) -> WordTargets:
+    def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> WordTargets:
         """Return each word's tag for the token that decides about it, or with `task.label_all_tokens` for all tokens.
 
         Where tags mark spans, a listed word that a plain text would divide, such as "C++", has its tag at the first
@@ -125,13 +125,13 @@ class TokenClassificationKind(TextClassKind):
         others = continued(task.labels) if task.label_all_tokens else None
         return WordTargets(word_labels(inputs.encoded, words, labels, others))
 
-    def learnt(self, task: LabelledTask, split: Split, inputs: TextInputs) -> dict[str, JSON]:
+    def learnt(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> dict[str, JSON]:
         """Return where spans begin and end inside tokens that have characters of several words; see `Pieces`."""
         listed = Pieces.learnt(inputs.encoded, list(split.words or ()), list(split.labels), task.labels)
         pieces = listed | Pieces.learnt(inputs.encoded, *_plain_words(task, split), task.labels)
         return {PIECES: pieces.as_json()} if pieces.tags else {}
 
-    def results(self, task: TaskLike, split: Split, inputs: TextInputs) -> Results:
+    def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
         """Return an empty collection of the logits of every word."""
         return _TagResults(task, split, inputs)
 
@@ -151,7 +151,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
     Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says.
     """
 
-    def __init__(self, task: TaskLike, split: Split, inputs: TextInputs) -> None:
+    def __init__(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> None:
         self._task, self._split, words = task, split, list(split.words or ())
         self._counts = [len(spans) for spans in words]
         empty = torch.zeros(len(task.labels))

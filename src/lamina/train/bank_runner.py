@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -10,12 +11,15 @@ import numpy as np
 import psutil
 import torch
 
+from lamina.bank.recorded_base import check_reads_recorded, check_recorded_base
 from lamina.data.state_cache import CacheSettings, open_states
 from lamina.errors import ConfigError, check_known
 from lamina.layers.fingerprints import fingerprint_of
 from lamina.layers.preserve import evaluating
+from lamina.layers.recorded import RecordedModel
 from lamina.store.processors import check_same_inputs
 from lamina.store.reload_check import check_reloads
+from lamina.tasks.recorded_rows import RowsOfStates
 from lamina.train import memory
 from lamina.train.base import Runner, to_device
 from lamina.train.identity import reader_settings, starting_weights
@@ -56,6 +60,8 @@ class BankRunner(Runner):
         bank: The bank.
         op: The public operation, which errors name.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
+        reads_inputs: Whether examples are encoded for the model. False: all states are recorded, so that no processor
+            is needed.
 
     Attributes:
         engine: Computes the outputs of batches without labels. None: PyTorch computes them.
@@ -67,11 +73,16 @@ class BankRunner(Runner):
 
     engine: Engine | None = None
 
-    def __init__(self, bank: ReaderBank, op: str, processor: Processor | None = None) -> None:
+    def __init__(
+        self, bank: ReaderBank, op: str, processor: Processor | None = None, *, reads_inputs: bool = True
+    ) -> None:
         self.bank, self.base, self.op, self.uses_global_rng = bank, bank.model, op, bank.train_base
         self.modules = (bank, bank.model) if bank.train_base else (bank,)
         self.processor = bank.processor if processor is None else processor
-        if self.processor is None:
+        if reads_inputs and isinstance(bank.model, RecordedModel):
+            hint = "Attach it, by bank.attach(model, tokenizer) or --model MODEL"
+            raise ConfigError(f"{op}: the bank was made from recorded states and has no model to read inputs. {hint}.")
+        if self.processor is None and reads_inputs:
             raise ConfigError(
                 f"{op}: the bank has no processor; it is needed to read examples. Use ReaderBank(model, processor=...)."
             )
@@ -138,6 +149,7 @@ class BankRunner(Runner):
         """
         if self.bank.train_base:
             check_reloads(self.bank.model, self.op)
+        self.prepare_recorded(groups)
         for group in groups:
             (self._check_training if group.part == "train" else self._check_scoring)(group, options)
         if options.cache == "off":
@@ -156,6 +168,22 @@ class BankRunner(Runner):
             group.states = open_states(
                 self.bank, group.inputs, group.names, fingerprints=fingerprints, settings=settings
             )
+
+    def prepare_recorded(self, groups: Sequence[Group]) -> None:
+        """Let groups whose states are recorded read the layers that their readers need, onto the bank's device.
+
+        Raises:
+            ConfigError: If a reader cannot be trained on these states.
+            BaseMismatchError: If they are states of another model than the bank's.
+        """
+        for group in groups:
+            if isinstance(group.states, RowsOfStates):
+                facts = group.states.recorded.facts
+                check_recorded_base(self.op, self.bank.stacks, self.bank.model, facts)
+                for name in group.names:
+                    check_reads_recorded(self.op, name, self.bank[name], facts)
+                layers = sorted({layer for name in group.names for layer in self.bank[name].layers})
+                group.states = replace(group.states, layers=tuple(layers), device=self.device)
 
     def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
         """Return how much memory a training batch of the group's readers needs, if every row is as long as the longest.
@@ -181,6 +209,8 @@ class BankRunner(Runner):
         That number is found by running the model on the row, without gradients.
         """
         lengths = group.inputs.lengths
+        if isinstance(group.states, RowsOfStates):
+            return group.states.longest()
         batch = group.inputs.batch([int(np.argmax(lengths))])
         if "input_ids" in batch:
             return int(max(lengths))

@@ -11,6 +11,7 @@ from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
 from lamina.layers.wrappers import checked_model
 from lamina.tasks.base import EncodeOptions
+from lamina.tasks.recorded_rows import StatesInputs, recorded_inputs
 from lamina.tasks.task import Task
 from lamina.train.plan import Group
 
@@ -86,7 +87,7 @@ def groups_of(
         by_inputs[task.kind.inputs][name] = task
     groups: list[Group] = []
     for same_inputs in by_inputs.values():
-        limit = max_length(runner, same_inputs, options.max_length)
+        limit = max_length(runner, same_inputs, options.max_length) if runner.processor is not None else 1
         groups += group_tasks(same_inputs, options.encode_options(part, limit), runner.processor, encodings)
     return groups
 
@@ -137,15 +138,17 @@ def group_tasks(
         how = how if kinds[encoder].draws else replace(how, seed=0)
         cache_key = (*key, how, len(splits[encoder]))
         if cache_key not in encodings:
-            encodings[cache_key] = kinds[encoder].encode(splits[encoder], processor, how)
+            recorded = recorded_inputs(splits[encoder], kinds[encoder])
+            encodings[cache_key] = recorded or kinds[encoder].encode(splits[encoder], processor, how)
         inputs = encodings[cache_key]
+        states = inputs.states if isinstance(inputs, StatesInputs) else None
         shared: dict[tuple[int, Kind, bool], Targets | None] = {}  # labels are made once for all readers of one task
         label_keys = {name: (id(splits[name]), tasks[name].kind, tasks[name].label_all_tokens) for name in names}
         for name in names:
             if label_keys[name] not in shared:
                 shared[label_keys[name]] = kinds[name].targets(tasks[name], splits[name], inputs)
         targets = {name: shared[label_keys[name]] for name in names}
-        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, targets))
+        groups.append(Group(options.part, {name: tasks[name] for name in names}, inputs, targets, states))
     return groups
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lamina.data.state_cache import CachedStates
+    from lamina.data.recorded_states import RowStates
     from lamina.tasks.base import Inputs, Targets
     from lamina.tasks.task import Task
 
@@ -40,14 +40,14 @@ class Group:
         tasks: Learner name -> its `Task`; for "predict" its `TaskOutline`, which has no examples.
         inputs: The encoded examples, as rows: windows, text blocks, images or audio clips.
         targets: Learner name -> labels of the rows. None: the inputs contain the labels (masked tokens, target texts).
-        states: Cached hidden states of the rows. None: the model computes the states of every batch.
+        states: Cached or recorded hidden states of the rows. None: the model computes the states of every batch.
     """
 
     part: str
     tasks: Mapping[str, Any]
     inputs: Inputs
     targets: dict[str, Targets | None]
-    states: CachedStates | None = None
+    states: RowStates | None = None
 
     @property
     def names(self) -> tuple[str, ...]:

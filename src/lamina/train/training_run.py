@@ -19,6 +19,7 @@ from lamina.store.bank_folder import claimed_output, save_bank, saved_bytes
 from lamina.store.files import check_room
 from lamina.store.save_model import save
 from lamina.tasks.metrics import LOWER, require_metrics
+from lamina.tasks.recorded_rows import recorded_of
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
 from lamina.train.checkpoint import Checkpoints
@@ -269,8 +270,11 @@ def open_runner(
     options.check_kinds(op, kinds)
     if isinstance(options, FitOptions):
         options.check_use(op, kinds, bank=bank is not None, train_base=bank is not None and bank.train_base)
+    recorded = [all(map(recorded_of, task.splits.values())) for task in tasks.values()]
     if bank is not None:
-        return BankRunner(bank, op, processor)
+        return BankRunner(bank, op, processor, reads_inputs=not all(recorded))
+    if any(recorded):
+        raise ConfigError(f"{op}: states were recorded for a task of a whole model; readers of a bank learn from them.")
     if len(tasks) != 1:
         raise ConfigError(f"{op}: {len(tasks)} tasks were given; a whole model is trained on one task.")
     (task,) = tasks.values()
@@ -339,12 +343,19 @@ def _record_training(engine: Engine) -> None:
                 "epoch": learner.progress.best_epoch,
                 "rows": len(task.split("train")) - task.split("train").unlabelled,
                 "pair": task.split("train").pairs,
-                "max_length": max_length(engine.runner, {name: task}, engine.options.max_length),
+                "max_length": _max_length(engine, task),
                 "stride": engine.options.stride,
                 "add_prefix_space": engine.options.add_prefix_space,
                 **({"columns": dict(task.columns)} if task.columns else {}),
                 **({"positive": task.positive} if task.positive else {}),
             }
+
+
+def _max_length(engine: Engine, task: Task) -> int | None:
+    """Return the maximum length with which a task's examples were read; None if states were recorded without it."""
+    if (recorded := recorded_of(task.split("train"))) is not None:
+        return recorded.manifest.max_length
+    return max_length(engine.runner, {task.name: task}, engine.options.max_length)
 
 
 def _row(engine: Engine, learner: Learner, spec: RunSpec) -> TableRow:

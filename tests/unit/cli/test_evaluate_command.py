@@ -244,3 +244,21 @@ def test_every_reader_is_scored_on_one_file(lamina, bank_folder: Path, tmp_path:
     ):
         refused = lamina("evaluate", tmp_path / "bank", *arguments)
         assert (refused.code, told in refused.err.replace("\n", " ")) == (2, True), refused.err
+
+
+def test_a_bank_is_scored_through_a_backend(lamina, bank_folder: Path, moods: Path, monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def scored(_bank: object, _tasks: object, *, backend: str, **_options: object) -> dict[str, dict[str, float]]:
+        asked.append(backend)
+        return {"mood": {"accuracy": 1.0}}
+
+    monkeypatch.setattr("lamina.prediction.evaluate", scored)
+    task = ("--task", f"mood={moods}", "--text", "text", "--label", "mood", "--json")
+    for more in ((), ("--backend", "onnx")):
+        assert lamina("evaluate", bank_folder, *task, *more).code == 0
+    assert asked == ["torch", "onnx"]
+    monkeypatch.undo()
+    refused = lamina("evaluate", bank_folder, *task, "--backend", "int8")
+    assert refused.code == 2
+    assert "the bank has no int8 export in its folder" in refused.err

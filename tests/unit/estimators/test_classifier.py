@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pickle
+import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.sparse import csr_array
+from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.exceptions import NotFittedError
 
@@ -168,3 +170,27 @@ def test_calibrated(base: str, texts: list[str], mood: list[str]):
     fitted = CalibratedClassifierCV(LaminaClassifier(base, **FAST), cv=2).fit(texts, mood)
     assert fitted.score(texts, mood) == 1.0
     assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(texts), fitted.predict_proba(texts))
+
+
+def test_predictions_go_through_the_backend(
+    base: str, texts: list[str], mood: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[str] = []
+    predicting = sys.modules["lamina.prediction.predict"]  # the package has a function of this name
+    monkeypatch.setattr(predicting, "engine_of", lambda _bank, backend, *_, **__: asked.append(backend))
+    classifier = LaminaClassifier(base, epochs=1, backend="onnx").fit(texts, mood)
+    classifier.predict(texts)
+    assert clone(classifier).backend == "onnx"
+    classifier.set_params(backend="torch").predict_proba(texts)
+    assert asked == ["onnx", "torch"]
+    with pytest.raises(UnknownNameError, match="unknown backend 'jax'; known: auto, torch, onnx, int8"):
+        classifier.set_params(backend="jax").predict(texts)
+
+
+@pytest.mark.full
+def test_onnx_runtime_predicts_the_same_classes(base: str, texts: list[str], mood: list[str]):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    classifier = LaminaClassifier(base, epochs=1, backend="torch").fit(texts, mood)
+    expected = classifier.predict_proba(texts)
+    np.testing.assert_allclose(classifier.set_params(backend="onnx").predict_proba(texts), expected, atol=1e-4)

@@ -1,0 +1,170 @@
+"""Linear models of scikit-learn, and probes of lmprobe, as weights of readers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lamina.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from lamina.heads.base import ProblemType
+
+Array = npt.NDArray[np.float64]
+
+_CLASSIFIERS = (
+    *("LogisticRegression", "LogisticRegressionCV", "SGDClassifier", "LinearSVC", "RidgeClassifier"),
+    *("RidgeClassifierCV", "Perceptron", "PassiveAggressiveClassifier", "LinearDiscriminantAnalysis"),
+)
+_REGRESSORS = (
+    *("LinearRegression", "Ridge", "RidgeCV", "Lasso", "LassoCV", "ElasticNet", "ElasticNetCV", "SGDRegressor"),
+    *("LinearSVR", "HuberRegressor", "BayesianRidge"),
+)
+_SCALERS = ("StandardScaler", "MinMaxScaler", "MaxAbsScaler", "PCA")
+
+
+@dataclass(frozen=True)
+class LinearProbe:
+    """A linear map from states to logits.
+
+    Attributes:
+        weight: `[logits, features]`.
+        bias: `[logits]`.
+        classes: Names of the classes; of a regression, none.
+        problem_type: "classification", "regression" or "multi_label".
+    """
+
+    weight: Array
+    bias: Array
+    classes: tuple[str, ...]
+    problem_type: ProblemType
+
+    def after(self, scale: Array, shift: Array) -> LinearProbe:
+        """Return the map of x that equals this map of `x * scale + shift`, or of `x @ scale + shift` for a matrix."""
+        weight = self.weight * scale if scale.ndim == 1 else self.weight @ scale.T
+        return LinearProbe(weight, self.bias + self.weight @ shift, self.classes, self.problem_type)
+
+    def by_layer(self, layers: int) -> tuple[Tensor, Tensor]:
+        """Return the weight `[layers, logits, width]` and the bias `[logits]` as float32.
+
+        Raises:
+            ConfigError: If the number of features is no multiple of the number of layers.
+        """
+        logits, features = self.weight.shape
+        if features % layers:
+            got = f"the probe reads {features} features, and {layers} layers were named"
+            raise ConfigError(f"reader: {got}; it reads the states of each layer, one after the other.")
+        weight = self.weight.reshape(logits, layers, -1).transpose(1, 0, 2)
+        return torch.tensor(weight, dtype=torch.float32), torch.tensor(self.bias, dtype=torch.float32)
+
+
+def linear_probe(probe: object) -> LinearProbe:
+    """Return the linear map that a fitted model computes, with the scalers before it folded in.
+
+    Args:
+        probe: A linear classifier or regressor of scikit-learn, a `Pipeline` or grid search that ends with one, a
+            `OneVsRestClassifier` over several labels, or a `Probe` of lmprobe.
+
+    Raises:
+        ConfigError: If it is a file, another model, not linear, or not fitted.
+    """
+    if isinstance(probe, str | bytes | PathLike):
+        hint = "Load it in your own program, if you trust where it is from, and pass the model itself"
+        raise ConfigError(f"reader: a file came in place of a probe; files are not unpickled. {hint}.")
+    model: Any = probe
+    if hasattr(model, "best_estimator_"):
+        return linear_probe(model.best_estimator_)
+    if _is(model, ("Pipeline",)):
+        return _pipeline([step for _, step in model.steps if step is not None and not isinstance(step, str)])
+    if _module(model) == "lmprobe" and hasattr(model, "classifier_"):
+        steps = [step for step in (getattr(model, "scaler_", None), model.classifier_) if step is not None]
+        return _pipeline(steps)
+    if _is(model, ("OneVsRestClassifier",)) and getattr(model, "multilabel_", False):
+        parts = [_estimator(estimator) for estimator in model.estimators_]
+        names = tuple(map(str, model.classes_))
+        rows = [part.weight[-1] for part in parts], [part.bias[-1] for part in parts]
+        return LinearProbe(np.stack(rows[0]), np.stack(rows[1]), names, "multi_label")
+    return _estimator(model)
+
+
+def _pipeline(steps: Sequence[Any]) -> LinearProbe:
+    """Return the map of the last step, with the steps before it folded in."""
+    linear = linear_probe(steps[-1])
+    for step in reversed(steps[:-1]):
+        linear = linear.after(*_affine(step))
+    return linear
+
+
+def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
+    """Return the map of one classifier or regressor."""
+    classifies = _is(model, _CLASSIFIERS)
+    if not classifies and not _is(model, _REGRESSORS):
+        known = ", ".join((*_CLASSIFIERS[:5], *_REGRESSORS[:2]))
+        raise ConfigError(
+            f"reader: a {type(model).__name__} is no linear model that is known; {known} are, and others."
+        )
+    if not hasattr(model, "coef_"):
+        raise ConfigError(
+            f"reader: the {type(model).__name__} is not fitted; it has no coefficients. Call its fit first."
+        )
+    weight = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
+    bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).reshape(-1), (len(weight),)).copy()
+    if not classifies:
+        if len(weight) != 1:
+            raise ConfigError(
+                f"reader: the {type(model).__name__} predicts {len(weight)} numbers; a reader predicts one."
+            )
+        return LinearProbe(weight, bias, (), "regression")
+    classes = tuple(map(str, model.classes_))
+    if len(classes) == 2 and len(weight) == 1:  # the score of the second class against the first
+        weight, bias = np.concatenate([0 * weight, weight]), np.concatenate([0 * bias, bias])
+    return LinearProbe(weight, bias, classes, "classification")
+
+
+def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
+    """Return the scale (a vector or a matrix) and the shift of a transformer that comes before a linear model."""
+    if _module(step) == "lmprobe" and hasattr(step, "stds_"):  # PerLayerScaler, whose numbers broadcast over layers
+        shape = (1, step.n_layers, step.hidden_dim)
+        means, stds = (np.broadcast_to(part, shape).reshape(-1) for part in (step.means_, step.stds_))
+        return 1 / stds, -means / stds
+    if not _is(step, _SCALERS):
+        known = ", ".join(_SCALERS)
+        raise ConfigError(f"reader: the step {type(step).__name__} is not folded into weights; {known} are.")
+    if not hasattr(step, "n_features_in_"):
+        raise ConfigError(
+            f"reader: the step {type(step).__name__} is not fitted. Call fit of the whole pipeline first."
+        )
+    if _is(step, ("PCA",)):
+        matrix = np.asarray(step.components_, np.float64).T
+        if step.whiten:
+            matrix = matrix / np.sqrt(step.explained_variance_)
+        return matrix, -np.asarray(step.mean_, np.float64) @ matrix
+    size = step.n_features_in_
+    if _is(step, ("MinMaxScaler",)):
+        return np.asarray(step.scale_, np.float64), np.asarray(step.min_, np.float64)
+    scale = 1 / np.asarray(np.ones(size) if step.scale_ is None else step.scale_, np.float64)
+    mean = getattr(step, "mean_", None) if getattr(step, "with_mean", False) else None
+    return scale, np.zeros(size) if mean is None else -np.asarray(mean, np.float64) * scale
+
+
+def _module(model: object) -> str:
+    """Return the name of the package in which a model's class is defined."""
+    return type(model).__module__.partition(".")[0]
+
+
+def _is(model: object, names: Sequence[str]) -> bool:
+    """Return whether a model is of one of these classes of scikit-learn, which need not be installed."""
+    mro = cast("Sequence[type]", type(model).__mro__)
+    return any(kind.__module__.partition(".")[0] == "sklearn" and kind.__name__ in names for kind in mro)
+
+
+ProbePooling = Literal["mean", "first", "last"]

@@ -1,0 +1,174 @@
+"""Write `states.json` for hidden states that other programs left in a folder."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lamina.data.recorded_states import RecordedStates, place_of
+from lamina.errors import ConfigError, DataError, check_known
+from lamina.store.files import write_json
+from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
+from lamina.utils import atomic_write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from os import PathLike
+
+    from lamina.layers.recorded import StatesPooling
+    from lamina.store.states_manifest import StatesAxis
+
+_ENDINGS = (".npy", ".safetensors", ".parquet")
+
+
+@dataclass(frozen=True)
+class StatesForm:
+    """How a program writes states.
+
+    Attributes:
+        axes: Axes of a tensor.
+        tensor: Name of the tensor; "{layer}" stands for the number of a layer, where each layer has a tensor.
+        mask: Name of the tensor with the mask.
+        shift: Added to the program's number of a layer, to get Lamina's.
+    """
+
+    axes: tuple[StatesAxis, ...]
+    tensor: str | None = None
+    mask: str | None = None
+    shift: int = 0
+
+
+# The forms of vLLM and lmprobe are those of their source; vllm-lens returns tensors, which the caller saves.
+FORMS = {
+    "vllm": StatesForm(("tokens", "layers", "width"), "hidden_states"),
+    "vllm-lens": StatesForm(("layers", "tokens", "width"), "residual_stream", shift=1),
+    "lmprobe": StatesForm(("rows", "tokens", "width"), "layer_{layer}", "attention_mask", shift=1),
+    "lmprobe-last_token": StatesForm(("rows", "width"), "pooled_last_token_layer_{layer}", shift=1),
+    "lmprobe-first_token": StatesForm(("rows", "width"), "pooled_first_token_layer_{layer}", shift=1),
+    "lmprobe-mean": StatesForm(("rows", "width"), "pooled_mean_layer_{layer}", shift=1),
+}
+_POOLED: dict[str, StatesPooling] = {"last_token": "last", "first_token": "first", "mean": "mean"}
+
+
+def describe_states(  # noqa: PLR0913
+    folder: str | PathLike[str],
+    files: Iterable[str] | None = None,
+    *,
+    layers: Sequence[int],
+    depth: int,
+    form: str | None = None,
+    axes: Sequence[StatesAxis] | None = None,
+    tensor: str | None = None,
+    mask: str | None = None,
+    rows: int | None = None,
+    lengths: str | None = None,
+    pooling: StatesPooling | None = None,
+    stack: str = "main",
+    model: str | None = None,
+    fingerprint: str | None = None,
+    max_length: int | None = None,
+    table: str | None = None,
+) -> StatesManifest:
+    """Describe hidden states that another program left in a folder: write `states.json`, and check the files.
+
+    Args:
+        folder: The folder.
+        files: The files in the order of the rows, relative to the folder. None: all `.npy`, `.safetensors` or
+            `.parquet` files, in the order of the numbers in their names.
+        layers: The layers in the files: 0 is the embeddings, i the output of block i. With a `form`, the numbers that
+            the program uses, which are one lower in vllm-lens and lmprobe.
+        depth: Number of blocks of the model.
+        form: "vllm" (files of `extract_hidden_states`), "vllm-lens" (its tensors, saved one file per row), "lmprobe"
+            (its cache of all tokens), "lmprobe-last_token", "lmprobe-first_token" or "lmprobe-mean" (its pooled cache).
+            None: as `axes` and `tensor` say.
+        axes: Name of each axis of the arrays: "rows", "tokens", "layers", "width".
+        tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file. "{layer}" in it stands for
+            the number of a layer.
+        mask: Name of the tensor, or of a `.npy` file, with the mask `[rows, tokens]`.
+        rows: Number of rows of a single file without an axis "rows". None: 1.
+        lengths: A `.npy` file with the number of tokens of each row.
+        pooling: How the tokens of a row became one state. None: there are states of all tokens.
+        stack: Name of the stack.
+        model: Hub id or folder of the model.
+        fingerprint: `lamina.store.fingerprint` of the model, if it can be computed. A reader is then attached to no
+            other model.
+        max_length: Maximum tokens of a row when the states were computed.
+        table: A file with the labels of the rows.
+
+    Returns:
+        The manifest that was written.
+
+    Raises:
+        UnknownNameError: If there is no such form.
+        ConfigError: If no axis is "width".
+        DataError: If a file is missing or damaged, or does not have these axes.
+        StoreError: If the facts contradict each other.
+    """
+    check_known("states", [form] if form else [], FORMS, "form")
+    known = FORMS[form] if form else StatesForm(tuple(axes or ()), tensor, mask)
+    if "width" not in known.axes:
+        raise ConfigError(f"states: axes are {', '.join(known.axes) or 'not given'}; one of them is 'width'.")
+    names = sorted_files(Path(folder)) if files is None else list(files)
+    arrays = [
+        array
+        for name in names
+        for array in _arrays(Path(folder), name, known, list(layers), 1 if rows is None else rows)
+    ]
+    if not arrays:
+        raise DataError(f"states: {folder} has no {', '.join(_ENDINGS)} file.", path=str(folder))
+    ours = [layer + known.shift for layer in layers]
+    count = sum(array.rows for array in arrays if ours[0] in (array.layers or ours))
+    manifest = StatesManifest(
+        rows=count,
+        depth=depth,
+        width=arrays[0].shape[arrays[0].axes.index("width")],
+        layers=sorted(ours),
+        arrays=arrays,
+        lengths=lengths,
+        pooling=_POOLED[form.partition("-")[2]] if form and known.axes[1] == "width" else pooling,
+        stack=stack,
+        model=model,
+        fingerprint=fingerprint,
+        max_length=max_length,
+        table=table,
+    )
+    with atomic_write(Path(folder) / STATES) as path:
+        write_json(path, manifest.model_dump())
+    RecordedStates.open(folder)
+    return manifest
+
+
+def sorted_files(folder: Path) -> list[str]:
+    """Return the names of the files of states in a folder, in the order of the numbers in their names."""
+    names = [path.name for path in folder.iterdir() if path.suffix in _ENDINGS and path.name != "lengths.npy"]
+    return sorted(
+        names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    )
+
+
+def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: int) -> list[StatesArray]:
+    """Return the entries of a file: one, or one per layer if each layer has a tensor of its own."""
+    per_layer = form.tensor is not None and "{layer}" in form.tensor
+    entries: list[StatesArray] = []
+    for layer in layers if per_layer else [None]:
+        tensor = form.tensor.format(layer=layer) if form.tensor else None
+        shape = list(place_of(folder / name, tensor).shape)
+        if len(shape) != len(form.axes):
+            got = f"{folder / name} has the shape {shape}, and the axes are {', '.join(form.axes) or 'not given'}"
+            raise DataError(f"states: {got}; each axis has a name.", path=str(folder / name))
+        sizes = dict(zip(form.axes, shape, strict=True))
+        own = layers if layer is None else [layer]
+        entries.append(
+            StatesArray(
+                file=name,
+                tensor=tensor,
+                axes=list(form.axes),
+                shape=shape,
+                rows=sizes.get("rows", rows),
+                layers=[number + form.shift for number in own],
+                mask=form.mask,
+            )
+        )
+    return entries

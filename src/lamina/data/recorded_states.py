@@ -1,0 +1,353 @@
+"""Hidden states in files that other programs wrote, as `states.json` describes them: check them, and read batches.
+
+Files are mapped into memory. The pages that a batch has read are given back to the system after it, so that memory
+stays small however large the files are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+from bisect import bisect_right
+from collections import OrderedDict
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, final
+
+import numpy as np
+import torch
+
+from lamina.data.parquet_states import column_shape, unpacked
+from lamina.errors import DataError, convert_errors
+from lamina.store.states_manifest import STATES, StatesManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+
+    from torch import Tensor
+
+    from lamina.layers.recorded import RecordedFacts
+    from lamina.store.states_manifest import StatesArray
+
+_OPEN = 32  # files that are mapped at a time
+_DTYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "BOOL": "?", "U8": "u1", "I64": "<i8", "I32": "<i4"}
+_HEADER_BYTES = 100_000_000  # largest header that the safetensors format allows
+
+
+class RowStates(Protocol):
+    """Hidden states of encoded rows that need no model: cached ones, or those of files."""
+
+    def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
+        """Return the states of rows: stack -> layer -> `[batch, tokens, width]`, padded with zeros on the right."""
+        ...
+
+
+class Place(NamedTuple):
+    """Where a tensor is in a file."""
+
+    path: Path
+    start: int  # its first byte
+    dtype: str
+    shape: tuple[int, ...]
+    bfloat16: bool = False
+
+
+@final
+class RecordedStates:
+    """Hidden states in the files of a folder, row by row.
+
+    Args:
+        folder: The folder.
+        manifest: Its manifest.
+
+    Attributes:
+        folder: The folder.
+        manifest: Its manifest.
+        lengths: Number of tokens of each row, for pooled states too if the manifest has them (else 1).
+    """
+
+    def __init__(self, folder: Path, manifest: StatesManifest) -> None:
+        self.folder, self.manifest = folder, manifest
+        self._maps: OrderedDict[Path, mmap.mmap] = OrderedDict()
+        self._unpacked: list[object] = []  # temporary files, which are removed with this object
+        self._places = [self._checked_place(array) for array in manifest.arrays]
+        self._masks: list[np.ndarray | None] = [self._mask(array) for array in manifest.arrays]
+        self._by_layers = self._group()
+        self.lengths = self._lengths()
+        self._starts = [self._token_starts(at) for at in range(len(manifest.arrays))]
+
+    @classmethod
+    def open(cls, folder: str | PathLike[str]) -> Self:
+        """Open a folder, and check that its files have the shapes of its manifest.
+
+        Raises:
+            StoreError: If there is no manifest, or it contradicts itself.
+            DataError: If a file is missing or damaged, or has another shape than the manifest says.
+        """
+        return cls(Path(folder), StatesManifest.of_folder(folder))
+
+    @property
+    def facts(self) -> RecordedFacts:
+        """The facts about the model that the manifest holds."""
+        return self.manifest.facts
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the manifest and of the sizes and dates of the files: equal for equal states."""
+        stats = [(self.folder / array.file).stat() for array in self.manifest.arrays]
+        files = [(facts.st_size, facts.st_mtime_ns) for facts in stats]
+        return hashlib.sha256(json.dumps([self.manifest.model_dump(), files]).encode()).hexdigest()
+
+    def __len__(self) -> int:
+        return self.manifest.rows
+
+    def tokens(self, row: int) -> int:
+        """Return how many states a row has: its tokens, or 1 if the states are pooled."""
+        return 1 if self.manifest.pooling else int(self.lengths[row])
+
+    def batch(
+        self, rows: Sequence[int], layers: Sequence[int] | None = None, device: torch.device | str = "cpu"
+    ) -> dict[str, dict[int, Tensor]]:
+        """Return the states of rows as float32: stack -> layer -> `[batch, tokens, width]`.
+
+        Args:
+            rows: Indices of the rows.
+            layers: The layers to read. None: all.
+            device: Where to put the states.
+
+        Raises:
+            DataError: If a state is NaN or infinite; the message names the row.
+        """
+        wanted = list(self.manifest.layers if layers is None else layers)
+        counts = [self.tokens(row) for row in rows]
+        states = torch.zeros(len(wanted), len(rows), max(counts), self.manifest.width)
+        for at, row in enumerate(rows):
+            for members, arrays, ends in self._by_layers:
+                numbers = [number for number, layer in enumerate(members) if layer in wanted]
+                if not numbers:
+                    continue
+                index = bisect_right(ends, row)
+                part = self._read(arrays[index], row - (ends[index - 1] if index else 0), row)[:, numbers]
+                for place, number in enumerate(numbers):
+                    states[wanted.index(members[number]), at, : counts[at]] = part[:, place]
+        self._let_go()
+        if not bool(torch.isfinite(states).all()):
+            raise self._not_finite(states, rows, wanted)
+        moved = states.to(device)
+        return {self.manifest.stack: dict(zip(wanted, moved.unbind(0), strict=True))}
+
+    def _not_finite(self, states: Tensor, rows: Sequence[int], layers: Sequence[int]) -> DataError:
+        """Return the error for the first row with a state that is no number."""
+        bad = (~torch.isfinite(states)).flatten(2).any(2)
+        layer, at = (int(number) for number in bad.nonzero()[0])
+        what = f"row {rows[at]} (from 0) has a state of layer {layers[layer]} that is NaN or infinite"
+        hint = "Compute that row again, or leave it out"
+        return DataError(f"states: in {self.folder}, {what}; readers learn from numbers. {hint}.", row=rows[at])
+
+    # Reading a row
+
+    def _read(self, number: int, local: int, row: int) -> Tensor:
+        """Return the states `[tokens, layers, width]` of a row; `local` is its number in the array."""
+        array, place = self.manifest.arrays[number], self._places[number]
+        axes, mask, count = array.axes, self._masks[number], int(self.lengths[row])
+        index: list[int | slice] = [slice(None)] * len(axes)
+        if "rows" in axes:
+            index[axes.index("rows")] = local
+        if "tokens" in axes and mask is None:
+            start = 0 if "rows" in axes else int(self._starts[number][local])
+            index[axes.index("tokens")] = slice(start, start + count)
+        part = np.array(self._view(place)[tuple(index)])
+        names = [axis for axis in axes if axis != "rows"]
+        for axis in ("layers", "tokens"):
+            if axis not in names:
+                part, names = part[np.newaxis], [axis, *names]
+        part = part.transpose([names.index(axis) for axis in ("tokens", "layers", "width")])
+        if mask is not None and "tokens" in axes:
+            part = part[mask[local]]
+        return as_tensor(part, bfloat16=place.bfloat16)
+
+    def _view(self, place: Place) -> np.ndarray:
+        """Return a tensor of a mapped file as an array."""
+        if place.path not in self._maps:
+            with place.path.open("rb") as file:
+                self._maps[place.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            if len(self._maps) > _OPEN:
+                self._maps.popitem(last=False)
+        self._maps.move_to_end(place.path)
+        count = int(np.prod(place.shape))
+        return np.frombuffer(self._maps[place.path], place.dtype, count, place.start).reshape(place.shape)
+
+    def _let_go(self) -> None:
+        """Give the pages that were read back to the system, where it can."""
+        for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+    # Checking
+
+    def _checked_place(self, array: StatesArray) -> Place:
+        """Return where the tensor of an array is; raise DataError if the file is not as the manifest says."""
+        path = self.folder / array.file
+        place = self._place(path, array.tensor, array)
+        if list(place.shape) != array.shape:
+            got = f"{array.file} has the shape {list(place.shape)}, and {STATES} says {array.shape}"
+            raise DataError(f"states: {self.folder}: {got}. Correct the manifest, or write the states again.")
+        if np.dtype(place.dtype).kind != "f" and not place.bfloat16:
+            got = f"{array.file} holds numbers of the type {np.dtype(place.dtype)}"
+            raise DataError(f"states: {self.folder}: {got}; states are floating-point numbers.", path=str(path))
+        return place
+
+    def _place(self, path: Path, tensor: str | None, array: StatesArray | None = None) -> Place:
+        """Return where a tensor is: in a `.npy`, `.safetensors` or (unpacked into a temporary file) `.parquet` file."""
+        if not path.is_file():
+            raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
+        if path.suffix == ".parquet" and array is not None:
+            file, shape = unpacked(path, tensor or "", array.shape)
+            self._unpacked.append(file)
+            return Place(Path(file.name), 0, "<f4", shape)
+        return place_of(path, tensor)
+
+    def _mask(self, array: StatesArray) -> np.ndarray | None:
+        """Return the mask of an array, `[rows, tokens]`, or None if it has none."""
+        if array.mask is None:
+            return None
+        path, is_file = self.folder / array.mask, array.mask.endswith(".npy")
+        place = self._place(path, None) if is_file else self._place(self.folder / array.file, array.mask)
+        sizes = dict(zip(array.axes, array.shape, strict=True))
+        expected = (array.rows, sizes.get("tokens", 0))
+        if place.shape not in (expected, expected[1:] if array.rows == 1 else expected):
+            got = f"the mask '{array.mask}' has the shape {list(place.shape)}, and the states {list(expected)}"
+            raise DataError(f"states: {self.folder}: {got}; both are [rows, tokens].")
+        mask = np.array(self._view(place)).reshape(expected).astype(bool)
+        if not mask.any(1).all():
+            raise DataError(f"states: {self.folder}: the mask '{array.mask}' has a row without a token.")
+        return mask
+
+    def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
+        """Return for each set of layers that share arrays: the layers, the arrays' numbers, and where each ends."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for number, array in enumerate(self.manifest.arrays):
+            groups.setdefault(tuple(array.layers or self.manifest.layers), []).append(number)
+        return [
+            (list(layers), numbers, list(accumulate(self.manifest.arrays[number].rows for number in numbers)))
+            for layers, numbers in groups.items()
+        ]
+
+    def _lengths(self) -> np.ndarray:
+        """Return the tokens of each row, from the manifest's file or from the arrays, which must agree."""
+        manifest, given = self.manifest, None
+        if manifest.lengths is not None:
+            place = _npy_place(self.folder / manifest.lengths) if (self.folder / manifest.lengths).is_file() else None
+            if place is None or place.shape != (manifest.rows,) or np.dtype(place.dtype).kind not in "iu":
+                raise DataError(f"states: {self.folder / manifest.lengths} does not hold {manifest.rows} lengths.")
+            given = np.array(self._view(place), dtype=np.int64)
+            if given.min() < 1:
+                raise DataError(f"states: {self.folder}: row {int(given.argmin())} has {given.min()} tokens, not 1.")
+        for _, numbers, _ in self._by_layers if manifest.pooling is None else ():
+            given = self._agreed(given, numbers)
+        return np.ones(manifest.rows, np.int64) if given is None else given
+
+    def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
+        """Return the lengths of rows, after checking that the arrays `numbers` of some layers have such rows."""
+        counted: list[np.ndarray] = []
+        at = 0
+        for number in numbers:
+            array, mask = self.manifest.arrays[number], self._masks[number]
+            size = array.shape[array.axes.index("tokens")]
+            own = None if given is None else given[at : at + array.rows]
+            if mask is not None:
+                found = mask.sum(1)
+            elif "rows" in array.axes:
+                found = np.full(array.rows, size) if own is None else own
+                if found.max() > size:
+                    raise self._wrong_lengths(array, f"{size} tokens per row", int(found.max()))
+            elif array.rows == 1:
+                found = np.array([size])
+            elif own is None:
+                got = f"{array.file} has {array.rows} rows of unknown lengths"
+                raise DataError(f"states: {self.folder}: {got}. Give their tokens in a file 'lengths'.")
+            else:
+                found = own
+                if found.sum() != size:
+                    raise self._wrong_lengths(array, f"{size} tokens", int(found.sum()))
+            if own is not None and not np.array_equal(own, found):
+                raise self._wrong_lengths(array, f"{int(found.sum())} tokens", int(own.sum()))
+            counted.append(found)
+            at += array.rows
+        return np.concatenate(counted).astype(np.int64)
+
+    def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
+        """Return the error for an array with other numbers of tokens than `lengths` says."""
+        return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
+
+    def _token_starts(self, number: int) -> np.ndarray:
+        """Return the first token of each row of an array whose rows come one after the other."""
+        group = next(group for group in self._by_layers if number in group[1])
+        index = group[1].index(number)
+        first = group[2][index - 1] if index else 0
+        return np.cumsum([0, *self.lengths[first : first + self.manifest.arrays[number].rows]])
+
+
+def place_of(path: Path, tensor: str | None) -> Place:
+    """Return where a tensor is in a `.npy` or `.safetensors` file, or the shape of a column of a `.parquet` file.
+
+    Raises:
+        DataError: If there is no such file or tensor, or the file is damaged.
+    """
+    if not path.is_file():
+        raise DataError(f"states: {path} is not there.", path=str(path))
+    if path.suffix == ".parquet":
+        return Place(path, 0, "<f4", column_shape(path, tensor or ""))
+    return _tensor_place(path, tensor) if path.suffix == ".safetensors" else _npy_place(path)
+
+
+def as_tensor(numbers: np.ndarray, *, bfloat16: bool = False) -> Tensor:
+    """Return an array as a float32 tensor; with `bfloat16`, it holds the bits of such numbers."""
+    if bfloat16:
+        return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int16)).view(torch.bfloat16).float()
+    return torch.from_numpy(numbers.astype(np.float32))
+
+
+def _npy_place(path: Path) -> Place:
+    """Return where the array of a `.npy` file is; raise DataError if it is no such file, or holds Python objects."""
+    with (
+        convert_errors(lambda reason: DataError(f"states: {path} is not a .npy file ({reason}).", path=str(path))),
+        path.open("rb") as file,
+    ):
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if dtype.hasobject or fortran:
+            raise ValueError("it holds Python objects" if dtype.hasobject else "its axes are in Fortran's order")
+        return _sized(Place(path, file.tell(), dtype.str, tuple(shape)))
+
+
+def _tensor_place(path: Path, tensor: str | None) -> Place:
+    """Return where a tensor of a safetensors file is; raise DataError if it is not there, or the file is damaged."""
+    problem = f"states: {path} is not a safetensors file"
+    with (
+        convert_errors(lambda reason: DataError(f"{problem} ({reason}).", path=str(path))),
+        path.open("rb") as file,
+    ):
+        size = int.from_bytes(file.read(8), "little")
+        if size > min(_HEADER_BYTES, path.stat().st_size):
+            raise ValueError("its header is longer than the file")
+        header = json.loads(file.read(size))
+        if tensor not in header:
+            known = ", ".join(sorted(name for name in header if name != "__metadata__"))
+            raise DataError(f"states: {path} has no tensor '{tensor}'; it has {known}.", path=str(path))
+        entry = header[tensor]
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"'{tensor}' has the type {entry['dtype']}")
+        start = 8 + size + int(entry["data_offsets"][0])
+        return _sized(Place(path, start, _DTYPES[entry["dtype"]], tuple(entry["shape"]), entry["dtype"] == "BF16"))
+
+
+def _sized(place: Place) -> Place:
+    """Return a place after checking that the file is long enough for it; raise ValueError if it is not."""
+    end = place.start + int(np.prod(place.shape)) * np.dtype(place.dtype).itemsize
+    if (size := place.path.stat().st_size) < end:
+        raise ValueError(f"it has {size} bytes and needs {end}, so it was cut off")
+    return place

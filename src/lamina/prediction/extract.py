@@ -1,0 +1,298 @@
+"""Write the hidden states of texts to files, for readers to be trained on elsewhere; a killed run goes on later."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, final
+
+import numpy as np
+import torch
+from rich.filesize import decimal
+
+from lamina.bank import ReaderBank
+from lamina.data.batches import check_tokenizer, length_batches
+from lamina.data.encode import length_limit
+from lamina.data.read import read_table
+from lamina.editing.record import location_of
+from lamina.errors import ConfigError, DataError, StoreError, check_known
+from lamina.layers import select
+from lamina.layers.discovery import pick_stack
+from lamina.layers.fingerprints import fingerprint_of
+from lamina.layers.wrappers import unwrapped
+from lamina.prediction.bulk import usual_column
+from lamina.store.files import check_room, claimed, read_json, write_json
+from lamina.store.manifest import FORMAT
+from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
+from lamina.tasks.base import EncodeOptions
+from lamina.tasks.kind import TextInputs
+from lamina.tasks.split import Split
+from lamina.utils import atomic_write, is_file, pluralize, progress_bar, write_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from os import PathLike
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from lamina.data.read import Table
+    from lamina.layers import LayerStack
+    from lamina.layers.selectors import Selector
+    from lamina.layers.types import Processor
+    from lamina.utils import JSON
+
+logger = logging.getLogger(__name__)
+
+PLAN, LENGTHS, TABLE = "extract.json", "lengths.npy", "rows.jsonl"
+_FILE_BYTES = 1 << 28  # size of one file of states: a killed run loses the work for at most one file
+_POOLINGS = ("first", "last", "mean")
+_DTYPES = ("float16", "float32")
+
+
+def extract(  # noqa: PLR0913
+    model: PreTrainedModel,
+    source: str | PathLike[str],
+    output: str | PathLike[str],
+    *,
+    layers: Selector = "all",
+    stack: str | None = None,
+    pooling: Literal["first", "last", "mean"] | None = None,
+    dtype: Literal["float16", "float32"] = "float16",
+    text: str | None = None,
+    text_pair: str | None = None,
+    processor: Processor | None = None,
+    max_length: int | None = None,
+    batch_size: int = 32,
+    progress: bool = False,
+) -> StatesManifest:
+    """Write the hidden states of the texts in a file to a folder, with `states.json`, which describes them.
+
+    `Task.from_states` reads the folder. The other columns of the file are written to `rows.jsonl`, so that readers find
+    their labels there. The size on disk is logged before the model runs. If a run is killed, the same call goes on with
+    the first file that is missing.
+
+    Args:
+        model: The model.
+        source: File of texts, in a form that `Task.from_files` reads.
+        output: Folder to write to; created if it does not exist.
+        layers: Selector of the layers.
+        stack: Name of the stack. None: the only one, or the encoder.
+        pooling: Write one state per row: that of the "first" or the "last" token, or the "mean" of all tokens. None:
+            write the states of all tokens.
+        dtype: Type of the numbers.
+        text: Column of the text. None: the only column, or "sentence" or "text".
+        text_pair: Column of the second text. None: rows are single texts.
+        processor: The model's tokenizer.
+        max_length: Maximum tokens per row; longer texts lose their end. None: what the model allows.
+        batch_size: Rows per pass.
+        progress: Show a progress bar on standard error.
+
+    Returns:
+        The manifest that was written.
+
+    Raises:
+        UnknownNameError: If the stack, the pooling or the dtype does not exist.
+        LayerIndexError: If a layer does not exist.
+        DataError: If the file cannot be read, or a state is NaN or too large for `dtype`; the message names the row.
+        ConfigError: If the model does not have one state per token of a text.
+        StoreError: If the folder holds other files, or the disk is too small.
+    """
+    check_known("extract", [dtype], _DTYPES, "dtype")
+    check_known("extract", [pooling] if pooling else [], _POOLINGS, "pooling")
+    bank, folder = ReaderBank(unwrapped(model), processor), Path(output)
+    source_stack = pick_stack(bank.stacks, stack, op="extract")
+    if source_stack.name == "decoder":
+        raise ConfigError("extract: the stack is 'decoder', whose texts would be its outputs. Use the encoder.")
+    texts, table = _read(Path(source), text, text_pair)
+    limit = length_limit(bank.model, check_tokenizer(processor), max_length)
+    inputs = TextInputs.of(Split.of(texts), processor, EncodeOptions(part="predict", max_length=limit))
+    chosen = tuple(select(layers, source_stack.layers, op="extract"))
+    plan = _Plan(bank, inputs, source_stack, chosen, pooling, dtype, limit)
+    with claimed(folder, [PLAN, STATES, LENGTHS, TABLE]):
+        plan.begin(folder)
+        for number in progress_bar(range(len(plan.parts)), show=progress, desc="writing states", unit="file"):
+            if not is_file(folder / plan.name(number)):
+                with atomic_write(folder / plan.name(number)) as path:
+                    plan.write(number, path, batch_size)
+        return plan.finish(folder, table)
+
+
+def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[object], Table]:
+    """Return the texts (or pairs) of a file, and its table; raise DataError if a row has no text."""
+    table = read_table(source)
+    columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
+    cells = [table.column(column) for column in columns]
+    for column, values in zip(columns, cells, strict=True):
+        for row, cell in zip(table.rows, values, strict=True):
+            if not isinstance(cell, str):
+                raise DataError(
+                    f"extract: {source} row {row} has no text in column '{column}'.", row=row, column=column
+                )
+    others = {name: values for name, values in table.columns.items() if name not in columns}
+    texts = list(cells[0]) if text_pair is None else list(zip(*cells, strict=True))
+    return texts, type(table)(table.path, others, table.rows)
+
+
+@final
+@dataclass(frozen=True)
+class _Plan:
+    """What a run writes: the rows of each file, and the facts by which another run knows that it continues this one."""
+
+    bank: ReaderBank
+    inputs: TextInputs
+    stack: LayerStack
+    layers: tuple[int, ...]
+    pooling: Literal["first", "last", "mean"] | None
+    dtype: str
+    max_length: int
+
+    @property
+    def row_bytes(self) -> np.ndarray:
+        """The bytes of each row's states."""
+        per_token = len(self.layers) * self.stack.width * np.dtype(self.dtype).itemsize
+        return self.counts * per_token
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The number of states of each row."""
+        return np.ones(len(self.inputs.lengths), np.int64) if self.pooling else np.asarray(self.inputs.lengths)
+
+    @cached_property
+    def parts(self) -> list[range]:
+        """The rows of each file: as many as take 256 MiB."""
+        files = np.cumsum(self.row_bytes) // _FILE_BYTES
+        edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
+        return [range(start, end) for start, end in pairwise(edges) if end > start]
+
+    @cached_property
+    def facts(self) -> dict[str, JSON]:
+        """The facts on which the files depend, JSON-ready."""
+        return {
+            "format": FORMAT,
+            "fingerprint": fingerprint_of(self.stack),
+            "texts": self.inputs.digest,
+            "stack": self.stack.name,
+            "layers": list(self.layers),
+            "pooling": self.pooling,
+            "dtype": self.dtype,
+            "max_length": self.max_length,
+            "files": len(self.parts),
+        }
+
+    @staticmethod
+    def name(number: int) -> str:
+        """Return the name of a file of states."""
+        return f"states-{number:05}.npy"
+
+    def begin(self, folder: Path) -> None:
+        """Write the plan to the folder, or check that the run continues the one that wrote it; say what will be there.
+
+        Raises:
+            StoreError: If the folder has the states of another run, or the disk is too small.
+        """
+        if is_file(folder / PLAN):
+            differs = [name for name, value in self.facts.items() if read_json(folder / PLAN).get(name) != value]
+            if differs:
+                what = f"{folder} has states with other {', '.join(differs)}"
+                raise StoreError(f"extract: {what}; a run only continues its own. Give another folder.")
+        needed = sum(
+            int(self.row_bytes[rows.start : rows.stop].sum())
+            for number, rows in enumerate(self.parts)
+            if not is_file(folder / self.name(number))
+        )
+        rows, tokens = pluralize(len(self.counts), "row"), f"{int(self.counts.sum()):,} states per layer"
+        where = f"{decimal(needed)} to write into {pluralize(len(self.parts), 'file')} of {folder}"
+        logger.info("extract: %s, %s, %d layers, %s: %s", rows, tokens, len(self.layers), self.dtype, where)
+        check_room(folder, needed)
+        if not is_file(folder / PLAN):
+            with atomic_write(folder / PLAN) as path:
+                write_json(path, self.facts)
+
+    def shape(self, number: int) -> list[int]:
+        """Return the shape of the array in a file."""
+        rows = self.parts[number]
+        return [int(self.counts[rows.start : rows.stop].sum()), len(self.layers), self.stack.width]
+
+    def write(self, number: int, path: Path, batch_size: int) -> None:
+        """Compute the states of a file's rows, and write them."""
+        rows = self.parts[number]
+        with path.open("wb") as file:  # under any name, to which np.save would append .npy
+            np.lib.format.write_array_header_1_0(
+                file, {"descr": np.dtype(self.dtype).str, "fortran_order": False, "shape": tuple(self.shape(number))}
+            )
+            start = file.tell()
+            file.truncate(start + int(np.prod(self.shape(number))) * np.dtype(self.dtype).itemsize)
+        states = np.memmap(path, self.dtype, "r+", start, tuple(self.shape(number)))
+        firsts = np.cumsum([0, *self.counts[rows.start : rows.stop]])
+        for row, values in self._compute(rows, batch_size):
+            at = row - rows.start
+            states[firsts[at] : firsts[at + 1]] = values
+        states.flush()
+
+    def _compute(self, rows: range, batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the number of each row with its states `[tokens, layers, width]`; DataError if one is no number."""
+        lengths = [int(self.inputs.lengths[row]) for row in rows]
+        for batch in length_batches(lengths, batch_size):
+            numbers = [rows.start + at for at in batch]
+            tensors = {key: value.to(self.bank.device) for key, value in self.inputs.batch(numbers).items()}
+            by_layer = self.bank.record_states({self.stack.name: self.layers}, tensors)[self.stack.name]
+            states = torch.stack([by_layer[layer] for layer in self.layers], dim=2).float().cpu()
+            if states.shape[1] != max(lengths[at] for at in batch):
+                got = f"the model has {states.shape[1]} states for {max(lengths[at] for at in batch)} tokens"
+                raise ConfigError(f"extract: {got}; only models with one state per token are read.")
+            for number, at, row in zip(numbers, batch, states, strict=True):
+                values = self._pooled(row[: lengths[at]]).to(getattr(torch, self.dtype)).numpy()
+                if not np.isfinite(values).all():
+                    hint = "" if self.dtype == "float32" else ", or beyond float16. Use dtype='float32'"
+                    raise DataError(
+                        f"extract: row {number} (from 0) has a state that is NaN or infinite{hint}.", row=number
+                    )
+                yield number, values
+
+    def _pooled(self, states: Tensor) -> Tensor:
+        """Return the states of a row's tokens, `[tokens, layers, width]`, or one state in their place."""
+        if self.pooling is None:
+            return states
+        return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]
+
+    def finish(self, folder: Path, table: Table) -> StatesManifest:
+        """Write the lengths, the table and, last, the manifest; return the manifest."""
+        with atomic_write(folder / LENGTHS) as path, path.open("wb") as file:
+            np.save(file, np.asarray(self.inputs.lengths, np.int64))
+        if table.columns:
+            write_text(folder / TABLE, "".join(_lines(table)))
+        axes = ["rows" if self.pooling else "tokens", "layers", "width"]
+        arrays = [
+            StatesArray(file=self.name(number), axes=list(axes), shape=self.shape(number), rows=len(rows))  # pyright: ignore
+            for number, rows in enumerate(self.parts)
+        ]
+        manifest = StatesManifest(
+            rows=len(self.counts),
+            depth=self.stack.depth,
+            width=self.stack.width,
+            layers=list(self.layers),
+            arrays=arrays,
+            lengths=LENGTHS,
+            pooling=self.pooling,
+            stack=self.stack.name,
+            model=location_of(self.bank.model) or None,
+            model_type=str(self.bank.model.config.model_type),
+            fingerprint=str(self.facts["fingerprint"]),
+            max_length=self.max_length,
+            table=TABLE if table.columns else None,
+        )
+        with atomic_write(folder / STATES) as path:
+            write_json(path, manifest.model_dump())
+        return manifest
+
+
+def _lines(table: Table) -> Iterator[str]:
+    """Yield the rows of a table as lines of JSON."""
+    columns: Mapping[str, list[object]] = {str(name): list(cells) for name, cells in table.columns.items()}
+    for cells in zip(*columns.values(), strict=True):
+        yield json.dumps(dict(zip(columns, cells, strict=True)), default=str, ensure_ascii=False) + "\n"

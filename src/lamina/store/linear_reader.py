@@ -1,0 +1,184 @@
+"""Linear readers as one linear map of pooled states: for scikit-learn, safetensors and ONNX."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast, final
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from lamina.bank.recorded_base import LINEAR
+from lamina.errors import ConfigError, convert_errors, require_packages
+from lamina.store.export import fusion_part, head_part
+from lamina.store.files import damaged
+from lamina.utils import atomic_write
+
+if TYPE_CHECKING:
+    from os import PathLike
+
+    from torch import Tensor
+
+    from lamina.bank import ReaderBank
+
+_POOLINGS = ("mean", "first", "last", "")
+_KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors file
+
+
+@final
+@dataclass(frozen=True)
+class LinearReader:
+    """A linear map from the states of a text to its logits, `states @ weight.T + bias`.
+
+    The features are the states of `layers`, one after the other, each pooled over the tokens as `pooling` says.
+
+    Attributes:
+        layers: The layers, ascending.
+        labels: Names of the classes.
+        pooling: "mean", "first" or "last": how the tokens become one state. "": each token has logits of its own.
+        problem_type: "classification", "regression" or "multi_label".
+        weight: `[classes, layers * width]`, float64.
+        bias: `[classes]`, float64.
+    """
+
+    layers: tuple[int, ...]
+    labels: tuple[str, ...]
+    pooling: str
+    problem_type: str
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, bank: ReaderBank, name: str) -> Self:
+        """Return a reader of a bank as one linear map.
+
+        Raises:
+            UnknownNameError: If the bank does not have the reader.
+            ConfigError: If the reader is not linear. Linear are the fusions Mean, LastLayer, ScalarMix, Elementwise and
+                Concat, under a head with pooling "mean", "first" or "last", or one that labels tokens.
+        """
+        reader = bank[name]
+        (fusion_settings, fusion), (settings, head) = fusion_part(name, reader), head_part(name, reader)
+        if not isinstance(reader.fusion, LINEAR) or settings["encoders"] or settings["pooling"] not in _POOLINGS:
+            what = f"{type(reader.config.fusion).__name__} under a head with pooling '{settings['pooling']}'"
+            raise ConfigError(
+                f"linear reader: '{name}' is {what}, which is not linear. Use Mean, LastLayer, ScalarMix, Elementwise "
+                "or Concat, and pooling 'mean', 'first' or 'last' without encoder layers."
+            )
+        parts = {key: value.double().cpu() for key, value in {**fusion, **head}.items()}
+        size = len(reader.config.head.labels)
+        out, bias = parts.get("output.weight", torch.eye(size).double()), parts.get("output.bias", torch.zeros(size))
+        if fusion_settings["fusion"] == "sum":
+            weight = out.unsqueeze(1) * parts["scales"]
+        else:
+            weight = torch.einsum("cd,ldw->clw", out, parts["projection"])
+            bias = bias + out @ parts["bias"] if "bias" in parts else bias
+        return cls(
+            layers=tuple(reader.layers[index] for index in reader.fusion.active_layers()),
+            labels=tuple(str(label) for label in reader.config.head.labels),
+            pooling=str(settings["pooling"]),
+            problem_type=str(reader.config.head.problem_type),
+            weight=weight.flatten(1),
+            bias=bias.double(),
+        )
+
+    def to_sklearn(self) -> object:
+        """Return a fitted model of scikit-learn with this map: its logits are the model's decision function.
+
+        Classes give a `LogisticRegression`, several labels a `OneVsRestClassifier` of them, and a regression a
+        `LinearRegression`.
+
+        Raises:
+            MissingExtraError: If scikit-learn is not installed.
+        """
+        require_packages("linear reader", "sklearn", "sklearn")
+        linear: Any = import_module("sklearn.linear_model")
+        weight, bias = self.weight.numpy(), self.bias.numpy()
+        if self.problem_type == "regression":
+            return _filled(linear.LinearRegression(), weight[0], float(bias[0]))
+        if self.problem_type == "multi_label":
+            multiclass, labels = (import_module(f"sklearn.{name}") for name in ("multiclass", "preprocessing"))
+            model = cast("Any", multiclass).OneVsRestClassifier(linear.LogisticRegression())
+            rows = zip(weight, bias, strict=True)
+            model.estimators_ = [
+                _filled(linear.LogisticRegression(), row[None], np.array([own]), np.arange(2)) for row, own in rows
+            ]
+            model.label_binarizer_ = cast("Any", labels).LabelBinarizer().fit(np.eye(len(bias), dtype=int))
+            return model
+        if len(bias) == 2:
+            weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
+        return _filled(linear.LogisticRegression(), weight, bias, np.array(self.labels))
+
+    def save_safetensors(self, path: str | PathLike[str]) -> None:
+        """Write the map to a safetensors file; its metadata has the layers, labels, pooling and problem type.
+
+        Raises:
+            StoreError: If the file cannot be written.
+        """
+        content = save(
+            {"weight": self.weight.contiguous(), "bias": self.bias}, metadata={_KEY: json.dumps(self._facts)}
+        )
+        with atomic_write(Path(path)) as beside:
+            beside.write_bytes(content)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> Self:
+        """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or another file."""
+        with (
+            convert_errors(lambda reason: damaged(path, f"is no linear reader ({reason})")),
+            safe_open(str(path), "pt") as file,
+        ):
+            facts = json.loads((file.metadata() or {})[_KEY])
+            tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
+            return cls(
+                tuple(facts["layers"]), tuple(facts["labels"]), facts["pooling"], facts["problem_type"], **tensors
+            )
+
+    def save_onnx(self, path: str | PathLike[str]) -> None:
+        """Write the map as an ONNX graph: input "states" `[rows, layers * width]`, output "logits" `[rows, classes]`.
+
+        Raises:
+            MissingExtraError: If the package onnx is not installed.
+            StoreError: If the file cannot be written.
+        """
+        require_packages("linear reader", "onnx", "onnx")
+        onnx: Any = import_module("onnx")
+        helper, single = onnx.helper, onnx.TensorProto.FLOAT
+        ends = [
+            helper.make_tensor_value_info(name, single, ["rows", size])
+            for name, size in (("states", self.weight.shape[1]), ("logits", self.weight.shape[0]))
+        ]
+        values = [
+            onnx.numpy_helper.from_array(part.float().numpy(), name)
+            for name, part in (("weight", self.weight), ("bias", self.bias))
+        ]
+        node = helper.make_node("Gemm", ["states", "weight", "bias"], ["logits"], transB=1)
+        graph = helper.make_graph([node], "linear_reader", ends[:1], ends[1:], values)
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        helper.set_model_props(model, {_KEY: json.dumps(self._facts)})
+        with atomic_write(Path(path)) as beside:
+            beside.write_bytes(model.SerializeToString())
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        """All but the tensors, JSON-ready."""
+        return {
+            "layers": list(self.layers),
+            "labels": list(self.labels),
+            "pooling": self.pooling,
+            "problem_type": self.problem_type,
+        }
+
+
+def _filled(model: Any, weight: Any, bias: Any, classes: Any = None) -> Any:  # noqa: ANN401
+    """Return a model of scikit-learn with these coefficients, as if it were fitted."""
+    model.coef_, model.intercept_, model.n_features_in_ = weight, bias, weight.shape[-1]
+    if classes is not None:
+        model.classes_ = classes
+    return model

@@ -1,0 +1,247 @@
+"""Examples whose hidden states are in files: splits of them, and the inputs that training and scoring read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, cast, final
+
+import numpy as np
+import torch
+
+from lamina.data.arrow import derived
+from lamina.data.encode import Encoded, TokenRange, window_table
+from lamina.data.read import Table, read_table
+from lamina.data.recorded_states import RecordedStates
+from lamina.errors import ConfigError, DataError, check_known
+from lamina.tasks.base import PARTS, ColumnSpec
+from lamina.tasks.kind import TextClassKind
+from lamina.tasks.labels import check_names
+from lamina.tasks.rows_in_memory import rows_of
+from lamina.tasks.split import Split
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lamina.tasks.base import Kind
+
+# A folder of states whose manifest names a table; or such a folder, and the table or rows that belong to it.
+StatesSource: TypeAlias = "str | Path | tuple[str | Path, object]"
+_OPTIONS = ("label", "labels", "metric", "positive", "problem_type", "missing_labels", "name")
+_OPTIONS += ("limit", "limit_validation", "seed", "stratify")
+ROW = "\0row"  # column with the number of each row; no file has it
+
+
+@final
+class RecordedTables(dict[str, Table]):
+    """Part -> table of its labels, with the number of each row in the column `ROW`.
+
+    Attributes:
+        states: Part -> its states.
+        spec: The kind of task, and which column has the labels.
+    """
+
+    def __init__(self, tables: Mapping[str, Table], states: Mapping[str, RecordedStates], spec: ColumnSpec) -> None:
+        super().__init__(tables)
+        self.states, self.spec = states, spec
+
+    @property
+    def name(self) -> str:
+        """The name of the first folder."""
+        return next(iter(self.states.values())).folder.name
+
+
+@final
+@dataclass(frozen=True)
+class RecordedRow:
+    """Function from the cells of a split's row to the name of the example, for tables of errors.
+
+    Attributes:
+        recorded: The states of all rows.
+    """
+
+    recorded: RecordedStates
+
+    @property
+    def digest(self) -> str:
+        """A hash of the states."""
+        return self.recorded.digest
+
+    def __call__(self, text: str, row: int) -> str:
+        """Return the text of a row, or its number if there is no text."""
+        return text or f"row {row} of {self.recorded.folder}"
+
+
+@final
+class StatesInputs:
+    """Rows of recorded states, as training and scoring read them; an `Inputs`.
+
+    Args:
+        split: A split that `recorded_splits` made.
+        recorded: Its states.
+        with_words: Whether each token has a label.
+
+    Attributes:
+        states: The states of the rows, for `Group.states`.
+        processor: None: nothing is tokenized.
+        lengths: Tokens of each row.
+    """
+
+    def __init__(self, split: Split, recorded: RecordedStates, *, with_words: bool) -> None:
+        self._rows = np.array(split.rows["row"], dtype=np.int64)
+        self._words = list(split.words or ()) if with_words else None
+        self.recorded, self.processor = recorded, None
+        self.lengths = recorded.lengths[self._rows]
+        self.states = RowsOfStates(recorded, self._rows)
+
+    @property
+    def uncacheable(self) -> str:
+        """Why a model's states for these rows cannot be cached, in words: they are kept already."""
+        return "the states are recorded"
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash that is equal for equal states."""
+        return hashlib.sha256(self.recorded.digest.encode() + self._rows.tobytes()).hexdigest()
+
+    @cached_property
+    def encoded(self) -> Encoded:
+        """The rows as windows of tokens without ids: each token is a word, and each row has one window."""
+        rows = []
+        for number, row in enumerate(self._rows.tolist()):
+            count = self.recorded.tokens(row)
+            offsets = [] if self._words is None else [edge for span in self._words[number] for edge in span]
+            where = TokenRange(0, count, 0)._asdict()
+            rows.append({"input_ids": [0] * count, "offsets": offsets, "text": number, "window": 0, **where})
+        return Encoded(window_table(rows))
+
+    def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
+        """Return the mask of some rows, under the names that models have for it."""
+        counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
+        mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
+        name = "decoder_attention_mask" if self.recorded.manifest.stack == "decoder" else "attention_mask"
+        return {name: mask}
+
+
+@final
+@dataclass(frozen=True)
+class RowsOfStates:
+    """The recorded states of chosen rows; a `RowStates`.
+
+    Attributes:
+        recorded: The states of all rows.
+        rows: The rows, as an array.
+        layers: The layers that are read. None: all that were recorded.
+        device: The device of the states.
+    """
+
+    recorded: RecordedStates
+    rows: np.ndarray
+    layers: tuple[int, ...] | None = None
+    device: torch.device | str = "cpu"
+
+    def longest(self) -> int:
+        """Return the number of states of the row that has most."""
+        return 1 if self.recorded.manifest.pooling else int(self.recorded.lengths[self.rows].max())
+
+    def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
+        """Return the states of rows: stack -> layer -> `[batch, tokens, width]`; DataError if one is no number."""
+        return self.recorded.batch([int(self.rows[row]) for row in rows], self.layers, self.device)
+
+
+def recorded_of(split: Split) -> RecordedStates | None:
+    """Return the recorded states of a split's examples; None if a model computes their states."""
+    return split.open_text.recorded if isinstance(split.open_text, RecordedRow) else None
+
+
+def recorded_inputs(split: Split, kind: Kind) -> StatesInputs | None:
+    """Return the inputs of a split whose states are recorded; None for any other split."""
+    recorded = recorded_of(split)
+    return None if recorded is None else StatesInputs(split, recorded, with_words=kind.per_token)
+
+
+def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options: Mapping[str, Any]) -> RecordedTables:
+    """Read the labels of recorded states, and open the states.
+
+    Args:
+        kind: The kind of task.
+        sources: For each of "train", "validation" and "test" a folder of states, or that folder and its table, or None.
+        options: Further options of `Task.from_states`, by name.
+
+    Raises:
+        ConfigError: If readers of the kind cannot be trained on states alone.
+        UnknownNameError: If there is no such option.
+        DataError: If the table has another number of rows than the states, or a file does not fit.
+        StoreError: If a folder has no manifest.
+    """
+    check_known("task", options, _OPTIONS, "option")
+    get = options.get
+    how = {
+        name: options[name] for name in ("problem_type", "missing_labels", "stratify", "positive") if name in options
+    }
+    labels = check_names(get("labels"))
+    spec = ColumnSpec(kind, "sentence", get("label", "label"), labels=labels, all_columns=True, **how)
+    by_part = {part: source for part, source in zip(PARTS, sources, strict=True) if source is not None}
+    if not by_part:
+        raise DataError("task: no states were given; it needs `train`, `validation` or `test`.")
+    if not isinstance(kind, TextClassKind):
+        got = f"a task of kind {kind} needs the inputs of the model, and states alone were recorded"
+        raise ConfigError(f"task: {got}. Train it on the model, or make a task that classifies texts or tokens.")
+    tables, states = {}, {}
+    for part, source in by_part.items():
+        folder, rows = source if isinstance(source, tuple) else (source, None)
+        states[part] = recorded = RecordedStates.open(folder)
+        table = _table(part, recorded, rows, kind, spec)
+        if len(table) != len(recorded):
+            got = f"{table.path} has {len(table)} rows, and {folder} the states of {len(recorded)}"
+            raise DataError(f"task: {got}; they must be the same rows in the same order.", path=table.path)
+        tables[part] = replace(table, columns={**table.columns, ROW: list(_row_cells(recorded, kind))})
+    _check_alike(states)
+    return RecordedTables(tables, states, spec)
+
+
+def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: ColumnSpec) -> Table:
+    """Return the table of a part: a file, rows in memory, or the table that the manifest names."""
+    if rows is None:
+        if (name := recorded.manifest.table) is None:
+            got = f"{recorded.folder} names no table with labels"
+            raise DataError(f"task: {got}. Give ({part}=(FOLDER, TABLE)), a file or rows with the labels.")
+        rows = recorded.folder / name
+    if isinstance(rows, str | Path):
+        return read_table(rows)
+    return kind.from_rows(f"{recorded.folder}/{part}", rows_of(part, rows, spec.label), spec)
+
+
+def _row_cells(recorded: RecordedStates, kind: Kind) -> Iterator[str | list[str]]:
+    """Yield for each row a text with its number; for a kind that labels tokens, a list with one word per token."""
+    for row in range(len(recorded)):
+        yield [f"t{row}"] * recorded.tokens(row) if kind.per_token else f"t{row}"
+
+
+def _check_alike(states: Mapping[str, RecordedStates]) -> None:
+    """Raise ConfigError unless the states of all parts are of one model, as far as their manifests tell."""
+    for (first, one), (second, other) in pairwise(states.items()):
+        for fact in ("stack", "depth", "width", "layers", "pooling", "fingerprint"):
+            values = [getattr(part.facts, fact) for part in (one, other)]
+            if values[0] != values[1]:
+                got = f"the {fact} of {first} is {values[0]}, that of {second} is {values[1]}"
+                raise ConfigError(f"task: {got}; the states of all parts come from one model.")
+
+
+def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, dict[str, Split]]:
+    """Make the examples of every split from what `recorded_tables` returned; see `Kind.build`."""
+    built, splits = spec.kind.build(replace(spec, text=ROW), tables)
+    states = tables.states
+    return replace(built, text=spec.text), {part: _with_states(split, states[part]) for part, split in splits.items()}
+
+
+def _with_states(split: Split, recorded: RecordedStates) -> Split:
+    """Return a split, built from a table of `recorded_tables`, whose examples are rows of recorded states."""
+    numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]
+    rows: Any = split.rows.remove_columns("text").add_column("row", numbers)  # pyright: ignore[reportArgumentType]
+    rows = rows.add_column("text", [""] * len(numbers))
+    return Split(derived(rows, split.rows), RecordedRow(recorded))

@@ -1,0 +1,197 @@
+"""Readers trained on recorded states are those that the live model would have given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.recorded import labelled, manifest, packed, per_request, states_of
+from tests.support.training import (
+    PEOPLE,
+    largest_difference,
+    tiny_bank,
+    tiny_model,
+    tiny_tokenizer,
+    train,
+    weights,
+    yes_no,
+)
+
+from lamina.bank import Reader, ReaderBank
+from lamina.errors import BaseMismatchError, ConfigError, DataError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.concat import Concat
+from lamina.fusion.extra_layers import ExtraLayers
+from lamina.fusion.paired_layers import PairedLayers
+from lamina.fusion.pooled_layers import PooledLayers
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.fusion.single_layer import SingleLayer
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.prediction import evaluate
+from lamina.store import fingerprint
+from lamina.tasks.task import Task
+
+LAYERS = [1, 3]
+WITHIN = 1e-5
+
+
+def recorded(folder: Path, write: Callable[..., Path], live: Task, **facts: Any) -> tuple[Task, Path]:
+    """A task of the states of a task's texts, in the form that `write` writes; and its train folder."""
+    bank, parts = tiny_bank({}), {}
+    for part, split in live.splits.items():
+        rows = states_of(bank, list(split.texts), LAYERS)
+        parts[part] = (write(folder / part, rows, LAYERS, **facts), labelled(split))
+    return Task.from_states("sequence_classification", labels=live.labels, **parts), folder / "train"
+
+
+@pytest.mark.parametrize("write", [packed, per_request])
+def test_a_reader_learns_from_recorded_states_what_it_learns_from_the_model(tmp_path: Path, write: Any):
+    live = yes_no(train=20, validation=10)
+    task, folder = recorded(tmp_path, write, live, fingerprint=fingerprint(tiny_model(), "main"))
+    reader = Reader(SingleLayer(layer=3, dim=8), SequenceClassification(live.labels, attention_heads=2))
+    with_model, without = tiny_bank({"x": reader}), ReaderBank.from_states(folder)
+    without.add("x", reader)
+    expected = train(with_model, {"x": live}, epochs=2)
+    result = train(without, {"x": task}, epochs=2)
+    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+    assert result.best["x"]["accuracy"] == expected.best["x"]["accuracy"]
+
+    without.save_pretrained(tmp_path / "bank")
+    attached = ReaderBank.from_pretrained(tmp_path / "bank", tiny_model(), tiny_tokenizer())
+    batch = dict(tiny_tokenizer()(["anna is good", "the film"], return_tensors="pt", padding=True))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            attached(**batch)["x"].logits, with_model.eval()(**batch)["x"].logits, atol=WITHIN, rtol=0
+        )
+
+
+FUSIONS: dict[str, Any] = {
+    "AdaLayers": AdaLayers(dim=8, layers=LAYERS),
+    "ScalarMix": ScalarMix(layers=LAYERS),
+    "PooledLayers": PooledLayers(dim=8, heads=2, layers=LAYERS),
+    "Concat": Concat(dim=8, layers=LAYERS),
+}
+
+
+@pytest.mark.parametrize("name", FUSIONS)
+def test_readers_of_several_layers_learn_the_same(tmp_path: Path, name: str):
+    live = yes_no(train=12, validation=8)
+    task, folder = recorded(tmp_path, packed, live)
+    pooling: Any = "first" if name == "PooledLayers" else "mean"
+    reader = Reader(FUSIONS[name], SequenceClassification(live.labels, pooling=pooling))
+    with_model, without = tiny_bank({"x": reader}), ReaderBank.from_states(folder)
+    without.add("x", reader)
+    train(with_model, {"x": live})
+    train(without, {"x": task})
+    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+
+
+def pooled_task(folder: Path, live: Task, pooling: str) -> tuple[Task, Path]:
+    """A task of one state per row, with the lengths of the rows, which decide their order in training."""
+    pools: Any = {"mean": lambda row: row.mean(0), "first": lambda row: row[0], "last": lambda row: row[-1]}
+    parts = {}
+    for part, split in live.splits.items():
+        rows = states_of(tiny_bank({}), list(split.texts), LAYERS)
+        (folder / part).mkdir(parents=True)
+        np.save(folder / part / "lengths.npy", [len(row) for row in rows])
+        array = torch.stack([pools[pooling](row) for row in rows]).numpy()
+        np.save(folder / part / "x.npy", array)
+        facts = {"file": "x.npy", "axes": ["rows", "layers", "width"], "shape": list(array.shape), "rows": len(rows)}
+        manifest(folder / part, rows, LAYERS, arrays=[facts], pooling=pooling, lengths="lengths.npy")
+        parts[part] = (folder / part, labelled(split))
+    return Task.from_states("sequence_classification", labels=live.labels, **parts), folder / "train"
+
+
+@pytest.mark.parametrize(
+    ("pooling", "fusion"),
+    [
+        ("mean", ScalarMix(layers=LAYERS)),
+        ("first", SingleLayer(3, dim=8, dropout=0)),
+        ("last", AdaLayers(dim=8, layers=LAYERS, dropout=0)),
+    ],
+)
+def test_pooled_states_train_readers_that_pool_in_the_same_way(tmp_path: Path, pooling: Any, fusion: Any):
+    live = yes_no(train=12, validation=8)
+    task, folder = pooled_task(tmp_path, live, pooling)
+    reader = Reader(fusion, SequenceClassification(live.labels, pooling=pooling, dropout=0))
+    with_model, without = tiny_bank({"x": reader}), ReaderBank.from_states(folder)
+    without.add("x", reader)
+    train(with_model, {"x": live})
+    train(without, {"x": task})
+    assert largest_difference(weights(with_model), weights(without)) <= WITHIN
+
+
+@pytest.mark.parametrize(
+    ("pooling", "fusion", "head", "error"),
+    [
+        ("mean", SingleLayer(3, dim=8), "mean", "has a fusion that is not linear"),
+        ("mean", ScalarMix(layers=LAYERS), "first", "pools in another way. Give its head pooling='mean'"),
+        ("first", PooledLayers(dim=8, heads=2, layers=LAYERS), "first", "needs the states of all tokens"),
+        (None, ScalarMix(), "mean", "reads layer 0, whose states were not recorded; there are .1, 3."),
+        (None, ExtraLayers(1), "mean", "ExtraLayers reads inside the blocks of the model, and only states"),
+        (None, PairedLayers(dim=8, heads=2, layers=LAYERS), "first", "needs the token ids, to tell two texts apart"),
+    ],
+)
+def test_readers_that_states_cannot_train_are_refused(tmp_path: Path, pooling: Any, fusion: Any, head: Any, error: str):
+    live = yes_no(train=4, validation=2)
+    _, folder = pooled_task(tmp_path, live, pooling) if pooling else recorded(tmp_path, packed, live)
+    with pytest.raises(ConfigError, match=error):
+        ReaderBank.from_states(folder).add("x", Reader(fusion, SequenceClassification(live.labels, pooling=head)))
+
+
+def test_tokens_are_labelled(tmp_path: Path):
+    bank = tiny_bank({})
+    texts = ["anna is good", "we and ben", "the film of oslo"]
+    rows = states_of(bank, texts, LAYERS)
+    tags = [{"label": [-100, *("B-PER" if word in PEOPLE else "O" for word in text.split()), -100]} for text in texts]
+    folder = packed(tmp_path / "states", rows, LAYERS)
+    source = (folder, tags)
+    task = Task.from_states("token_classification", train=source, validation=source, labels=["O", "B-PER"])
+    without = ReaderBank.from_states(folder)
+    without.add("x", Reader(SingleLayer(3, dim=8), TokenClassification(("O", "B-PER"), encoder_layers=0)))
+    result = train(without, {"x": task}, epochs=30)
+    assert result.best["x"]["span_f1"] > 0
+    assert evaluate(without, {"x": task})["x"]["span_f1"] == result.best["x"]["span_f1"]
+
+
+def test_a_bank_attaches_to_its_model_and_to_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    live = yes_no(train=8, validation=4)
+    task, folder = recorded(tmp_path, packed, live, fingerprint=fingerprint(tiny_model(), "main"))
+    without = ReaderBank.from_states(folder)
+    without.add("x", Reader(SingleLayer(3, dim=8), SequenceClassification(live.labels, pooling="mean")))
+    train(without, {"x": task}, output=str(tmp_path / "bank"))
+    again = ReaderBank.from_pretrained(tmp_path / "bank")
+    assert evaluate(again, {"x": task}) == evaluate(without, {"x": task})
+    with pytest.raises(ConfigError, match="it was made from recorded states and has no model"):
+        again(**dict(tiny_tokenizer()(["anna"], return_tensors="pt")))
+    with pytest.raises(BaseMismatchError, match="fingerprint was"):
+        again.attach(tiny_model(seed=1))
+    with pytest.raises(BaseMismatchError, match="fingerprint was"):
+        ReaderBank.from_pretrained(tmp_path / "bank", tiny_model(seed=1))
+    attached = again.attach(tiny_model(), tiny_tokenizer())
+    assert not caplog.records
+    attached.save_pretrained(tmp_path / "whole")
+    assert evaluate(ReaderBank.from_pretrained(tmp_path / "whole", tiny_model(), tiny_tokenizer()), {"x": live})
+    with pytest.raises(ConfigError, match="it reads a BertModel already"):
+        attached.attach(tiny_model())
+    unknown = ReaderBank.from_states(packed(tmp_path / "unknown", states_of(tiny_bank({}), ["we"], LAYERS), LAYERS))
+    unknown.attach(tiny_model(seed=1))
+    assert "only its depth and width could be compared" in caplog.text
+    deeper = packed(tmp_path / "deep", states_of(tiny_bank({}), ["we"], LAYERS), LAYERS, depth=4)
+    with pytest.raises(BaseMismatchError, match="depth was 4, here 3"):
+        ReaderBank.from_states(deeper).attach(tiny_model())
+
+
+def test_a_table_of_other_rows_is_refused(tmp_path: Path):
+    folder = packed(tmp_path / "a", states_of(tiny_bank({}), ["we", "anna is"], LAYERS), LAYERS)
+    with pytest.raises(DataError, match=r"has 1 rows, and .* the states of 2"):
+        Task.from_states("sequence_classification", train=(folder, [{"label": "a"}]))
+    with pytest.raises(DataError, match="names no table with labels"):
+        Task.from_states("sequence_classification", train=folder)
+    with pytest.raises(ConfigError, match="a task of kind masked_lm needs the inputs of the model"):
+        Task.from_states("masked_lm", train=folder)

@@ -1,0 +1,189 @@
+"""Linear models of scikit-learn become readers with the same scores, and linear readers become such models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.training import tiny_bank
+
+from lamina.bank import Reader
+from lamina.errors import ConfigError
+from lamina.fusion.ada_layers import AdaLayers
+from lamina.fusion.concat import Concat
+from lamina.fusion.elementwise import Elementwise
+from lamina.fusion.mean import Mean
+from lamina.fusion.scalar_mix import ScalarMix
+from lamina.heads.sequence_classification import SequenceClassification
+from lamina.heads.token_classification import TokenClassification
+from lamina.store.linear_reader import LinearReader
+
+sklearn = pytest.importorskip("sklearn")
+from sklearn.decomposition import PCA  # noqa: E402
+from sklearn.ensemble import RandomForestClassifier  # noqa: E402
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier  # noqa: E402
+from sklearn.multiclass import OneVsRestClassifier  # noqa: E402
+from sklearn.pipeline import make_pipeline  # noqa: E402
+from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
+from sklearn.svm import LinearSVC  # noqa: E402
+
+WIDTH, WITHIN = 16, 1e-6
+RNG = np.random.default_rng(0)
+
+
+def states(rows: int, layers: int, tokens: int = 5) -> dict[int, torch.Tensor]:
+    return {
+        layer: torch.from_numpy(RNG.normal(size=(rows, tokens, WIDTH)).astype(np.float32)) for layer in range(layers)
+    }
+
+
+def pooled(by_layer: dict[int, torch.Tensor], pooling: str | None) -> np.ndarray:
+    pools: Any = {
+        "mean": lambda s: s.mean(1),
+        "first": lambda s: s[:, 0],
+        "last": lambda s: s[:, -1],
+        None: lambda s: s,
+    }
+    return torch.cat([pools[pooling](state) for state in by_layer.values()], dim=-1).double().numpy()
+
+
+def logits(reader: Reader, by_layer: dict[int, torch.Tensor]) -> np.ndarray:
+    bank = tiny_bank({"x": reader}).eval()
+    batch = {"attention_mask": torch.ones(by_layer[0].shape[:2], dtype=torch.long)}
+    with torch.no_grad():
+        return bank.read_states({"main": by_layer}, batch)["x"].logits.double().numpy()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+@pytest.mark.parametrize("layers", [[2], [0, 1, 3]])
+def test_a_logistic_regression_behind_a_scaler_has_the_same_probabilities(layers: list[int], pooling: Any):
+    by_layer = states(60, 4)
+    features = pooled({layer: by_layer[layer] for layer in layers}, pooling)
+    labels = np.array(["a", "b", "c"])[features[:, :3].argmax(1)]
+    probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)).fit(features, labels)
+    reader = Reader.from_sklearn(probe, layers=layers, pooling=pooling)
+    found = torch.from_numpy(logits(reader, by_layer)).softmax(-1).numpy()
+    assert reader.head.labels == ("a", "b", "c")
+    np.testing.assert_allclose(found, probe.predict_proba(features), atol=WITHIN)
+
+
+@pytest.mark.parametrize(
+    "model", [LogisticRegression(), LinearSVC(), RidgeClassifier()], ids=lambda m: type(m).__name__
+)
+def test_the_scores_of_two_classes_are_the_decision_function(model: Any):
+    by_layer = states(40, 4)
+    features = pooled({1: by_layer[1]}, "mean")
+    model.fit(features, features[:, 0] > 0)
+    found = logits(Reader.from_sklearn(model, layers=1, labels=["no", "yes"]), by_layer)
+    np.testing.assert_allclose(found[:, 1] - found[:, 0], model.decision_function(features), atol=WITHIN, rtol=WITHIN)
+
+
+@pytest.mark.parametrize("steps", [[], [MinMaxScaler()], [StandardScaler(with_mean=False), PCA(5, whiten=True)]])
+@pytest.mark.parametrize("model", [Ridge(), LinearRegression()], ids=lambda m: type(m).__name__)
+def test_a_regression_predicts_the_same_numbers(steps: list[Any], model: Any):
+    by_layer = states(40, 4)
+    features = pooled({1: by_layer[1], 2: by_layer[2]}, "mean")
+    probe = make_pipeline(*steps, model).fit(features, features[:, 0] + 3)
+    found = logits(Reader.from_sklearn(probe, layers=[1, 2]), by_layer)
+    np.testing.assert_allclose(found[:, 0], probe.predict(features), atol=WITHIN, rtol=WITHIN)
+
+
+def test_a_probe_of_tokens_labels_tokens():
+    by_layer = states(8, 4)
+    features = pooled({3: by_layer[3]}, None)
+    probe = LogisticRegression().fit(features.reshape(-1, WIDTH), features.reshape(-1, WIDTH)[:, 0] > 0)
+    found = torch.from_numpy(logits(Reader.from_sklearn(probe, layers=3, pooling=None), by_layer)).softmax(-1)
+    np.testing.assert_allclose(found.reshape(-1, 2), probe.predict_proba(features.reshape(-1, WIDTH)), atol=WITHIN)
+
+
+def test_several_labels():
+    by_layer = states(40, 4)
+    features = pooled({1: by_layer[1]}, "mean")
+    probe = OneVsRestClassifier(LogisticRegression()).fit(features, (features[:, :3] > 0).astype(int))
+    reader = Reader.from_sklearn(probe, layers=1, labels=["x", "y", "z"])
+    found = torch.from_numpy(logits(reader, by_layer)).sigmoid()
+    np.testing.assert_allclose(found, probe.predict_proba(features), atol=WITHIN)
+
+
+def test_a_probe_of_lmprobe_is_known_by_its_parts():
+    """lmprobe is not a dependency: an object with the attributes of its `Probe` and `PerLayerScaler` stands for it."""
+    by_layer = states(40, 4)
+    features = pooled({1: by_layer[1], 2: by_layer[2]}, "last")
+    means, stds = RNG.normal(size=(1, 2, WIDTH)), RNG.uniform(1, 2, size=(1, 2, WIDTH))
+    scaled = (features - means.reshape(-1)) / stds.reshape(-1)
+    classifier = LogisticRegression().fit(scaled, scaled[:, 0] > 0)
+    kinds = [type(name, (SimpleNamespace,), {"__module__": "lmprobe.probe"}) for name in ("Probe", "PerLayerScaler")]
+    scaler = kinds[1](n_layers=2, hidden_dim=WIDTH, means_=means, stds_=stds)
+    reader = Reader.from_sklearn(kinds[0](classifier_=classifier, scaler_=scaler), layers=[1, 2], pooling="last")
+    found = torch.from_numpy(logits(reader, by_layer)).softmax(-1)
+    np.testing.assert_allclose(found, classifier.predict_proba(scaled), atol=WITHIN)
+
+
+@pytest.mark.parametrize(
+    ("probe", "options", "error"),
+    [
+        ("probe.pkl", {}, "a file came in place of a probe; files are not unpickled"),
+        (LogisticRegression(), {}, "LogisticRegression is not fitted"),
+        (RandomForestClassifier(), {}, "a RandomForestClassifier is no linear model that is known"),
+    ],
+)
+def test_what_is_no_fitted_linear_model_is_refused(probe: Any, options: Any, error: str):
+    with pytest.raises(ConfigError, match=error):
+        Reader.from_sklearn(probe, layers=1, **options)
+
+
+def test_a_probe_of_another_width_is_refused_when_it_is_added():
+    features = RNG.normal(size=(20, 8))
+    reader = Reader.from_sklearn(Ridge().fit(features, features[:, 0]), layers=1)
+    with pytest.raises(ConfigError, match="the probe belongs to a model of another width"):
+        tiny_bank({"x": reader})
+    with pytest.raises(ConfigError, match="the probe reads 8 features, and 3 layers were named"):
+        Reader.from_sklearn(Ridge().fit(features, features[:, 0]), layers=[1, 2, 3])
+
+
+FUSIONS = [Mean(), ScalarMix(), Elementwise(), Concat(dim=6, bias=True)]
+
+
+@pytest.mark.parametrize("fusion", FUSIONS, ids=lambda fusion: type(fusion).__name__)
+@pytest.mark.parametrize("problem", ["classification", "binary", "regression", "multi_label", "tokens"])
+def test_linear_readers_become_other_formats(tmp_path: Path, fusion: Any, problem: str):
+    labels = {"binary": ("a", "b"), "regression": ("n",)}.get(problem, ("a", "b", "c"))
+    head: Any = TokenClassification(labels, encoder_layers=0)
+    if problem != "tokens":
+        kind: Any = "classification" if problem == "binary" else problem
+        head = SequenceClassification(labels, pooling="mean", problem_type=kind)
+    bank, by_layer = tiny_bank({"x": Reader(fusion, head)}).eval().double(), states(6, 4)
+    with torch.no_grad():
+        for parameter in bank["x"].parameters():
+            parameter.normal_(std=0.3, generator=torch.Generator().manual_seed(0))
+        batch = {"attention_mask": torch.ones(6, 5, dtype=torch.long)}
+        doubled = {layer: state.double() for layer, state in by_layer.items()}
+        expected = bank.read_states({"main": doubled}, batch)["x"].logits.numpy().reshape(-1, len(labels))
+    linear = LinearReader.of(bank, "x")
+    pooling = None if problem == "tokens" else "mean"
+    features = pooled({layer: by_layer[layer] for layer in linear.layers}, pooling)
+    features = features.reshape(-1, features.shape[-1])
+    model: Any = linear.to_sklearn()
+    scores = model.predict(features)[:, None] if problem == "regression" else model.decision_function(features)
+    against = expected[:, 1] - expected[:, 0] if len(labels) == 2 else expected
+    np.testing.assert_allclose(scores, against, atol=WITHIN)
+    linear.save_safetensors(tmp_path / "x.safetensors")
+    again = LinearReader.load(tmp_path / "x.safetensors")
+    assert torch.equal(again.weight, linear.weight)
+    assert (again.layers, again.labels, again.pooling) == (linear.layers, linear.labels, linear.pooling)
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    linear.save_onnx(tmp_path / "x.onnx")
+    session = runtime.InferenceSession(str(tmp_path / "x.onnx"), providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"states": features.astype(np.float32)})
+    np.testing.assert_allclose(answer, expected, atol=4 * WITHIN, rtol=WITHIN)  # the graph computes in float32
+
+
+def test_a_reader_that_is_not_linear_is_refused():
+    head = SequenceClassification(("a", "b"), pooling="mean")
+    with pytest.raises(ConfigError, match="AdaLayers under a head with pooling 'mean', which is not linear"):
+        LinearReader.of(tiny_bank({"x": Reader(AdaLayers(dim=4), head)}), "x")

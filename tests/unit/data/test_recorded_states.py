@@ -1,0 +1,201 @@
+"""States in files of several programs are read right, and files that are not as the manifest says are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.support.recorded import manifest, packed, per_request
+
+from lamina.data.describe_states import describe_states
+from lamina.data.recorded_states import RecordedStates
+from lamina.errors import DataError, StoreError, UnknownNameError
+
+LAYERS, WIDTH = [1, 3], 8
+
+
+def rows(*lengths: int, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(0)
+    return [torch.randn(length, len(LAYERS), WIDTH, generator=rng).to(dtype) for length in lengths]
+
+
+def check(folder: Path, expected: list[torch.Tensor]) -> None:
+    recorded = RecordedStates.open(folder)
+    assert recorded.lengths.tolist() == [len(row) for row in expected]
+    order = [len(expected) - 1, *range(len(expected) - 1)]
+    states = recorded.batch(order)["main"]
+    assert list(states) == LAYERS
+    for at, number in enumerate(order):
+        for place, layer in enumerate(LAYERS):
+            row = expected[number][:, place].float()
+            assert torch.equal(states[layer][at, : len(row)], row)
+            assert not states[layer][at, len(row) :].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_files_of_vllm(tmp_path: Path, dtype: torch.dtype):
+    """`extract_hidden_states` writes `hidden_states` [tokens, layers, width] per request: seen in its source."""
+    states = rows(3, 1, 12, dtype=dtype)
+    per_request(tmp_path / "a", states, LAYERS)
+    check(tmp_path / "a", states)
+    described = describe_states(tmp_path / "a", form="vllm", layers=LAYERS, depth=3)
+    assert [array.file for array in described.arrays] == [f"hs_{number}.safetensors" for number in range(3)]
+    check(tmp_path / "a", states)
+
+
+def test_tensors_of_vllm_lens(tmp_path: Path):
+    """vllm-lens returns `residual_stream` [layers, positions, width], whose layer i is the output of block i."""
+    states = rows(3, 5)
+    for number, row in enumerate(states):
+        save_file({"residual_stream": row.transpose(0, 1).contiguous()}, tmp_path / f"{number}.safetensors")
+    described = describe_states(tmp_path, form="vllm-lens", layers=[0, 2], depth=3)
+    assert described.layers == LAYERS
+    check(tmp_path, states)
+
+
+def test_cache_of_lmprobe(tmp_path: Path):
+    """lmprobe keeps `layer_{i}` [1, tokens, width] and a mask, which may pad on the left: seen in its package."""
+    states = rows(3, 5)
+    for number, row in enumerate(states):
+        padded = torch.cat([torch.full((2, *row.shape[1:]), 9.0), row])
+        tensors = {f"layer_{layer - 1}": padded[None, :, at].contiguous() for at, layer in enumerate(LAYERS)}
+        tensors["attention_mask"] = torch.tensor([[0, 0] + [1] * len(row)])
+        save_file(tensors, tmp_path / f"{number}.safetensors")
+    describe_states(tmp_path, form="lmprobe", layers=[0, 2], depth=3)
+    check(tmp_path, states)
+
+
+def test_pooled_cache_of_lmprobe(tmp_path: Path):
+    states = rows(1, 1)
+    for number, row in enumerate(states):
+        name = "pooled_last_token_layer_"
+        tensors = {f"{name}{layer - 1}": row[:, at].contiguous() for at, layer in enumerate(LAYERS)}
+        save_file(tensors, tmp_path / f"{number}.safetensors")
+    assert describe_states(tmp_path, form="lmprobe-last_token", layers=[0, 2], depth=3).pooling == "last"
+    check(tmp_path, states)
+
+
+@pytest.mark.parametrize("axes", [["rows", "layers", "width"], ["layers", "rows", "width"]])
+def test_pooled_arrays(tmp_path: Path, axes: Any):
+    states = rows(1, 1, 1)
+    array = torch.cat(states).numpy()
+    np.save(tmp_path / "x.npy", array if axes[0] == "rows" else array.transpose(1, 0, 2))
+    describe_states(tmp_path, axes=axes, layers=LAYERS, depth=3, pooling="mean")
+    check(tmp_path, states)
+
+
+def test_padded_arrays_of_one_layer_each(tmp_path: Path):
+    states = rows(2, 4)
+    for at, layer in enumerate(LAYERS):
+        padded = np.full((2, 6, WIDTH), 9, np.float16)
+        for number, row in enumerate(states):
+            padded[number, : len(row)] = row[:, at].half()
+        np.save(tmp_path / f"resid_L{layer}.npy", padded)
+    np.save(tmp_path / "lengths.npy", np.array([2, 4]))
+    arrays = [
+        {"file": f"resid_L{layer}.npy", "axes": ["rows", "tokens", "width"], "shape": [2, 6, WIDTH], "rows": 2}
+        | {"layers": [layer]}
+        for layer in LAYERS
+    ]
+    manifest(tmp_path, states, LAYERS, arrays=arrays, lengths="lengths.npy")
+    check(tmp_path, [row.half() for row in states])
+
+
+def test_parquet(tmp_path: Path):
+    states = rows(1, 1, 1)
+    column = [row[0].tolist() for row in states]
+    pq.write_table(pa.table({"states": column}), tmp_path / "x.parquet", row_group_size=2)
+    described = describe_states(
+        tmp_path, axes=["rows", "layers", "width"], tensor="states", layers=LAYERS, depth=3, pooling="first"
+    )
+    assert described.arrays[0].shape == [3, 2, WIDTH]
+    check(tmp_path, states)
+
+
+def test_a_parquet_row_of_another_length_is_named(tmp_path: Path):
+    pq.write_table(pa.table({"s": [[1.0, 2.0], [1.0], [1.0, 2.0]]}), tmp_path / "x.parquet")
+    array = {"file": "x.parquet", "tensor": "s", "axes": ["rows", "width"], "shape": [3, 2], "rows": 3}
+    manifest(tmp_path, rows(1, 1, 1), [1], arrays=[array], width=2, pooling="mean")
+    with pytest.raises(DataError, match=r"row 1 \(from 0\) has a list of 1 numbers, and the shape says 2"):
+        RecordedStates.open(tmp_path)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_that_is_no_number_is_named(tmp_path: Path, value: float):
+    states = rows(2, 3, 2)
+    states[1][2, 1, 4] = value
+    recorded = RecordedStates.open(packed(tmp_path / "a", states, LAYERS))
+    recorded.batch([0, 2])
+    with pytest.raises(DataError, match=r"row 1 \(from 0\) has a state of layer 3 that is NaN or infinite"):
+        recorded.batch([2, 1])
+    recorded.batch([1], layers=[1])  # the layer that no reader needs is not read
+
+
+def lie(folder: Path, **facts: Any) -> Path:
+    content = json.loads((folder / "states.json").read_text(encoding="utf-8"))
+    for key, value in facts.items():
+        if key in ("shape", "axes"):
+            content["arrays"][0][key] = value
+        else:
+            content[key] = value
+    (folder / "states.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("facts", "error"),
+    [
+        ({"width": 9}, "with the width 8, but 'width' is 9"),
+        ({"depth": 2}, "has a layer 3 of a model of depth 2"),
+        ({"layers": [1, 2, 3]}, "with 2 layers in its shape for the layers"),
+        ({"layers": [3, 1]}, "they must ascend"),
+        ({"rows": 4}, "has arrays with 3 rows of layer 1, but 'rows' is 4"),
+        ({"axes": ["tokens", "width"]}, "each axis has one name"),
+        ({"pooling": "mean"}, "pooled states have no 'tokens'"),
+    ],
+)
+def test_a_manifest_that_contradicts_itself_is_refused(tmp_path: Path, facts: dict[str, Any], error: str):
+    with pytest.raises(StoreError, match=error):
+        RecordedStates.open(lie(packed(tmp_path / "a", rows(2, 3, 2), LAYERS), **facts))
+
+
+def test_a_manifest_that_lies_about_its_files_is_refused(tmp_path: Path):
+    folder = packed(tmp_path / "a", rows(2, 3, 2), LAYERS)
+    with pytest.raises(DataError, match=r"states.npy has the shape \[7, 2, 8\], and states.json says \[6, 2, 8\]"):
+        RecordedStates.open(lie(folder, shape=[6, 2, 8]))
+    lie(folder, shape=[7, 2, 8])
+    np.save(folder / "lengths.npy", np.array([2, 3, 3]))
+    with pytest.raises(DataError, match=r"states.npy has 7 tokens, and the lengths of its rows say 8"):
+        RecordedStates.open(folder)
+    np.save(folder / "lengths.npy", np.array([2, 5]))
+    with pytest.raises(DataError, match="does not hold 3 lengths"):
+        RecordedStates.open(folder)
+    with pytest.raises(UnknownNameError, match="unknown key 'lenghts'"):
+        RecordedStates.open(lie(folder, lenghts="x"))
+
+
+def test_damaged_files_are_named(tmp_path: Path):
+    folder = packed(tmp_path / "a", rows(2, 3), LAYERS)
+    content = (folder / "states.npy").read_bytes()
+    (folder / "states.npy").write_bytes(content[:-8])
+    with pytest.raises(DataError, match=r"states.npy is not a .npy file .*cut off"):
+        RecordedStates.open(folder)
+    np.save(folder / "states.npy", np.array([{}, {}]), allow_pickle=True)
+    with pytest.raises(DataError, match="it holds Python objects"):
+        RecordedStates.open(folder)
+    (folder / "states.npy").unlink()
+    with pytest.raises(DataError, match=r"states.npy is not there"):
+        RecordedStates.open(folder)
+    with pytest.raises(StoreError, match=r"has no states.json"):
+        RecordedStates.open(tmp_path)
+    folder = per_request(tmp_path / "b", rows(2), LAYERS)
+    (folder / "hs_0.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(DataError, match=r"hs_0.safetensors is not a safetensors file"):
+        RecordedStates.open(folder)

@@ -1,0 +1,105 @@
+"""States in files are the model's own, a killed run goes on, and a folder of another run is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.support.recorded import states_of
+from tests.support.training import tiny_bank, tiny_model, tiny_tokenizer
+
+from lamina.data.recorded_states import RecordedStates
+from lamina.errors import DataError, StoreError
+from lamina.prediction.extract import _Plan, extract
+from lamina.store import fingerprint
+from lamina.tasks.task import Task
+
+TEXTS = ["anna is good", "the film was very slow", "ben", "it is not bad and not good", "we"]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    rows = [f"{text}\t{'yes' if 'good' in text else 'no'}" for text in TEXTS]
+    path = tmp_path / "rows.tsv"
+    path.write_text("\n".join(["sentence\tlabel", *rows, ""]), encoding="utf-8")
+    return path
+
+
+def write(source: Path, folder: Path, **options: Any) -> Any:
+    return extract(tiny_model(), source, folder, processor=tiny_tokenizer(), **options)
+
+
+@pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("float16", 5e-3)])
+def test_the_states_of_all_tokens_are_the_models(source: Path, tmp_path: Path, dtype: Any, within: float):
+    manifest = write(source, tmp_path / "states", layers=[1, 3], dtype=dtype, batch_size=2)
+    assert manifest.layers == [1, 3]
+    assert manifest.depth == 3
+    assert manifest.fingerprint == fingerprint(tiny_model(), "main")
+    recorded = RecordedStates.open(tmp_path / "states")
+    for row, expected in enumerate(states_of(tiny_bank({}), TEXTS, [1, 3])):
+        found = torch.stack(list(recorded.batch([row])["main"].values()), dim=2)[0]
+        torch.testing.assert_close(found, expected, atol=within, rtol=within)
+
+
+@pytest.mark.parametrize("pooling", ["first", "last", "mean"])
+def test_pooled_states_are_one_per_row(source: Path, tmp_path: Path, pooling: Any):
+    write(source, tmp_path / "states", layers=[2], dtype="float32", pooling=pooling)
+    states = RecordedStates.open(tmp_path / "states").batch(range(len(TEXTS)))["main"][2]
+    rows = states_of(tiny_bank({}), TEXTS, [2])
+    expected = [{"first": row[0, 0], "last": row[-1, 0], "mean": row[:, 0].mean(0)}[pooling] for row in rows]
+    torch.testing.assert_close(states[:, 0], torch.stack(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_labels_go_with_the_states(source: Path, tmp_path: Path):
+    write(source, tmp_path / "states", layers=[2])
+    task = Task.from_states("sequence_classification", train=tmp_path / "states", validation=tmp_path / "states")
+    assert task.labels == ("no", "yes")
+    assert list(task.split("train").labels) == [1, 0, 0, 1, 0]
+
+
+def test_a_killed_run_goes_on_with_the_file_that_is_missing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.modules[_Plan.__module__], "_FILE_BYTES", 1)  # one row per file
+    whole = write(source, tmp_path / "whole", layers=[2])
+    assert len(whole.arrays) == len(TEXTS)
+    compute, seen = _Plan._compute, []
+
+    def dies(self: Any, rows: range, batch_size: int) -> Any:
+        seen.append(rows.start)
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return compute(self, rows, batch_size)
+
+    monkeypatch.setattr(_Plan, "_compute", dies)
+    with pytest.raises(KeyboardInterrupt):
+        write(source, tmp_path / "states", layers=[2])
+    assert not (tmp_path / "states" / "states.json").exists()
+    write(source, tmp_path / "states", layers=[2])
+    assert seen == [0, 1, 2, 2, 3, 4]
+    for path in (tmp_path / "whole").glob("*.npy"):
+        np.testing.assert_array_equal(np.load(path), np.load(tmp_path / "states" / path.name))
+
+
+def test_a_folder_of_another_run_is_refused(source: Path, tmp_path: Path):
+    write(source, tmp_path / "states", layers=[2])
+    with pytest.raises(StoreError, match="states with other layers; a run only continues its own"):
+        write(source, tmp_path / "states", layers=[1])
+
+
+def test_a_full_disk_is_told_before_the_model_runs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lamina.store.files.shutil.disk_usage", lambda _: type("", (), {"free": 10})())
+    with pytest.raises(StoreError, match="free"):
+        write(source, tmp_path / "states")
+    assert not list((tmp_path / "states").glob("states-*")) if (tmp_path / "states").exists() else True
+
+
+def test_states_beyond_float16_are_refused_with_their_row(source: Path, tmp_path: Path):
+    model = tiny_model()
+    model.embeddings.LayerNorm.weight.data[:] = 1e6  # pyright: ignore
+    with pytest.raises(DataError, match=r"row \d \(from 0\) has a state that is NaN or infinite, or beyond float16"):
+        extract(model, source, tmp_path / "states", processor=tiny_tokenizer(), layers=[0])
