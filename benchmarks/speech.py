@@ -144,7 +144,7 @@ def predictions(bank: ReaderBank, states: CachedStates) -> dict[str, list[str]]:
         with torch.no_grad():
             out = bank.read_states(states.batch(rows), masks.batch(rows))
         for name in bank:
-            labels[name] += [bank[name].config.head.labels[best] for best in out[name].logits.argmax(-1).tolist()]
+            labels[name] += [str(bank[name].config.head.labels[best]) for best in out[name].logits.argmax(-1).tolist()]
     return labels
 
 

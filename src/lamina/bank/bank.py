@@ -106,7 +106,7 @@ class ReaderBank(ReaderCollection):
             raise ConfigError(f"bank.attach: {what}; only banks from recorded states have no model.")
         bank = ReaderBank(model, processor, info=self.info)
         check_recorded_base("bank.attach", bank.stacks, bank.model, self.model.facts)
-        bank.readers.update(self.readers)
+        bank.readers.update(dict(self.readers.items()))
         return bank.to(bank.device).eval()
 
     # The model's own passes

@@ -64,7 +64,7 @@ class RecordedModel(PreTrainedModel):
     config_class = RecordedConfig
 
     def __init__(self, facts: RecordedFacts) -> None:
-        super().__init__(RecordedConfig(facts.depth, facts.width))
+        super().__init__(RecordedConfig(facts.depth, facts.width))  # pyright: ignore[reportUnknownMemberType]
         self.facts = facts
         self.layers = nn.ModuleList(nn.Identity() for _ in range(facts.depth + 1))
         self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # gives the model a device and a dtype

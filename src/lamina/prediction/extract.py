@@ -134,7 +134,7 @@ def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[o
                     f"extract: {source} row {row} has no text in column '{column}'.", row=row, column=column
                 )
     others = {name: values for name, values in table.columns.items() if name not in columns}
-    texts = list(cells[0]) if text_pair is None else list(zip(*cells, strict=True))
+    texts: list[object] = [*(cells[0] if text_pair is None else zip(*cells, strict=True))]
     return texts, type(table)(table.path, others, table.rows)
 
 

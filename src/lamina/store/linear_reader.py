@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast, final
 
 import numpy as np
 import torch
@@ -28,6 +28,18 @@ if TYPE_CHECKING:
 
 _POOLINGS = ("mean", "first", "last", "")
 _KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors file
+
+
+class _Tensors(Protocol):
+    """An open safetensors file, which safetensors gives no type."""
+
+    def metadata(self) -> dict[str, str] | None:
+        """Return the texts that are saved beside the tensors."""
+        ...
+
+    def get_tensor(self, name: str) -> Tensor:
+        """Return a tensor."""
+        ...
 
 
 @final
@@ -132,10 +144,11 @@ class LinearReader:
         """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or another file."""
         with (
             convert_errors(lambda reason: damaged(path, f"is no linear reader ({reason})")),
-            safe_open(str(path), "pt") as file,
+            safe_open(str(path), "pt") as file,  # pyright: ignore[reportUnknownVariableType]
         ):
-            facts = json.loads((file.metadata() or {})[_KEY])
-            tensors = {name: file.get_tensor(name) for name in ("weight", "bias")}
+            opened = cast("_Tensors", file)
+            facts = json.loads((opened.metadata() or {})[_KEY])
+            tensors = {name: opened.get_tensor(name) for name in ("weight", "bias")}
             return cls(
                 tuple(facts["layers"]), tuple(facts["labels"]), facts["pooling"], facts["problem_type"], **tensors
             )

@@ -84,7 +84,7 @@ class StatesManifest(SavedFacts):
     def of_folder(cls, folder: str | PathLike[str]) -> Self:
         """Read and check the manifest in a folder; raise StoreError if it is missing or contradicts itself."""
         path = Path(folder) / STATES
-        if not is_dir(folder) or not path.is_file():
+        if not is_dir(Path(folder)) or not path.is_file():
             hint = "`lamina extract` writes one, and lamina.data.describe_states describes files of other programs"
             raise StoreError(f"states: {folder} has no {STATES}; the manifest says what the files hold. {hint}.")
         manifest = cls.read(path)

@@ -95,7 +95,7 @@ class StatesInputs:
         self._rows = np.array(split.rows["row"], dtype=np.int64)
         self._words = list(split.words or ()) if with_words else None
         self.recorded, self.processor = recorded, None
-        self.lengths = recorded.lengths[self._rows]
+        self.lengths: Sequence[int] = recorded.lengths[self._rows].tolist()
         self.states = RowsOfStates(recorded, self._rows)
 
     @property
@@ -103,7 +103,7 @@ class StatesInputs:
         """Why a model's states for these rows cannot be cached, in words: they are kept already."""
         return "the states are recorded"
 
-    @cached_property
+    @property
     def digest(self) -> str:
         """A hash that is equal for equal states."""
         return hashlib.sha256(self.recorded.digest.encode() + self._rows.tobytes()).hexdigest()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lamina.data.batches import batch_count, length_batches
-from lamina.data.state_cache import FramedInputs, StateMasks
+from lamina.data.state_cache import CachedStates, FramedInputs, StateMasks
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Group:
     @property
     def batched(self) -> Inputs:
         """The source of each batch: the inputs, or for cached states of audio clips only the masks of these states."""
-        if self.states is None or not isinstance(self.inputs, FramedInputs):
+        if not isinstance(self.states, CachedStates) or not isinstance(self.inputs, FramedInputs):
             return self.inputs
         return StateMasks(self.states.layout.lengths)
 

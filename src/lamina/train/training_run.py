@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.data.state_cache import CachedStates
+    from lamina.data.recorded_states import RowStates
     from lamina.layers.types import Processor
     from lamina.store.files import Files
     from lamina.tasks.outputs import Results
@@ -82,7 +82,7 @@ def train(  # noqa: PLR0913
     checkpoints: str | Path | None = None,
     events: Path | None = None,
     encodings: Encodings | None = None,
-    states: Mapping[str, CachedStates] | None = None,
+    states: Mapping[str, RowStates] | None = None,
     tables: Tables | None = None,
 ) -> FitResult:
     """Train a bank's readers or a whole model; `fit` and `finetune` call this, and so do recipes and studies.
@@ -192,7 +192,7 @@ def _training_groups(
     specs: Mapping[str, RunSpec],
     options: FitOptions,
     encodings: Encodings | None,
-    states: Mapping[str, CachedStates],
+    states: Mapping[str, RowStates],
 ) -> list[Group]:
     """Return the encoded training examples of the learners of a run, with those `states` that are known of them.
 
