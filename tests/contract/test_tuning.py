@@ -257,9 +257,11 @@ def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[dict[
     kept: list[dict[str, torch.Tensor]] = []
     real = Runner.score
 
-    def score(subject: Any, groups: Any, options: Any, *, names: set[str] | None = None) -> dict[str, dict[str, float]]:
-        if names is None:  # the test part, after the last epoch
-            return real(subject, groups, options)
+    def score(
+        subject: Any, groups: Any, options: Any, *, names: set[str] | None = None, collected: Any = None
+    ) -> dict[str, dict[str, float]]:
+        if names is None or len(kept) == len(values):  # after the last epoch
+            return real(subject, groups, options, names=names, collected=collected)
         kept.append(tensors(subject.model))
         return {name: {"accuracy": values[len(kept) - 1]} for name in names}
 

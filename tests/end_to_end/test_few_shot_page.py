@@ -13,7 +13,7 @@ from lamina.cli import main
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lamina.estimators.base.STEPS", 20)
+    monkeypatch.setattr("lamina.train.plan.LEAST_STEPS", 20)
     names: dict[str, object] = {}
     printed = ""
     for block in blocks(ROOT / "docs" / "few-shot.md"):

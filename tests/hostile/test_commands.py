@@ -37,6 +37,10 @@ EXPORT = ("export", "bank", "alone", "--format", "torch", "--reader", "mood")
 GRAPH = ("export", "bank", "graph")
 MONITOR = ("monitor", "train.tsv", "--model", "base", "--positive", "bad", "--reply", "sentence", "--label", "label")
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
+PLAN = ("edit", "base", "--plan", "plan.yaml", "-o", "edited")
+LEAST = ("edit", "moods", "--drop", "auto:1", "--task", "film.yaml", "--data", ".", "-o", "edited")
+EXTRACT = ("extract", "base", "texts.csv", "-o", "states")
+PROBES = ("bench", "probes", "--model", "base", "--data", "sets", "--no-progress")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 SCORE = ("evaluate", "bank", "train.tsv", "--text", "sentence", "--label", "label")
 STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
@@ -73,6 +77,8 @@ def make(folder: Path) -> None:
     tasks = RECIPE.partition("\n")[2].partition("\n")[2]
     options = "studies: {similarity: {minibatch: 4}, removal: {seeds: [0], epochs: 1}}\n"
     (folder / "study.yaml").write_text(f"model: base\ntexts: {{task: film}}\n{options}{tasks}")
+    (folder / "plan.yaml").write_text("edits: [{drop: {layers: 1}}]\n")
+    (folder / "film.yaml").write_text("text: sentence\nfiles: {train: train.tsv, validation: train.tsv}\n")
     (folder / "texts.txt").write_text("the film\nbad\n")
     (folder / "texts.csv").write_text('text\n"the film"\n')
     (folder / "texts.jsonl").write_text('{"text": "the film"}\n{"text": "bad"}\n')
@@ -215,7 +221,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of((*METHOD, "--resume"), "tuned/separate/film-plain-0.json", passes=NOTHING),
             *of(METHOD, "tuned/separate", "tuned/models", passes={"missing", "folder"}),
         ],
-        **dict.fromkeys(("sweep", "dry_run", "resume", "ray", "progress")),
+        **dict.fromkeys(("sweep", "dry_run", "resume", "ray", "progress", "only", "seeds", "fit_memory", "memory")),
     },
     "evaluate": {
         "bank_or_model": of(EVALUATE, *BANK_FILES),
@@ -225,7 +231,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "data": of(("evaluate", "bank", "--task", "mood=glue/sst2", "--data", "data"), "data"),
         "model": of((*EVALUATE, "--model", "moods"), "moods/config.json"),
         **dict.fromkeys(("split", "text", "pair", "label", "positive", "per_class", "errors", "device")),
-        "batch_size": None,
+        **dict.fromkeys(("batch_size", "backend")),
     },
     "predict": {
         "bank_or_model": [
@@ -283,12 +289,29 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of(EDIT, "edited", passes={"missing"}),
             *of(("edit", "base", "--freeze", "1", "-o", "moods", "--force"), "moods/config.json"),
         ],
+        "plan": of(PLAN, "plan.yaml"),
+        "task": of(LEAST, "film.yaml"),
+        "data": of(LEAST, "train.tsv"),
         **dict.fromkeys(
             ("truncate", "reinit", "scope", "insert", "layers", "init", "activation", "placement", "train")
         ),
+        **dict.fromkeys(("keep", "drop", "duplicate", "repeat", "by", "heal")),
         **dict.fromkeys(
             ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run", "force")
         ),
+    },
+    "extract": {
+        "model": of(EXTRACT, "base/config.json", "base/model.safetensors"),
+        "file": of(EXTRACT, "texts.csv", passes=PLAIN_TEXT),
+        "output": of(EXTRACT, "states", passes={"missing", "folder"}),
+        **dict.fromkeys(("layers", "pooling", "dtype", "stack", "text", "pair", "max_length", "batch_size", "device")),
+    },
+    "bench": {
+        "data": of(PROBES, "sets"),
+        "model": of(PROBES, "base/config.json"),
+        "output": None,  # a study's folder, which is written like that of `study`
+        **dict.fromkeys(("suite", "setting", "sets", "methods", "seeds", "points", "scored", "unique", "max_length")),
+        **dict.fromkeys(("resume", "progress")),
     },
     "study": {
         "recipe": of(STUDY, "study.yaml"),

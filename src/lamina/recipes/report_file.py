@@ -97,9 +97,9 @@ class Report:
 
     tables: list[PivotTable]
     figures: list[Curves]
-    monitors: list[TableRow] = field(default_factory=list)  # a row of rates for each monitor of the recipe
     files: list[_Drawn] = field(default_factory=list)  # names of the files that `lamina report` wrote beside it
     format: int = FORMAT  # version of the file's format
+    monitors: list[TableRow] = field(default_factory=list)  # a row of rates for each monitor of the recipe
 
 
 def write_report_file(path: Path, report: Report) -> None:

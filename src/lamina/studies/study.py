@@ -121,7 +121,7 @@ def _undefined(table: DataFrame) -> str | None:
     counted = (
         f"{len(bad)} of {pluralize(len(table), 'score')} are not defined (NaN or infinite){': ' * bool(which)}{which}"
     )
-    return f"{counted}. States or weights that are zero, or equal in all rows, have no such score."
+    return f"{counted}. They need states or weights that are not zero and not equal in all rows, and enough values."
 
 
 @final

@@ -60,7 +60,7 @@ def test_json(lamina: Lamina, recipe: Path):
     found = json.loads(train(lamina, recipe, "--json").out)
     assert found.keys() == {"table", "seconds", "steps", "output", "failures"}
     found = json.loads(lamina("report", recipe.parent / "out", "--json").out)
-    assert found.keys() == {"tables", "figures", "files", "format"}
+    assert found.keys() == {"tables", "figures", "monitors", "files", "format"}
     assert {(point["series"], point["x"]) for point in found["figures"][0]["points"]} == {
         ("last", None),
         *(("one", layer) for layer in (0, 1, 2)),

@@ -305,7 +305,7 @@ def test_shared_blocks_are_all_or_none():
         (
             {"position": "fnn"},
             UnknownNameError,
-            "unknown position 'fnn'; known: attention, ffn, both, convolution.*'ffn'",
+            "unknown position 'fnn'; known: attention, ffn, both, ffn_input, both_input, convolution.*'ffn'",
         ),
         ({"init": "zeros"}, UnknownNameError, "unknown init 'zeros'.*'zero'"),
         ({"activation": "silu"}, UnknownNameError, "unknown activation 'silu'; known: gelu, relu, None"),

@@ -140,7 +140,7 @@ def test_attention_dropout_drops_weights_of_the_attention_while_training():
         (
             {"pooling": "frist"},
             UnknownNameError,
-            "unknown pooling 'frist'; known: attention, query, mean, first. Did you mean 'first'",
+            "unknown pooling 'frist'; known: attention, query, mean, first, last. Did you mean 'first'",
         ),
         (
             {"problem_type": "ranking"},

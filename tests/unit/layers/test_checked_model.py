@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import pytest
 from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer, yes_no
 
 import lamina
-from lamina import studies
 from lamina.errors import ConfigError
+
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="studies need scikit-learn")
 
 TASK = yes_no(train=12, validation=8)
 TEXTS = ["the film is good ."] * 5
@@ -24,7 +26,7 @@ MODEL_ONLY: dict[str, Callable[[Any], object]] = {
     "merge_": lamina.merge_,
     "edits": lamina.edits,
     "finetune": lambda wrong: lamina.finetune(wrong, TASK),
-    "similarity": lambda wrong: studies.similarity(wrong, TEXTS, processor=tiny_tokenizer()),
+    "similarity": lambda wrong: lamina.studies.similarity(wrong, TEXTS, processor=tiny_tokenizer()),
 }
 BOTH: dict[str, Callable[[Any], object]] = {
     "fit": lambda wrong: lamina.fit(wrong, {"a": TASK}),
@@ -60,11 +62,11 @@ def test_what_is_no_model_is_named(wrong: str, tmp_path: Path):
         with pytest.raises(ConfigError, match=SAID[wrong]):
             lamina.ReaderBank.from_pretrained(tmp_path, model=got)  # pyright: ignore[reportArgumentType]
         with pytest.raises(ConfigError, match=SAID[wrong]):
-            studies.drift(got, tiny_model()) if wrong not in ("path", "name") else lamina.stacks(got)
+            lamina.studies.drift(got, tiny_model()) if wrong not in ("path", "name") else lamina.stacks(got)
 
 
 def test_a_model_in_place_of_a_bank_or_a_name_is_named():
     with pytest.raises(ConfigError, match="importance: got a BertModel; a bank of trained readers is needed"):
-        studies.importance(tiny_model())
+        lamina.studies.importance(tiny_model())
     with pytest.raises(ConfigError, match="load: got a BertModel; a folder, a hub id or 'minilm' is needed"):
         lamina.load(tiny_model())

@@ -366,7 +366,7 @@ def test_from_no_block_to_all_of_them_starts_anew(name: str, rows: list[int]):
     first = [row["settings"]["reinit.layers"] for row in found.runs if row["task"] == found.tasks[0]["task"]]
     assert first == [None, "12", *(f"{low}-12" for low in range(11, 0, -1))]
     (method,) = recipe(path).methods.values()
-    assert method.edits == [{"reinit": {"scope": "linear", "std": 0.02, "bound": 2}}]
+    assert method.edits == [{"reinit": {"scope": "linear", "std": 0.02, "bound": 2, "norms": "reset"}}]
     assert (recipe(path).fit["learning_rate"], recipe(path).fit["epochs"]) == (2e-5, 3)
 
 

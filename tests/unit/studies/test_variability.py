@@ -120,9 +120,9 @@ def test_the_sentence_about_a_clear_correlation(score: float, said: str):
 
 def test_too_little_to_compare(model, tokenizer):
     two = variability(model, {"mood": task()}, probed=probed({1: 0.5, 3: 0.6}), processor=tokenizer)
-    assert two.conclusions[-1].endswith("cannot be said (n = 2 layers).")
+    assert any(sentence.endswith("cannot be said (n = 2 layers).") for sentence in two.conclusions)
     same = variability(model, {"mood": task()}, probed=probed({0: 0.3, 1: 0.2, 3: 0.6}), processor=tokenizer)
-    assert "cannot be concluded (rank correlation" in same.conclusions[-1]
+    assert any("cannot be concluded (rank correlation" in sentence for sentence in same.conclusions)
 
 
 def test_other_studies_as_probed_are_refused(model, tokenizer):

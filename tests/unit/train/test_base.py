@@ -125,10 +125,11 @@ def test_the_mean_of_the_scores_decides_for_readers_and_base(monkeypatch: pytest
     monkeypatch.setattr(Learner, "step", spied)
     real = Runner.score
 
-    def score(*given: Any, names: set[str] | None = None) -> dict[str, dict[str, float]]:
-        if names is None:  # the test part, after the last epoch
-            return real(*given)
-        return {name: {"accuracy": one} for name, one in zip("ab", next(told), strict=True)}
+    def score(*given: Any, names: set[str] | None = None, collected: Any = None) -> dict[str, dict[str, float]]:
+        scores = None if names is None else next(told, None)
+        if scores is None:  # after the last epoch
+            return real(*given, names=names, collected=collected)
+        return {name: {"accuracy": one} for name, one in zip("ab", scores, strict=True)}
 
     monkeypatch.setattr(Runner, "score", score)
     options = {**OPTIONS, "epochs": 4, "schedule": "plateau", "plateau_patience": 0}
