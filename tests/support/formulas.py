@@ -219,7 +219,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "single_layer": [
         {"dim": 16},
         {"dim": 16, "layer": 1, "positions": True},
-        {"dim": 16, "layer": 0, "output_activation": False, "frozen": True},
+        {"dim": 16, "layer": 0, "output_activation": False},
     ],
     "last_layer": [{}],
     "mean": [{}, {"layers": "1-2"}],
