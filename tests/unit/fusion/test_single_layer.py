@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.support.training import tiny_bank, train, weights, yes_no
 
+from lamina import Reader, SequenceClassification
 from lamina.errors import ConfigError, LayerIndexError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
@@ -49,3 +51,15 @@ def test_values_that_cannot_be_are_refused():
         SingleLayer(dropout=1)
     with pytest.raises(LayerIndexError, match="single_layer: layer 9 does not exist; the model has 4 layers"):
         SingleLayer(layer=9).build(4, 8)
+
+
+def test_a_frozen_projection_keeps_its_start_and_its_head_learns():
+    task = yes_no()
+    config = SingleLayer(dim=8, dropout=0.0, frozen=True)
+    bank = tiny_bank({"a": Reader(config, SequenceClassification(task.labels, pooling="mean", dropout=0.0))})
+    before = weights(bank, "a")
+    train(bank, {"a": task})
+    after = weights(bank, "a")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed
+    assert not [name for name in changed if "projection" in name]
