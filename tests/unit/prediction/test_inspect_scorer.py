@@ -40,8 +40,17 @@ def test_each_reply_has_the_score_of_a_plain_pass_over_the_conversation(template
         assert row["score"] == pytest.approx(float(scores[at.start : stop].max()), abs=1e-5)
 
 
-def test_inspect_stores_a_score_for_each_message(tmp_path: Path):
+class Words:
+    """Counts words in place of tiktoken's tokens, whose vocabularies Inspect AI would download."""
+
+    def encode(self, text: str, **_: object) -> list[str]:
+        return text.split()
+
+
+def test_inspect_stores_a_score_for_each_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     inspect_ai = pytest.importorskip("inspect_ai", reason="needs inspect-ai (pip install lamina[inspect])")
+    monkeypatch.setattr("tiktoken.get_encoding", lambda _name: Words())
+    monkeypatch.setattr("tiktoken.encoding_for_model", lambda _name: Words())
     from inspect_ai.dataset import Sample  # pyright: ignore[reportMissingImports]
     from inspect_ai.model import ModelOutput, get_model  # pyright: ignore[reportMissingImports]
 
