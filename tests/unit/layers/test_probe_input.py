@@ -108,6 +108,8 @@ def test_a_model_that_also_sees_is_read_as_text():
     ],
 )
 def test_boxes_spectrograms_waveforms_and_packed_patches_fit(name: str, variant: str, full: bool):
+    if name not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {name}")
     config = small_config(CONFIG_MAPPING[name], variant)
     model = MODEL_MAPPING[type(config)](config).eval()
     assert all(stack.depth > 1 for stack in stacks(model).values())
