@@ -67,14 +67,14 @@ BREAKS = (
     ),
     _break(
         "layers: the fingerprint leaves out half of each weight",
-        "digest.update(content)",
-        "digest.update(content[: len(content) // 2])",
+        "            digest.update(content)\n    return digest.hexdigest()",
+        "            digest.update(content[: len(content) // 2])\n    return digest.hexdigest()",
         "unit/layers/test_fingerprints.py",
     ),
     _break(
         "layers: hooks of one context also act in others",
-        "and self in _open.get() and not self._closed",
-        "and not self._closed",
+        "return self in _open.get() and not self._closed",
+        "return not self._closed",
         "unit/layers/test_hooks.py",
         "hostile/test_threads.py",
     ),
@@ -212,8 +212,8 @@ BREAKS = (
     ),
     _break(
         "editing: a truncated config keeps the kinds of the wrong blocks",
-        "setattr(part, name, list(entries[:keep]))",
-        "setattr(part, name, list(entries[-keep:]))",
+        "setattr(part, name, [entries[layer - 1] for layer in order])",
+        "setattr(part, name, [entries[-layer] for layer in order])",
         "unit/editing/test_truncate.py",
     ),
     # store
@@ -273,8 +273,8 @@ BREAKS = (
     # tasks
     _break(
         "tasks: a later epoch with an equal score counts as better",
-        "return new < old if metric in LOWER else new > old",
-        "return new < old if metric in LOWER else new >= old",
+        "return new < old - by if metric in LOWER else new > old + by",
+        "return new < old - by if metric in LOWER else new >= old + by",
         "unit/tasks/test_metrics.py",
         "unit/train/test_learner.py",
     ),
