@@ -182,3 +182,8 @@ def test_scores_that_are_nan_or_too_few_are_an_error():
         Calibration.of([0.1] * 10 + [0.5], [False] * 10 + [True], threshold=math.nan)
     with pytest.raises(ConfigError, match="11 scores for 10 texts"):
         Calibration.of([0.1] * 11, [False] * 10)
+
+
+def test_a_score_equal_to_the_threshold_counts_as_flagged():
+    found = Calibration.of([0.5, 0.2, 0.5], [False, False, True], threshold=0.5)
+    assert (found.false_positive_rate, found.recall) == (0.5, 1.0)
