@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.browser import chromium, missing, prefer, resize
+from tests.support.browser import missing, prefer, resize
 from tests.support.studied import EVIL, probe, saved, wrong_answers
 
 from lamina.report import write_page
@@ -18,12 +18,6 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 DRAWN = """return [...document.querySelectorAll('[data-chart]')].map(box => ({
     marks: box.querySelectorAll('svg .mark-symbol path, svg .mark-rect path, svg .mark-line path').length,
     theme: box.dataset.drawn, width: box.scrollWidth, room: box.clientWidth}))"""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as driver:
-        yield driver
 
 
 @pytest.fixture(scope="module")

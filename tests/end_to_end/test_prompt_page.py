@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from tests.support.browser import chromium, missing, prefer, resize
+from tests.support.browser import missing, prefer, resize
 from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
 from tests.support.serving import served
 
@@ -43,18 +43,6 @@ def bank() -> ReaderBank:
     bank.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=max(own[2:]), name="sharp"))
     bank.keep_monitor(Monitor("mood", "bad", EMA(3), name="quiet"))
     return bank
-
-
-@pytest.fixture(scope="module")
-def address(bank: ReaderBank) -> Iterator[str]:
-    with served(bank) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as driver:
-        yield driver
 
 
 def wait(true: Callable[[], Any], seconds: float = 30) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from tests.support.browser import chromium, missing, prefer, resize
+from tests.support.browser import missing, prefer, resize
 from tests.support.finetuned import image_processor, vit
 from tests.support.pictures import encoded, picture
 from tests.support.serving import served
@@ -35,18 +35,6 @@ def bank() -> ReaderBank:
     topics = bank.add("topics", Reader(PooledLayers(8), SequenceClassification(("war", "art"), pooling="first")))
     topics.info["pair"] = True
     return bank.eval()
-
-
-@pytest.fixture(scope="module")
-def address(bank: ReaderBank) -> Iterator[str]:
-    with served(bank) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as driver:
-        yield driver
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
-from tests.support.browser import chromium, missing, prefer, resize
+from tests.support.browser import missing, prefer, resize
 from tests.support.documented import ROOT, blocks
 
 import lamina
@@ -34,12 +33,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     subprocess.run(command, cwd=ROOT, env=quiet, check=True, capture_output=True, text=True)
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with chromium(tmp_path_factory.mktemp("chromium") / "profile") as driver:
-        yield driver
 
 
 def opened(browser: Any, page: Path) -> Any:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict
 from typer import Option
 
 from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import DataOption, JsonOption, ModelArgument
+from lamina.cli.shared_options import DataOption, JsonOption, ModelArgument, selector_of
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.utils import is_file
 
@@ -157,12 +157,16 @@ def edit(  # noqa: PLR0913
     new_layers["activation"] = None if activation == "none" else activation
     requested: list[tuple[bool, str, dict[str, object]]] = [
         (truncate is not None, "truncate", {"keep": truncate, "stack": stack}),
-        (keep is not None, "keep", {"layers": _selector(keep), "stack": stack}),
-        (drop is not None, "drop", {"layers": _selector(drop), "stack": stack}),
-        (duplicate is not None, "duplicate", {"layers": _selector(duplicate), "identity": not repeat, "stack": stack}),
-        (reinit is not None, "reinit", {"layers": _selector(reinit), "scope": scope, **random}),
-        (insert is not None, "insert", {"position": insert, "layers": _selector(layers), **new_layers}),
-        (freeze is not None, "freeze", {"layers": _selector(freeze), "stack": stack}),
+        (keep is not None, "keep", {"layers": selector_of(keep), "stack": stack}),
+        (drop is not None, "drop", {"layers": selector_of(drop), "stack": stack}),
+        (
+            duplicate is not None,
+            "duplicate",
+            {"layers": selector_of(duplicate), "identity": not repeat, "stack": stack},
+        ),
+        (reinit is not None, "reinit", {"layers": selector_of(reinit), "scope": scope, **random}),
+        (insert is not None, "insert", {"position": insert, "layers": selector_of(layers), **new_layers}),
+        (freeze is not None, "freeze", {"layers": selector_of(freeze), "stack": stack}),
         (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
         (train is not None, "freeze", {"train": [part.strip() for part in (train or "").split(",")]}),
         (merge, "merge", {}),
@@ -278,12 +282,6 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
     if not requested and any(changed.values()):
         option = next(name for name, is_changed in changed.items() if is_changed)
         raise ConfigError(f"edit: {option} was given without {edit}, which it belongs to.")
-
-
-def _selector(text: str | None) -> int | str | list[int]:
-    """Return the layer selector for an option's text: [1, 3] for "1,3"; other texts unchanged."""
-    parts = [part.strip() for part in (text or "").split(",")]
-    return [int(part) for part in parts] if all(part.removeprefix("-").isdecimal() for part in parts) else text or ""
 
 
 @contextmanager

@@ -86,8 +86,12 @@ def device_of(device: str) -> str:
     return device
 
 
-def selector_of(text: str) -> int | str | list[int]:
-    """Return the layer selector for an option's text: [1, 3] for "1,3"; other texts unchanged."""
-    numbers = [part.strip() for part in text.split(",")]
-    is_list = len(numbers) > 1 and all(part.lstrip("-").isdecimal() for part in numbers)
-    return [int(part) for part in numbers] if is_list else text
+def selector_of(text: str | None) -> str | list[int]:
+    """Return the layer selector for an option's text: [1, 3] for "1,3", [-1] for "-1"; other texts unchanged."""
+    numbers = [part.strip() for part in (text or "").split(",")]
+    return [int(part) for part in numbers] if all(map(_is_integer, numbers)) else text or ""
+
+
+def _is_integer(text: str) -> bool:
+    """Return whether a text is a whole number, such as "-1"."""
+    return text.removeprefix("-").isdecimal()

@@ -54,7 +54,7 @@ class StatesManifest(SavedFacts):
         depth: Number of blocks of the stack; layers are 0 (the embeddings) to `depth`.
         width: Size of a hidden state.
         layers: Layers in the files, ascending.
-        arrays: The tensors. Those of one layer come in the order of the rows.
+        arrays: The tensors. If several hold states of one layer, they come in the order of the rows.
         lengths: File `.npy` with the number of tokens of each row. None: the arrays tell.
         pooling: How a row's tokens became one vector. None: there is a state of every token.
         stack: Name of the stack.

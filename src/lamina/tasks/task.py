@@ -357,18 +357,8 @@ class Task:
         sources = {part: source for part, source in by_part if source is not None}
         if not sources:
             raise DataError("task: no file was given; it needs `train`, `validation` or `test`.")
-        classes = check_names(labels)
-        how = (
-            text_pair,
-            classes,
-            problem_type,
-            missing_labels,
-            by_row,
-            stratify,
-            separator,
-            True,
-            positive_name(positive),
-        )
+        classes, flagged = check_names(labels), positive_name(positive)
+        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, flagged)
         spec = ColumnSpec(kind, input_column(text, inputs), label, *how)
         tables = {part: spec.kind.read(source, spec) for part, source in sources.items()}
         first = next(iter(sources.values()))
@@ -432,18 +422,8 @@ class Task:
         splits = {part: rows_of(part, rows, label) for part, rows in named_parts(name, dataset, parts, label).items()}
         if not splits:
             raise DataError("task: the dataset has no splits; it needs 'train', 'validation' or 'test'.")
-        classes = check_names(labels)
-        how = (
-            text_pair,
-            classes,
-            problem_type,
-            missing_labels,
-            by_row,
-            stratify,
-            separator,
-            True,
-            positive_name(positive),
-        )
+        classes, flagged = check_names(labels), positive_name(positive)
+        how = (text_pair, classes, problem_type, missing_labels, by_row, stratify, separator, True, flagged)
         spec = ColumnSpec(kind, input_column(text, inputs), label, *how)
         tables = {part: spec.kind.from_rows(f"{name}/{part}", rows, spec) for part, rows in splits.items()}
         return _assemble(
