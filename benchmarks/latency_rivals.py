@@ -1,6 +1,6 @@
 """Eight answers about one text, from the string to the labels: Lamina and what else people use, on MiniLM, one thread.
 
-    python benchmarks/latency_rivals.py [--json] [--words 6 28 120]
+    python benchmarks/latency_rivals.py [--json] [--repeats 31] [--words 6 30 126]
 
 All rows read the same text, tokenise it and return eight labels. `ratio` is the time over that of the bare model on the
 tokenised text, measured in turn.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -58,6 +59,8 @@ def extract(  # noqa: PLR0913
     """
     from lamina.prediction import extract as write_states
     from lamina.store import load
+
+    logging.getLogger("lamina.prediction.extract").setLevel(logging.INFO)  # the disk space, before the model runs
 
     base, processor = load(model)
     manifest = write_states(
