@@ -3,7 +3,7 @@
     python benchmarks/default_search.py --data FOLDER [--rows 64 1024] [--sets 7 26] [--max-length 128]
         [--candidates default "rate 3e-3"] [--seeds 0] [--cache FOLDER] [--output out/default-search] [--json]
 
-FOLDER is that of the package sae-probes 0.4.2 (`pip download --no-deps`, unpacked). The 40 sets are drawn by a fixed
+FOLDER holds the package sae-probes 0.4.2 (`pip download --no-deps`, unpacked). The 40 sets are drawn by a fixed
 seed. Each candidate is trained as `LaminaClassifier` trains its reader, except for what its name says, on MiniLM's
 states, which each set computes once. Two regressions run beside them. Each pair of set and number of rows is saved when
 it ends, and the same command continues an interrupted run. Columns:
@@ -28,7 +28,7 @@ from common import report
 import lamina
 from lamina import PooledLayers, Reader, SequenceClassification
 from lamina.studies.benchmarking.benchmark_cell import CellSettings, ReaderOf, cell_rows
-from lamina.studies.benchmarking.probing_sets import find_data, set_names
+from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, find_data, set_names
 from lamina.studies.benchmarking.rank_methods import LEVEL
 from lamina.studies.runner import Cell, run_cells
 
@@ -60,6 +60,7 @@ CANDIDATES: dict[str, tuple[ReaderOf, dict[str, Any]]] = {  # name -> its reader
 def main() -> None:
     """Run the cells that have not ended yet, and print a row per number of training rows and method."""
     arguments = _options()
+    arguments.candidates = list(dict.fromkeys(["default", *arguments.candidates]))  # the others are compared with it
     folder = find_data(arguments.data)
     names = set_names(folder)
     order = [names[number] for number in np.random.default_rng(SEED).permutation(len(names))]
@@ -113,7 +114,7 @@ def _cell(
     Candidates with the same options of the training run in one call; later calls find the states of the first.
     """
     scores: list[dict[str, Any]] = []
-    point = None if rows == max(arguments.rows) else rows  # the most rows: as many as the set has, up to 1,024
+    point = None if rows >= MOST_TRAINED else rows  # as many as the set has, up to 1,024
     by_options: dict[str, list[str]] = {}
     for candidate in arguments.candidates:
         by_options.setdefault(repr(CANDIDATES[candidate][1]), []).append(candidate)

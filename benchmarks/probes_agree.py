@@ -2,7 +2,7 @@
 
     python benchmarks/probes_agree.py --data FOLDER [--sets 7 26 87] [--max-length 128] [--cache FOLDER] [--json]
 
-FOLDER is that of the package sae-probes 0.4.2 (`pip download --no-deps`, unpacked). The regression is the file
+FOLDER holds the package sae-probes 0.4.2 (`pip download --no-deps`, unpacked). The regression is the file
 `utils_training.py` of the package, loaded by itself, since the package as a whole needs libraries that Lamina does not.
 A row per set: AUC of both on the mean of the last layer's states of MiniLM, and their difference.
 """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -191,20 +190,26 @@ def test_generation_with_a_cache_equals_that_without(name):
     options = {"max_new_tokens": 8, "do_sample": False, "min_new_tokens": 8}
     cached, plain = (model.generate(**inputs, **options, use_cache=use) for use in (True, False))
     assert torch.equal(cached, plain)
-    assert zlib.crc32(cached.numpy().tobytes())  # something was generated
+    assert cached.shape[1] >= 8
 
 
-@pytest.mark.parametrize("layers", [[0, 1, 3], [1, 3], (1, -1), "1,3"])
+@pytest.mark.parametrize(("name", "order"), [("modernbert", [1, 3]), ("esm", [2, 1, 3])])
+def test_families_that_refuse_many_orders_take_these(name: str, order: list[int]):
+    assert check_order(name, "main", order) is not None
+
+
+def test_a_list_in_a_string_is_refused():
+    with pytest.raises(ConfigError, match="which is no layer selector"):
+        keep_(FAMILIES["llama"].known(), "1,3")
+
+
+@pytest.mark.parametrize("layers", [[0, 1, 3], [1, 3], (1, -1)])
 def test_keep_counts_as_hidden_states_do(layers):
     model = FAMILIES["llama"].known()
     wanted = [model.layers[0], model.layers[2]]
-    if layers == "1,3":
-        with pytest.raises(ConfigError, match="which is no layer selector"):
-            keep_(model, layers)
-        return
     edit = keep_(model, layers)
     assert list(model.layers) == wanted
     assert (edit.kind, edit.layers, edit.settings["order"]) == ("keep", (2,), [1, 3])
     assert [layer.self_attn.layer_idx for layer in model.layers] == [0, 1]
-    assert isinstance(AutoModelForCausalLM.from_config(model.config), torch.nn.Module)
+    assert len(AutoModelForCausalLM.from_config(model.config).model.layers) == 2
     assert AutoModel.from_config(model.config).config.num_hidden_layers == 2

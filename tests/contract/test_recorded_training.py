@@ -176,7 +176,8 @@ def test_a_bank_attaches_to_its_model_and_to_no_other(tmp_path: Path, caplog: py
     attached = again.attach(tiny_model(), tiny_tokenizer())
     assert not caplog.records
     attached.save_pretrained(tmp_path / "whole")
-    assert evaluate(ReaderBank.from_pretrained(tmp_path / "whole", tiny_model(), tiny_tokenizer()), {"x": live})
+    whole = ReaderBank.from_pretrained(tmp_path / "whole", tiny_model(), tiny_tokenizer())
+    assert evaluate(whole, {"x": live}) == evaluate(attached, {"x": live})
     with pytest.raises(ConfigError, match="it reads a BertModel already"):
         attached.attach(tiny_model())
     unknown = ReaderBank.from_states(packed(tmp_path / "unknown", states_of(tiny_bank({}), ["we"], LAYERS), LAYERS))

@@ -22,7 +22,6 @@ def test_a_cascade_keeps_the_stated_recall_and_saves_work():
     assert rates.recall >= 0.6
     assert (rates.negatives, rates.positives) == (30, 30)  # the half that chose no threshold
     assert choice.saving < 1 - rates.asked <= 1  # the first reader costs something too
-    assert choice.considered >= 1
     assert bank.monitors["cascade"] == choice.cascade
     bank.drop_monitor("cascade")
     assert "saves" in choice.sentence()
@@ -39,7 +38,7 @@ def test_a_higher_recall_asks_for_more_of_the_second_reader():
         choose_cascade(bank, CHEAP, SPANS, whole_task(), recall=recall, store=False, **HOW) for recall in (0.4, 0.85)
     )
     assert low.considered >= high.considered
-    assert low.saving >= high.saving
+    assert low.saving > high.saving
     assert "cascade" not in bank.monitors
 
 

@@ -148,7 +148,7 @@ def test_the_model_reads_each_text_once(model, folder: Path):
     methods = ("embedding", "all_layers", "attention_probe", "ada_layers", "default")
     run(model, folder, sets=["1"], methods=methods, seeds=[0])
     hook.remove()
-    assert sum(read) - 80 - 40 < 10  # the few others find out where the layers are
+    assert 0 <= sum(read) - 80 - 40 < 10  # the few others find out where the layers are
 
 
 def test_a_killed_run_goes_on_without_a_cell_twice(model, folder: Path, tmp_path: Path, monkeypatch):

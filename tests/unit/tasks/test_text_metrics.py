@@ -94,4 +94,5 @@ def test_rouge_lsum_compares_sentences_and_not_lines_only():
     lead, reference = 'Mr. Fox ran. The dog slept! "It snowed." He left.', "The dog slept .\nHe left ."
     on_lines = score_texts(("rougeLsum",), [lead.replace(". ", ".\n").replace("! ", "!\n")], [reference])
     assert score_texts(("rougeLsum",), [lead], [reference]) == pytest.approx(on_lines, abs=0.05)
-    assert score_texts(("rougeLsum",), [lead], [reference])["rougeLsum"] > rouge(lead, reference)["rougeL"] - 1e-9
+    swapped = score_texts(("rougeLsum",), ["He left. The dog slept."], ["The dog slept. He left."])
+    assert swapped["rougeLsum"] == pytest.approx(1)  # by lines it would be 0.6
