@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.browser import missing, prefer, resize
+from tests.support.browser import missing, prefer, resize, wait
 from tests.support.studied import EVIL, probe, saved, wrong_answers
 
 from lamina.report import write_page
@@ -39,13 +38,6 @@ def page(browser: Any, path: Path) -> Any:
     browser.get(path.as_uri())
     wait(lambda: all(chart["theme"] == "light" for chart in browser.execute_script(DRAWN)))
     return browser
-
-
-def wait(true: Callable[[], bool], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "the page did not get there"
-        time.sleep(0.1)
 
 
 def texts(page: Any, table: int, column: int) -> list[str]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from tests.support.browser import missing, prefer, resize
+from tests.support.browser import missing, prefer, resize, wait
 from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
 from tests.support.serving import served
 
@@ -43,13 +42,6 @@ def bank() -> ReaderBank:
     bank.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=max(own[2:]), name="sharp"))
     bank.keep_monitor(Monitor("mood", "bad", EMA(3), name="quiet"))
     return bank
-
-
-def wait(true: Callable[[], Any], seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "the page did not get there"
-        time.sleep(0.05)
 
 
 def opened(browser: Any, address: str, **fields: str) -> Any:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from tests.support.browser import missing, prefer, resize
+from tests.support.browser import missing, prefer, resize, wait
 from tests.support.finetuned import image_processor, vit
 from tests.support.pictures import encoded, picture
 from tests.support.serving import served
@@ -50,13 +48,6 @@ def page(browser: Any, address: str) -> Any:
     browser.get(address)
     wait(lambda: browser.find_element("id", "ask").is_displayed())
     return browser
-
-
-def wait(true: Callable[[], Any], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "the page did not get there"
-        time.sleep(0.05)
 
 
 def ask(page: Any, text: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,11 @@ def prefer(driver: Any, scheme: str) -> None:
 def _heard(driver: Any) -> None:
     """Wait for a frame: styles are new at once, but a page's own scripts hear of changes before the next frame only."""
     driver.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
+
+def wait(true: Callable[[], Any], seconds: float = 30) -> None:
+    """Wait until a condition of a page holds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "the page did not get there"
+        time.sleep(0.05)
