@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import builtins
 import gc
+import logging
 import os
 import random
 import shutil
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -195,3 +197,12 @@ def _fixed_seed() -> None:
         torch.manual_seed(0)
         if torch.get_num_threads() != 1:
             torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers() -> Iterator[None]:
+    """Remove the handlers that a command adds to Lamina's logger, so that later tests do not print its warnings."""
+    logger = logging.getLogger("lamina")
+    before = list(logger.handlers)
+    yield
+    logger.handlers[:] = before
