@@ -47,6 +47,8 @@ class ConfigError(LaminaError, ValueError):
 class UnknownNameError(LaminaError, LookupError):
     """Raised when a name does not exist; the message lists the names that do and suggests the closest one.
 
+    The parameter `hint`, if given, ends the message in place of the suggestion, and says what to do.
+
     Attributes:
         op: The operation that was called.
         got: The unknown name.

@@ -64,5 +64,8 @@ class Detokenizer:
         return piece
 
     def _decode(self, ids: list[int]) -> str:
-        """Return the text of some token ids; "" for none, which not all tokenizers decode."""
+        """Return the text of token ids.
+
+        An empty list gives "" without a call, because some tokenizers cannot decode it.
+        """
         return str(self._tokenizer.decode(ids)) if ids else ""

@@ -64,7 +64,10 @@ class Step:
 
     @property
     def text(self) -> str:
-        """Text that the token adds to the only sequence; ConfigError if there are several, or no text is known."""
+        """Text that the token adds to the sequence, for a call that generates one sequence only.
+
+        Raises ConfigError if there are several sequences (use `texts`), or if the tokens were not decoded.
+        """
         self._check_single("text")
         if self.texts is None:
             problem = "the tokens were not decoded; that needs a bank with a tokenizer, and bank.stream or on_token"

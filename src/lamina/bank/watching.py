@@ -138,8 +138,8 @@ def _require_text(text: _WatchedText | None) -> _WatchedText:
 class _WatchedText(GenerationObserver):
     """The scores and flags of the sequences that one call of `generate` writes.
 
-    Monitors that are computed together are neighbours in `rows`, the order of the monitors in all tensors;
-    `monitor_names` has the caller's order.
+    Tensors have one row per monitor. The list `rows` holds the monitors' names in that order; monitors that are
+    computed in one operation have neighbouring rows. `monitor_names` holds the names in the caller's order.
     """
 
     def __init__(
@@ -397,7 +397,7 @@ def watch(
 
 
 def _tokenizer_of(bank: ReaderCollection) -> PreTrainedTokenizerBase | None:
-    """Return the bank's tokenizer, alone or within its processor; None if it has none."""
+    """Return the bank's processor if it is a tokenizer, else the tokenizer inside the processor; None without one."""
     tokenizer = getattr(bank.processor, "tokenizer", bank.processor)
     return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
 

@@ -152,9 +152,10 @@ def _csv(path: Path, lines: Lines) -> CellRows:
 
 
 def _csv_error(path: Path, used: Sequence[tuple[int, str | DataError]], error: csv.Error | DataError) -> DataError:
-    """Return the error for a row of a CSV file that is not valid, from its lines (`used`) and the error raised.
+    """Return the DataError for an invalid row of a CSV file.
 
-    Without lines the file itself cannot be read, and `error` is raised again.
+    `used` holds the row's lines, each with its number: the text, or the DataError for a line that is not UTF-8. `error`
+    is what the CSV reader raised. If `used` is empty, the file itself cannot be read, and `error` is raised again.
     """
     if not used:
         raise error

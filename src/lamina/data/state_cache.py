@@ -303,10 +303,12 @@ class CachedStates:
     """Hidden states of encoded examples, in memory or in memory-mapped files that several processes may read at once.
 
     Args:
-        arrays: Name of each stack -> array `[tokens, layers, width]`.
-        layout: The layout of the arrays.
-        dtype: Dtype in which the model computed the states, and in which they are returned.
-        device: Device on which the states are returned.
+        arrays: Name of each stack -> its states, an array `[tokens, layers, width]` with the tokens of all examples in
+            a row.
+        layout: Where the states of each example and layer lie in the arrays.
+        dtype: Dtype in which states are returned: the one in which the model computed them. They are stored in
+            `layout.dtype`.
+        device: Device on which states are returned.
     """
 
     def __init__(

@@ -120,6 +120,8 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
 def _path_of_blocks(model: PreTrainedModel, stack: LayerStack, op: str) -> str | None:
     """Return the path of the module list that holds a stack's blocks; None if one block serves as all layers.
 
+    `op` is the operation, for the message.
+
     Raises:
         ConfigError: If there is no such list, or only some layers share a block.
     """
@@ -184,15 +186,29 @@ def _is_dropout(name: str, module: nn.Module | None) -> bool:
 
 
 def _facts(module: nn.Module | None) -> tuple[type, dict[str, object]]:
-    """Return the class and the plain attributes of a module."""
+    """Return the class of a module, and its attributes that are numbers, strings, lists, tuples or None.
+
+    A missing module (None) has the class NoneType and no attributes.
+    """
     return type(module), {key: value for key, value in vars(module or object).items() if isinstance(value, _PLAIN)}
 
 
 def _differing(was: nn.Module, now: nn.Module, name: str, shift: int, where: str, plan: _Plan) -> dict[str, object]:
-    """Return the attributes and weightless submodules of `now` that `was` has otherwise; `shift` is new - old number.
+    """Return the attributes and dropout submodules that a block has to take over when it moves to another place.
+
+    Args:
+        was: A module of the block at its old place.
+        now: The same module at the new place, in a model built from the new config.
+        name: Path of the module in the block; "" for the block itself.
+        shift: New minus old number of the block.
+        where: Start of the error message.
+        plan: The plan of the move.
+
+    Returns:
+        Name -> value or submodule of `now`, where it differs from `was`.
 
     Raises:
-        _WrongPlaceError: If they differ in more than a number that moved by `shift`.
+        _WrongPlaceError: If an attribute differs by more than the block's number, a setting of the config or a dropout.
     """
     label = f"'{name}'" if name else "the block"
     if type(was) is not type(now):

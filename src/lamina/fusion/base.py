@@ -386,11 +386,12 @@ class WeightedSum(Stream):
 
 
 class InputWeighted(Fusion):
-    """Base class of fusions whose layer weights depend on the token; it sums up the weights for `importance`.
+    """Base class of fusions whose layer weights depend on the token. It adds up the weights, for `importance`.
 
     Attributes:
-        amounts: `[layers]`, the sum of the absolute weights of each layer, over all tokens since the mode last changed.
-            It is a buffer that is not saved, because it depends on the texts that were read, not on what was learned.
+        amounts: `[layers]`, the sum of each layer's absolute weights over all tokens since the last switch between
+            training and eval mode. It is a buffer that is not saved, because it depends on the texts that were read,
+            not on what was learned.
     """
 
     amounts: Tensor

@@ -47,7 +47,7 @@ class Concat(FusionConfig):
 
 
 class _ConcatStream(Stream):
-    """The stream of Concat: all members are computed together, with one batched matrix product per layer."""
+    """One pass of several Concat fusions, the members: one batched matrix product per layer serves all of them."""
 
     def __init__(self, members: Sequence[ConcatFusion]) -> None:
         self._biases = [member.bias for member in members]

@@ -135,7 +135,10 @@ class _TopStream(Stream):
         self._last: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Keep the last state, and the arguments with which the model called its last block."""
+        """Store this layer's state, and the arguments of the model's call of its last block.
+
+        Each call replaces what the call before stored, so `finish` uses the highest layer.
+        """
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens width"]]:

@@ -334,7 +334,10 @@ def _hint_for(target: nn.Module) -> str:
 
 
 def _run_for_states(target: nn.Module, probe: Probe) -> States:
-    """Run a module, and return stack name -> hidden states from its output."""
+    """Run a module on the probe's inputs; return stack name -> the hidden states in its output, one per layer.
+
+    Raises _UnreadableError if the output has no hidden states.
+    """
     output = _run(target, probe, output_hidden_states=True, return_dict=True)
     states = {name: getattr(output, key, None) for name, key in _HIDDEN.items()}
     by_stack = {name: cast("tuple[Tensor, ...]", first_tensors(v)) for name, v in states.items() if v is not None}

@@ -202,7 +202,11 @@ def predict_file(  # noqa: PLR0913
 
 
 def usual_column(source: Path) -> str:
-    """Return the text column when the user names none: the only one, or one with a usual name; else raise DataError."""
+    """Return the text column of a file, for a user who names none: the only column, or one with a usual name.
+
+    Raises:
+        DataError: If there are several columns and none has a usual name.
+    """
     first = next(read_chunks(source, rows=1, on_bad_row=lambda _: None), None) or next(read_chunks(source, rows=1))
     names = list(first.columns)
     column = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
@@ -437,7 +441,7 @@ class Answering:
                 yield self(*ready)
 
     def _prepare(self, examples: Sequence[object]) -> Prepared | LaminaError:
-        """Return examples encoded for the passes; or the error that one of them caused."""
+        """Return the examples encoded for the model; or, if one of them cannot be encoded, its error."""
         try:
             with _tokenizing:
                 return self._predictor.prepare(self._located(examples))

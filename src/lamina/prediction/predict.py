@@ -280,7 +280,10 @@ class Predictor:
 
     @property
     def engine(self) -> Engine | None:
-        """What computes the answers of a bank in place of PyTorch; None: PyTorch. It may be set."""
+        """The engine that computes a bank's answers in place of PyTorch; None if PyTorch computes them.
+
+        Setting it changes the engine. For a whole model it is always None, and setting it does nothing.
+        """
         return self._runner.engine if isinstance(self._runner, BankRunner) else None
 
     @engine.setter

@@ -116,9 +116,10 @@ def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> It
 
 
 def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
-    """Yield a run for each setting of a method's grid, with its edits and with the name and task of `template`.
+    """Yield a run for each setting of a method's grid, with name, task and default options from `template`.
 
-    The options of the method and its grid replace those of the template.
+    The method's options replace the template's, and the grid's values replace both. Grid keys such as "insert.count"
+    set an argument of one of the method's edits.
     """
     grid = {full_key(key, method.keys(), "grid"): values for key, values in method.grid.items()}
     for number, values in enumerate(itertools.product(*grid.values()), start=1):

@@ -57,7 +57,7 @@ def load_tasks(recipe: Recipe, data: str | Path | None) -> dict[str, list[Task]]
 
 
 def check_parts(recipe: Recipe, name: str, parts: Collection[str]) -> None:
-    """Raise ConfigError if the recipe evaluates on a split that a task does not have; `parts` are the task's splits."""
+    """Raise ConfigError if the recipe evaluates on a split that task `name` lacks; `parts` are the task's splits."""
     if recipe.evaluate is not None and recipe.evaluate not in parts:
         raise ConfigError(
             f"recipe: evaluate is {recipe.evaluate}, but task '{name}' has only {', '.join(parts)}. "

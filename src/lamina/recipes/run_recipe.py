@@ -75,8 +75,8 @@ _SAVED_FIELDS = (
 class RecipeResult:
     """The results of a recipe.
 
-    Each row in `rows` has the run's settings, every validation score at the best epoch, and with `evaluate: test` every
-    test score ("test" by the task's metric, "test_f1" and so on).
+    Each row in `rows` has the settings of one run and every validation score at its best epoch. With `evaluate: test`
+    it also has the test scores: column "test" for the task's own metric, "test_f1" for F1, and so on.
     """
 
     table: list[SummaryRow] = field(default_factory=list)  # one row per task, method and setting; see `summaries`

@@ -169,7 +169,7 @@ class _Chart:
 
     @property
     def layout(self) -> dict[str, int]:
-        """The sizes that the page's script needs to fit the chart into the page; see `layout_of`."""
+        """Sizes by which the page's script fits the chart into the page, such as "panels"; see `layout_of`."""
         return layout_of(self.drawing)
 
     @property

@@ -38,14 +38,14 @@ class PassSeconds(TypedDict):
 
 
 class TaskExplanation(TypedDict):
-    """From which layers and tokens one reader's answer about a text comes. Shares sum to 1.
+    """How much each layer and each token contributed to one reader's answer. The shares in each field sum to 1.
 
     Keys:
         layers: Indices of the layers that the reader reads.
-        importance: Learned share of each of these layers; None if the reader learned none.
+        importance: Learned share of each of these layers; None if the reader's fusion learns no shares.
         tokens: The text's tokens as the model reads them; None for images and audio.
         contributions: Share of each layer and token in this answer, `[layers][tokens]`; None if the reader's fusion
-            cannot tell.
+            cannot compute it.
     """
 
     layers: list[int]

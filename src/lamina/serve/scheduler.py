@@ -106,12 +106,12 @@ class _Run:
 
 @dataclass
 class _Turn:
-    """The next action of one thread, and whether its pass counts as running already.
+    """What one worker thread does next: begin a new batch, or run the next pass of a batch that has begun.
 
     Attributes:
-        jobs: The requests of a new batch, or those of `run`.
-        begun: Whether the pass counts as running.
-        run: The batch that is continued. None: the batch is new.
+        jobs: The requests of the batch.
+        begun: Whether the scheduler has already added this pass to its number of running passes.
+        run: The batch that has begun. None: the batch is new.
     """
 
     jobs: Sequence[AnyJob]

@@ -100,7 +100,7 @@ class TimedProtocol(_Protocol):
             self._waiting = None
 
     def _give_up(self) -> None:
-        """Close the connection; a client that has sent a part of its headers is told why."""
+        """Close the connection. If the client has sent a part of its headers, send it an error response first."""
         if self._has_begun and not self.transport.is_closing():
             self.transport.write(_TOO_SLOW)
         self.transport.close()

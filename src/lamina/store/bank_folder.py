@@ -309,7 +309,10 @@ def bank_of_states(folder: str | PathLike[str]) -> ReaderBank:
 
 
 def _recorded_model(base: BaseFacts) -> RecordedModel:
-    """Return a stand-in for the model whose recorded states the readers of a bank were trained on."""
+    """Return a model without weights that has the layers of the recorded model described by `base`.
+
+    A bank trained on recorded states is loaded onto it. It cannot compute: its `forward` raises ConfigError.
+    """
     name, stack = next(iter(base.stacks.items()))
     return RecordedModel(
         RecordedFacts(
@@ -424,7 +427,10 @@ def _load_bank(
 
 
 def saved_infos(folder: str) -> dict[str, Info]:
-    """Return reader name -> the `info` that is saved with it in a local folder of a bank; {} for any other folder."""
+    """Return reader name -> the `info` dict that was saved with the reader, from a local folder of a bank.
+
+    A folder that holds no saved bank gives {}. Raises StoreError if the bank is damaged.
+    """
     path = Path(folder)
     if not is_file(path / MANIFEST):
         return {}

@@ -110,7 +110,10 @@ def push_folder(
 
 
 def _reason(error: BaseException, revision: str | None) -> str:
-    """Return why a request to the hub for `revision` (None: the main branch) failed, as a part of an error message."""
+    """Return why a request to the hub failed, as a phrase for an error message.
+
+    `revision` is the revision that was requested; None: the main branch.
+    """
     if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__  # it says that the file is not in the cache; its cause is why the hub did not give it
     status = getattr(getattr(error, "response", None), "status_code", None)

@@ -70,8 +70,9 @@ def load(
             head starts at random. None: the classes that the config names.
         revision: Branch, tag or commit on the hub. None: the main branch.
         dtype: Type of the weights, such as "bfloat16". "auto": the type in which they were saved.
-        new_weights: True: weights that the files lack start at random, with a warning. False: only a head and a pooler
-            may start at random, with at most half of all parameters.
+        new_weights: True: weights that the files lack start at random, with a warning. False: StoreError if the files
+            lack weights of a layer, or more than half of the model's parameters; a missing head or pooler still starts
+            at random.
 
     Returns:
         The model and its processor: a tokenizer, image processor, feature extractor or joint processor. The processor

@@ -109,7 +109,7 @@ def _check_config(path: Path, name: str) -> None:
 
 
 def _check_counts(path: Path, fields: Mapping[str, object]) -> None:
-    """Raise StoreError if a config asks for more layers, heads, labels and so on than any model has."""
+    """Raise StoreError if a number in a config, such as its layers or labels, is larger than in any real model."""
     for key, value in fields.items():
         for number in cast("list[object]", value if isinstance(value, list) else [value]):
             if isinstance(number, dict):

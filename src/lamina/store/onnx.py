@@ -345,7 +345,7 @@ class _Plan:
         return facts
 
     def _passes(self) -> list[StackPass]:
-        """Return a new pass object for each stack that the readers read."""
+        """Return new objects that run the readers, one for each stack (encoder, decoder) that the readers read."""
         return self.bank.passes(self.bank.select(self.names, _OP), grad=False, traced=True)
 
     def _options(self) -> dict[str, bool]:

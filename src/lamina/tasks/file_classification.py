@@ -183,7 +183,11 @@ def _is_hidden(parts: Sequence[str]) -> bool:
 
 
 def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield the names and files below a folder; raise DataError if a folder cannot be listed."""
+    """Yield each file at any depth below `root`, as the parts of its path relative to `root` and the file.
+
+    The file is None for a symbolic link or anything else that is not a plain file. Raises DataError if a folder cannot
+    be listed.
+    """
 
     def unreadable(error: OSError) -> None:
         raise file_class.bad(error.filename, f"cannot be listed ({error.strerror}); all class folders are read.")
@@ -304,7 +308,7 @@ class FileKind(ClassKind[InputsT]):
         return replace(spec, text=column, problem_type="classification", labels=labels), splits
 
     def column(self, spec: ColumnSpec) -> str:
-        """Return the column of the files: the column that the user has named, else the usual name."""
+        """Return the name of the column with the paths of the files: the user's choice, else the kind's default."""
         return self.file.column if spec.text == "sentence" else str(spec.text)
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> RowTargets:

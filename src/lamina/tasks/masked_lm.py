@@ -190,7 +190,7 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
                 self._best[number] = best_tokens(outputs[at, position]).tolist()
 
     def first_not_finite(self) -> int | None:
-        """Return the index of the first text with NaN for a probability at a mask token; None if there is none."""
+        """Return the index of the first text in which a mask token got NaN as a probability; None if no text did."""
         texts = (text for text, masks in enumerate(self._masks) for _ in masks)
         return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 

@@ -161,7 +161,7 @@ def _auroc(scores: Tensor, positive: Tensor) -> float:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the rank of every value, from 1; equal values share the mean of their ranks."""
+    """Return the ascending rank of every value, from 1, in float64; equal values share the mean of their ranks."""
     _, place, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0) - (counts - 1) / 2)[place].double()
 

@@ -30,7 +30,10 @@ def input_column(text: str | int, inputs: str | int | None) -> str | int:
 
 
 def warn_of_cases(name: str, labels: Sequence[str]) -> None:
-    """Log a warning for class names that differ in nothing but upper and lower case, which may be one class."""
+    """Log a warning for class names of the task `name` that differ only in upper and lower case.
+
+    They may be one class that was written in two ways.
+    """
     first: dict[str, str] = {}
     for label in labels:
         if (other := first.setdefault(label.casefold(), label)) != label:

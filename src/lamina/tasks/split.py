@@ -143,7 +143,7 @@ class Split:
 
     @cached_property
     def key(self) -> str:
-        """A hash that is equal for equal examples in the same order; labels are left out."""
+        """A hash of the examples in their order, without their labels. Equal in every process for equal examples."""
         digest = hashlib.blake2b(str(getattr(self._open_text, "digest", "")).encode(), digest_size=16)
         for text in self.texts:
             content = getattr(text, "messages", text)  # a chat differs by its roles too

@@ -43,9 +43,13 @@ _SHOWN = 6  # most learners that a progress line names
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """Return the Accelerator of a run, with its device and processes; its trackers write to `output`, if it is given.
+    """Return the Accelerator of a run; if the options name trackers, they write to the folder `output`.
 
-    `autocast` sets the mixed precision, because accelerate would fix it for the whole process.
+    The Accelerator's own mixed precision stays off, because accelerate would fix it for the whole process. Each pass
+    uses torch's autocast instead (`Runner.autocast`).
+
+    Raises:
+        ConfigError: If the options do not suit the device, or if they name trackers and `output` is None.
     """
     check_device(options, output)
     cpu = not torch.cuda.is_available()

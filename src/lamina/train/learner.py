@@ -138,7 +138,7 @@ class Learner:
         return keep
 
     def keep(self, epoch: int, scores: dict[str, float]) -> None:
-        """Make `epoch` (from 0) the best epoch: store its scores and, with `keep="best"`, a copy of the weights."""
+        """Record `epoch` (from 0) and its scores as the best; with the option `keep="best"`, copy the weights too."""
         self.progress.scores, self.progress.best_epoch = dict(scores), epoch + 1
         self.best = self.tensors() if self._options.keep == "best" else {}
 

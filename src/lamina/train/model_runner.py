@@ -239,9 +239,10 @@ class ModelRunner(Runner):
         """Return learner name -> the model's outputs for a batch, in the form that its kind of task expects.
 
         Args:
-            batch: Inputs of the model, without labels.
-            labels: Labels that the inputs contain, such as masked tokens. None: outputs for a prediction.
-            names: The name of the one learner.
+            batch: Inputs of the model.
+            labels: Not None: return the outputs that the loss is computed from. None: return the outputs for a
+                prediction.
+            names: A list with the name of the only learner.
             states: Not used; a whole model has no cached states.
 
         Raises:

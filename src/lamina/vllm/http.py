@@ -158,7 +158,10 @@ async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 
 
 
 def _fill(response: Any, answers: dict[int, Answers]) -> None:
-    """Add to each choice of a response its answers, and to the response itself the answers of its first choice."""
+    """Add to each choice of a response the readers' answers about it, and to the response those of its first choice.
+
+    The keys of `answers` are the choices' indices. A response without choices, such as an error, is left alone.
+    """
     choices = getattr(response, "choices", ())  # an error has none
     for choice in choices:
         choice.lamina = answers[choice.index].to_dict()

@@ -139,7 +139,7 @@ class PooledReaders:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the partial results of all blocks."""
+        """Bytes of GPU memory that the partial results of all cache blocks take."""
         return self._maxima.nbytes + self._sums.nbytes + self._projected.nbytes
 
     def add(self, states: Mapping[int, Tensor], segments: Segments) -> None:

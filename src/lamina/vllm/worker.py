@@ -86,15 +86,15 @@ def install(runner: Any, layout: Layout, kind: Callable[[Layout, Any], StepReade
 
 @final
 class EngineReaders:
-    """The readers of a bank in one engine, and their scores of every token in the engine's cache.
+    """The readers of a bank in one engine, with their scores of every token in the engine's cache.
 
-    A token that the prefix cache provides is not computed again. So the scores of each token are kept beside the
-    cache, at the number of its cache slot, and are read from there when a later request shares the token. Readers of
-    whole prompts keep sums per cache block instead; see `pooled`.
+    A token that the prefix cache provides is not computed again. Its scores are therefore stored under the number of
+    its cache slot, and are read from there when a later request shares the token. Readers of whole prompts store sums
+    per cache block instead; see `pooled`.
 
     Args:
-        layout: The readers to run.
-        runner: The model runner.
+        layout: Which readers to run, and the order of their scores.
+        runner: vLLM's model runner.
     """
 
     method: ClassVar[str] = "sample_tokens"

@@ -67,7 +67,7 @@ class TextGenerator:
         return len(self._running)
 
     def begin(self, request: GenerationRequest, put: Put) -> Generation:
-        """Begin a text in a new thread, and return its `Generation`.
+        """Start generating a text in a new thread, and return the `Generation` that controls it.
 
         Args:
             request: What to generate.
@@ -75,7 +75,8 @@ class TextGenerator:
 
         Raises:
             ConfigError: If the bank's model does not generate text.
-            OverloadedError: If `max_concurrent_generations` texts are being generated, or no thread can be started.
+            OverloadedError: If `max_concurrent_generations` texts are already being generated, or no thread can be
+                started.
             ClosedError: If the server is shutting down.
         """
         bank, limit = self._scheduler.bank, self._scheduler.settings.max_concurrent_generations

@@ -73,7 +73,10 @@ class _AfterSampling(StopOnEvent):
 
 
 class _SeededMultinomial(TorchFunctionMode):
-    """While this mode is active, `torch.multinomial` in this thread draws from a generator with the given seed."""
+    """A context manager: inside it, `torch.multinomial` in this thread draws from a generator with the given seed.
+
+    Torch's global generators are neither used nor changed.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()

@@ -138,23 +138,26 @@ def cell_rows(
     settings: CellSettings,
     cache_dir: Path | None = None,
 ) -> list[Row]:
-    """Run all methods on one portion of one set.
+    """Run all methods on one portion of a data set, that is, on the rows drawn for training and for scoring.
 
-    The model reads each text once. Readers of one method and all seeds are trained at the same time.
+    The model reads each text once. All seeds of one method are trained at the same time.
 
     Args:
         model: The model, which is not changed.
         processor: Its tokenizer.
         folder: The folder of the data files.
-        name: Name of the set.
-        point: As in `cell_portion`.
-        settings: Settings of the benchmark.
+        name: Name of the data set.
+        point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
+        settings: Settings of the benchmark, with the names of the methods.
         cache_dir: Folder that keeps the hidden states for later calls. None: a temporary folder.
 
     Returns:
         A row per method and seed: "method", "seed" (None without one), "metric", "score" (AUC on the scored rows),
         "trained" and "rows" (numbers of rows), "seconds" (of training, without the model's passes), "bytes" (size of
         the parameters) and "chosen" (the layer, for "best_layer").
+
+    Raises:
+        DataError: If the data set is missing, damaged or too small.
     """
     drawn = cell_portion(folder, name, point, settings)
     rows: list[Row] = []
@@ -235,7 +238,10 @@ class _States:
         return open_runner(bank, dict.fromkeys(bank, self._task), _OP, None, self._options)
 
     def _read(self, bank: ReaderBank, part: str, cache_dir: str) -> Group:
-        """Return the encoded rows of a part, with the states of all layers, which the model computes."""
+        """Encode the training or test rows (`part`), and return them with the states of all layers.
+
+        States that `cache_dir` does not hold yet are computed by the model and stored there.
+        """
         group = self._group(bank, ["all"], part)
         size = self._options.scoring_batch_size
         settings = CacheSettings(mode="on", dtype="float16", folder=cache_dir, batch_size=size)

@@ -361,7 +361,10 @@ def probe_rows(
 
 
 def has_code(task: Task) -> bool:
-    """Return whether the labels of a task can be sent by an online code: each label is one of two or more classes."""
+    """Return whether the description length of a task's labels can be measured, for minimum description length probes.
+
+    It can if each label is one of two or more classes.
+    """
     return task.problem_type == "classification" and len(task.labels) > 1
 
 

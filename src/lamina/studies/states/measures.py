@@ -79,9 +79,10 @@ class BlockDistance(LayerMeasure):
     _previous: Tensor | None = None
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return both distances of every token that is not padding, `[2, tokens]`; `[2, 0]` for the lowest layer.
+        """Return the angular distance and the block influence of each token, from the layer read before to this one.
 
-        Tokens with a state of zeros, which has no direction, do not count.
+        The result is `[2, tokens]`. Padding and tokens with an all-zero state are left out. The lowest layer gives `[2,
+        0]`, because no layer was read before it. Call this once per layer, in ascending order.
         """
         unit = F.normalize(state[real], dim=-1)
         previous, self._previous = self._previous, unit
@@ -250,7 +251,10 @@ class NeighbourSample:
         self._parts: list[list[Tensor]] = []
 
     def add(self, features: Sequence[Float[Tensor, "rows _"]]) -> None:
-        """Store each layer's vectors `[rows, width]` in float32 on the CPU; rows after the first `most` are ignored."""
+        """Store each layer's vectors `[rows, width]` in float32 on the CPU.
+
+        Once `self.most` rows are stored, over all calls, further rows are ignored.
+        """
         count = min(len(features[0]), self.most - self.rows)
         if count > 0:
             self._parts.append([vectors[:count].float().cpu() for vectors in features])

@@ -46,7 +46,11 @@ class _NuRow(TypedDict):
 
 
 class _ComparisonRow(TypedDict):
-    """A row of measure "probe" (nu of a layer, and its probe's score) or "rank_correlation" (over `n` layers)."""
+    """A row of the study's table that compares nu, the variability within classes, with the scores of probes.
+
+    With `measure` "probe": nu of one layer, and in `score` the score of the layer's probe. With `measure`
+    "rank_correlation": in `score` the rank correlation of the two over `n` layers, and its p-value in `p`.
+    """
 
     task: str
     measure: str
