@@ -50,11 +50,11 @@ _MASK = "attention_mask"
 @final
 @dataclass(frozen=True)
 class LazyAudio(LazyFile):
-    """An audio clip that is read and decoded when it is opened.
+    """An audio clip that is read and decoded only when `open` is called.
 
     Attributes:
-        rate: Samples per second of `data`, if these are float32 samples and not a file. 0: the rate at which the clip
-            is opened. None: `data` is a file, or there is none.
+        rate: Samples per second, if `data` holds float32 samples. 0: `data` holds samples without a known rate; they
+            count as having the rate that `open` asks for. None: the clip is an encoded file, on disk or in `data`.
     """
 
     rate: int | None = None
@@ -70,17 +70,17 @@ class LazyAudio(LazyFile):
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a clip with the samples of an array or list; None if `entry` is neither.
+        """Return a clip made from an array or list of samples; None if `entry` is neither.
 
-        Floats are samples between -1 and 1; integers of 8 bits (unsigned), 16 or 32 bits are divided by their full
-        scale. With several channels, the longer axis is time.
+        Floats are samples between -1 and 1. Integers of 8 bits (unsigned), 16 or 32 bits are divided by their full
+        scale. If there are several channels, the longer axis is time.
 
         Args:
-            name: How messages call the clip.
+            name: Name of the clip in error messages.
             entry: The samples, at the rate of the feature extractor; or a mapping with "array" and "sampling_rate".
 
         Raises:
-            DataError: If a mapping has no rate or one that is not allowed, or the samples are of another type.
+            DataError: If a mapping has no "sampling_rate" or one out of range, or the samples have another type.
         """
         has_rate = isinstance(entry, Mapping) or hasattr(entry, "get")  # decoders of `datasets` have `get` alone
         samples: object = entry.get("array") if has_rate else entry  # pyright: ignore[reportAttributeAccessIssue]
@@ -92,21 +92,24 @@ class LazyAudio(LazyFile):
         return cls(name, data=_mono(name, values).tobytes(), rate=_rate_of(name, entry) if has_rate else 0)
 
     def length(self, rate: int) -> int:
-        """Return the number of samples at `rate`, from the file's header; raise DataError if there are none."""
+        """Return the clip's number of samples at `rate` samples per second, without decoding the file.
+
+        Raises DataError if the clip is empty or its header cannot be read.
+        """
         own_rate, frames = self._header(rate)
         if frames < 1:
             raise self.bad(self.name, "has no samples; a clip has at least one.")
         return -(-frames * rate // own_rate)
 
     def decoded_size(self) -> int:
-        """Return the number of samples of all channels, from the file's header, without decoding the file."""
+        """Return the number of samples over all channels, as the file's header states it; nothing is decoded."""
         if self.rate is not None:
             return len(self.data or b"") // 4
         info = self._info()
         return info.frames * info.channels
 
     def open(self, rate: int, samples: int) -> Samples:
-        """Return the first samples of the clip, float32 between -1 and 1, as the mean of its channels.
+        """Decode the clip, and return its first samples: float32 between -1 and 1, averaged over the channels.
 
         Args:
             rate: Samples per second of the result. A clip of another rate is resampled by a polyphase filter
@@ -132,7 +135,10 @@ class LazyAudio(LazyFile):
         return values[:samples].astype(np.float32, copy=False)
 
     def _header(self, rate: int) -> tuple[int, int]:
-        """Return samples per second and samples per channel; `rate` is the rate of a clip that has none of its own."""
+        """Return the clip's samples per second and samples per channel, without decoding the file.
+
+        `rate` stands in for the rate of a clip that has none of its own.
+        """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
         info = self._info()
@@ -150,7 +156,10 @@ class LazyAudio(LazyFile):
         return info
 
     def _decode(self, frames: int) -> Samples:
-        """Return the first samples of the file, `[samples]` or `[samples, channels]`; raise DataError on failure."""
+        """Decode the first `frames` samples of the file, `[samples]` or `[samples, channels]`.
+
+        Raise DataError on failure.
+        """
         source, soundfile = self.source(), _soundfile()
         try:
             return soundfile.read(source, frames=frames, dtype="float32")[0]
@@ -158,13 +167,13 @@ class LazyAudio(LazyFile):
             raise self._undecodable(error) from error
 
     def _undecodable(self, error: Exception) -> DataError:
-        """Return the error that the clip cannot be decoded, with the decoder's reason."""
+        """Return a DataError that says that the clip cannot be decoded, with the decoder's message."""
         reason = first_line(getattr(error, "error_string", None) or error)
         return self.bad(self.name, f"cannot be decoded ({reason}); every row of an audio task is a whole clip.")
 
 
 def _resample(values: Samples, up: int, down: int) -> Samples:
-    """Return samples at `up / down` times their rate; raise MissingExtraError if SciPy is not installed."""
+    """Resample audio to `up / down` times its rate; raise MissingExtraError if SciPy is not installed."""
     try:
         from scipy.signal import resample_poly
     except ImportError as error:
@@ -191,7 +200,7 @@ def _rate_of(name: str, entry: Any) -> int:
 
 
 def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
-    """Return a list of numbers, or an array, as an array; None for anything else."""
+    """Return an array, or a list of numbers converted to an array; None for anything else."""
     if isinstance(samples, np.ndarray):
         return samples
     try:
@@ -202,9 +211,9 @@ def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
 
 
 def _mono(name: str, values: npt.NDArray[Any]) -> Samples:
-    """Return the mean of the channels of `[samples]`, `[samples, channels]` or `[channels, samples]`, as float32.
+    """Return samples averaged over their channels, as float32 `[samples]`; the longer of two axes is time.
 
-    Raises DataError, which names the clip, unless values are floats or integers of 8 (unsigned), 16 or 32 bits.
+    Raises DataError, naming the clip `name`, unless the values are floats or integers of 8 (unsigned), 16 or 32 bits.
     """
     if values.ndim == 2:
         values = values if values.shape[0] >= values.shape[1] else values.T
@@ -218,7 +227,10 @@ def _mono(name: str, values: npt.NDArray[Any]) -> Samples:
 
 
 def _checked_rate(name: str, rate: object) -> int:
-    """Return a clip's samples per second as an int; raise DataError unless it is an integer from 1 to 768,000."""
+    """Return samples per second as an int.
+
+    Raise DataError, naming the clip, unless it is a whole number from 1 to 768,000.
+    """
     if not isinstance(rate, int | np.integer) or not 1 <= rate <= _MOST_RATE:
         raise LazyAudio.bad(
             name, f"has a rate of {rate} samples a second; it is a whole number from 1 to {_MOST_RATE:,}."
@@ -242,11 +254,11 @@ def feature_extractor(processor: object) -> Any:
 
 
 def sample_limit(processor: object, asked: int | None) -> int:
-    """Return how many samples of a clip are read.
+    """Return the maximum number of samples that are read of each clip.
 
     Args:
         processor: The feature extractor, or a processor that contains one.
-        asked: The user's limit. None: 30 seconds, or fewer if the feature extractor reads fewer.
+        asked: The user's limit, in samples. None: 30 seconds, or less if the feature extractor reads less.
 
     Raises:
         ConfigError: If `asked` is below 1, or more than the feature extractor reads.
@@ -260,7 +272,7 @@ def sample_limit(processor: object, asked: int | None) -> int:
 
 
 def _window(extractor: Any) -> int | None:
-    """Return the number of samples that a feature extractor with outputs of one size reads; None if it has no limit."""
+    """Return the number of samples that a feature extractor reads, if all of its outputs have one size; else None."""
     samples = next((getattr(extractor, name, None) for name in ("n_samples", "nb_max_samples")), None)
     frames = getattr(extractor, "max_length", None)
     if isinstance(frames, int):  # AST counts frames of 10 ms
@@ -270,11 +282,13 @@ def _window(extractor: Any) -> int | None:
 
 @final
 class AudioInputs:
-    """Audio clips as the outputs of a feature extractor; an `Inputs`.
+    """Audio clips, encoded by a feature extractor.
+
+    It is a `lamina.tasks.base.Inputs`: rows that a model reads in batches.
 
     The output for a clip does not depend on its batch. There are three types of feature extractors. Some pad all clips
     to one length (Whisper, AST). Others pad a batch to its longest clip, and the model gets a mask. The third type
-    (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) has models without a mask, in which padding
+    (wav2vec2 and HuBERT with group norm, `return_attention_mask=False`) belongs to models without a mask, where padding
     would change every frame. For these, clips are padded with silence to whole seconds, and a batch has clips of one
     length.
 
@@ -286,7 +300,7 @@ class AudioInputs:
     Attributes:
         equal_lengths: Whether all clips of a batch must have the same length.
         cut: Number of clips that are longer than `limit`.
-        lengths: Samples of each clip with its silence; 1 if all outputs have one size.
+        lengths: Number of samples of each clip, including the silence at its end; 1 each if all outputs have one size.
 
     Raises:
         ConfigError: If the processor has no feature extractor.
@@ -318,7 +332,7 @@ class AudioInputs:
 
     @property
     def digest(self) -> str:
-        """A hash of the content of all clips, which are read for it the first time, and of the maximum length."""
+        """A hash of the content of all clips and of the length limit. The first access reads every clip."""
         return self._digest
 
     @cached_property
@@ -331,10 +345,12 @@ class AudioInputs:
         return digest.hexdigest()
 
     def frames(self, model: PreTrainedModel) -> list[int] | None:
-        """Return how many of a model's frames read each clip, without padding, from the clips' lengths alone.
+        """Return, for each clip, how many of the model's frames cover it without its padding.
 
-        None: this is not known, because the model does not say how many samples make a frame, or the feature extractor
-        does not say how many samples make a column of its spectrogram.
+        Only clip lengths are used.
+
+        None: the numbers cannot be known, because the model does not say how many samples make a frame, or the feature
+        extractor does not say how many samples make a column of its spectrogram.
         """
         count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
         if count is None or not (self._reads_samples or self._counts_columns):
@@ -348,19 +364,20 @@ class AudioInputs:
         return count(units).clamp(min=1).tolist()
 
     def _shape(self, tenths: int) -> tuple[int, ...]:
-        """Return the shape of the feature extractor's output for silence of `tenths` tenths of a second."""
+        """Return the shape of the feature extractor's output for `tenths` tenths of a second of silence."""
         outputs = self._extract([np.zeros(round(self.rate * tenths / 10), np.float32)], {})
         return tuple(next(iter(outputs.values())).shape)
 
     def _lengths(self) -> tuple[list[int], int]:
-        """Return how many samples are read of each clip, and how many clips are longer than that."""
+        """Return the number of samples read of each clip, and the number of clips that are longer than the limit."""
         lengths = [clip.length(self.rate) for clip in self._split.texts]
         return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
 
     def _with_silence(self, samples: int) -> int:
-        """Return the length to which a clip of this many samples is padded with silence: at least a tenth of a second.
+        """Return the length in samples to which a clip of `samples` samples is padded with silence.
 
-        If batches need clips of equal length, the result is a whole number of seconds, or the maximum length.
+        It is at least a tenth of a second. If a batch needs clips of equal length, it is a whole number of seconds, or
+        the limit.
         """
         if self.equal_lengths:
             return max(samples, min(self._limit, -(-samples // self.rate) * self.rate), self._shortest)
@@ -368,14 +385,14 @@ class AudioInputs:
 
     @property
     def _shortest(self) -> int:
-        """The number of samples to which shorter clips are padded."""
+        """The minimum length of a clip in samples; shorter clips are padded to it."""
         return round(_SHORTEST_S * self.rate)
 
     def _fewest_samples(self) -> int:
-        """Return the fewest samples of which the feature extractor makes a spectrogram, without NaN or infinity.
+        """Return the shortest clip, in samples, from which the feature extractor makes a finite spectrogram.
 
-        A clip is padded to no more than this, because extractors normalise over the frames of a clip: silence that is
-        padded before would change every frame.
+        Shorter clips are padded to this length and no further: extractors normalise over the frames of a clip, so more
+        silence would change every frame.
         """
         noise = np.random.default_rng(0).standard_normal(self._shortest).astype(np.float32)
         for ms in _TRIED_MS:
@@ -391,7 +408,13 @@ class AudioInputs:
         return self._shortest
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the clips with these indices and their mask: `input_values` `[batch, samples]` or `input_features`.
+        """Return a batch of clips as `input_values` `[batch, samples]` or `input_features`.
+
+        Their mask is included if the model reads one.
+
+        Args:
+            rows: Indices of the clips.
+            epoch: Not used; clips are the same in every epoch.
 
         Raises:
             DataError: If a clip cannot be decoded, or the feature extractor fails.
@@ -408,7 +431,10 @@ class AudioInputs:
         return self._extract(sounds, padding)
 
     def _extract(self, sounds: Sequence[Samples], padding: Mapping[str, object]) -> dict[str, Tensor]:
-        """Return the feature extractor's outputs that the model reads, main input first; `padding`: more options."""
+        """Run the feature extractor on clips; return the outputs that the model reads, the main input first.
+
+        `padding` holds further options for the call.
+        """
         options = {"sampling_rate": self.rate, "return_tensors": "pt", **self._options, **padding}
         try:
             outputs = self._extractor(list(sounds), **options)
@@ -436,19 +462,30 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     file = LazyAudio
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> AudioInputs:
-        """Return the clips of a split, cut to `options.max_length` samples, as inputs; see `AudioInputs` for errors."""
+        """Return the clips of a split as `AudioInputs`, each cut to `options.max_length` samples.
+
+        Raises:
+            ConfigError: If the processor has no feature extractor.
+            DataError: If the header of a clip cannot be read.
+        """
         return AudioInputs(split, processor, limit=options.max_length)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return how many samples of a clip are read; `asked` is the user's limit. See `sample_limit` for errors."""
+        """Return the maximum number of samples read of a clip.
+
+        `asked` is the user's limit. See `sample_limit` for the default and the errors.
+        """
         return sample_limit(processor, asked)
 
     def truncated(self, inputs: AudioInputs) -> int:
-        """Return how many clips are read without their end."""
+        """Return the number of clips that are longer than the limit and lose their end."""
         return inputs.cut
 
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens: the frames of Whisper's encoder, equal for all clips; otherwise `tokens`."""
+        """Estimate rows and tokens per row: for Whisper, the encoder's fixed number of frames.
+
+        For other models, `tokens`.
+        """
         return rows, getattr(config, "max_source_positions", None) or round(tokens)

@@ -1,4 +1,7 @@
-"""The interface of a kind of task, and the types that tasks and kinds share: options, outlines, inputs and labels."""
+"""The interface of a kind of task, and the types that kinds and tasks share: options, facts, inputs and labels.
+
+A kind (`Kind`) is one type of task, such as sequence classification. It reads, encodes and scores examples.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ PARTS = ("train", "validation", "test")
 
 @runtime_checkable
 class KindedTask(TaskLike, Protocol):
-    """A task's facts (`TaskLike`) and its `Kind` object, which reads, encodes and predicts for the task."""
+    """A task as its kind sees it: the facts of a `TaskLike`, and the `Kind` object itself."""
 
     @property
     def kind(self) -> Kind:
@@ -47,35 +50,35 @@ class KindedTask(TaskLike, Protocol):
 
     @property
     def pairs(self) -> bool:
-        """Whether the examples are pairs of texts."""
+        """Whether each example is a pair of texts."""
         ...
 
 
 @runtime_checkable
 class LabelledTask(KindedTask, Protocol):
-    """The facts about a task that its kind needs to make labels; a `Task` has them."""
+    """What a kind has to know about a task to make labels for tokens; a `Task` has it."""
 
     @property
     def label_all_tokens(self) -> bool:
-        """Whether every sub-token of a word is labelled, and not only the first."""
+        """Whether every sub-token of a word gets the word's label. False: only the first one does."""
         ...
 
 
 @dataclass(frozen=True)
 class TaskOutline:
-    """The facts about a task without its examples; a `TaskLike`.
+    """The facts about a task without its examples.
 
-    A predictor has one per reader, and a recipe's estimate has one per task.
+    A predictor has one per reader, and a recipe's estimate of its run time has one per task.
 
     Attributes:
         kind: The kind of task. If its name is passed, the kind is looked up.
         problem_type: One of the kind's problem types, such as "classification".
         labels: Class names in the order of their ids.
-        rows: Number of examples by split, for estimates; "train" counts those of one repeat.
+        rows: Split name -> number of examples, for estimates; "train" counts those of one repeat.
         tokens: Mean tokens of an example, for estimates.
-        by_row: As in `Task`.
-        image_size: As in `Task`.
-        pairs: Whether examples are pairs of texts.
+        by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
+        image_size: Width and height of images in pixels. None: the size that the image processor has.
+        pairs: Whether each example is a pair of texts.
     """
 
     kind: Kind
@@ -99,10 +102,10 @@ class TaskOutline:
 
 
 def positive_name(positive: object) -> str | None:
-    """Return the name of the positive class, also where it is a number or a bool; None stays None.
+    """Return the name of the positive class as text, also for a number or a bool; None stays None.
 
     Raises:
-        ConfigError: If it is no class.
+        ConfigError: If `positive` cannot name a class.
     """
     try:
         return None if positive is None else class_name(positive, (str(positive),))
@@ -112,7 +115,9 @@ def positive_name(positive: object) -> str | None:
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Which columns of a table to read, and how: a task's arguments, before and after its kind has filled in defaults.
+    """Which columns of a table to read, and how.
+
+    It holds the arguments of `Task.from_files`. Later, the kind returns a copy in which the defaults are filled in.
 
     Attributes:
         kind: The kind of task.
@@ -123,11 +128,12 @@ class ColumnSpec:
         problem_type: One of the kind's problem types. None: inferred from the labels.
         missing_labels: What to do with rows without a label: "error", "drop" or "mask" (and "ignore" for tags). None:
             "mask" if the table has other label columns, otherwise "error".
-        by_row: As in `Task`.
+        by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         stratify: Whether a validation split that is cut from the train split keeps the share of each class.
-        separator: The sign between the class names in one text, for "multi_label". None: found from the column.
-        all_columns: Whether the classes of all label columns of the table count for that, not those of this task alone.
-        positive: The positive class, if there are two. None: the usual one, or neither.
+        separator: The sign between class names in one cell, for "multi_label". None: found from the column.
+        all_columns: Whether `stratify` uses the classes of all label columns of the table. False: of this task's column
+            only.
+        positive: The positive class, if there are two. None: the usual one ("1", "yes" or "true"), or neither.
     """
 
     kind: Kind
@@ -146,19 +152,20 @@ class ColumnSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """How a split becomes a model's inputs; each kind uses the options that concern it.
+    """How the examples of a split are encoded for a model. Each kind uses the options that concern it.
 
     Attributes:
-        part: The split: one of `PARTS`, or "predict". Only "train" is masked or augmented anew in each epoch.
-        max_length: Maximum tokens of a text or window, special tokens included; for audio, samples of a clip.
-        stride: Tokens that two neighbouring windows of a long text share. None: a quarter of the window.
-        windows: Whether to cut long texts into windows, because a task over these texts is answered token by token.
+        part: Name of the split: one of `PARTS`, or "predict". Only "train" is masked or augmented differently in each
+            epoch.
+        max_length: Maximum tokens of a text or window, special tokens included; for audio, maximum samples of a clip.
+        stride: Number of tokens that two neighbouring windows of a long text share. None: a quarter of the window.
+        windows: Whether to cut long texts into windows; set if a task over these texts is answered token by token.
         seed: Seed of the masking and of the augmentation.
         prefix: Text that is put in front of every text.
         max_target_length: Maximum tokens of a text to generate.
         augment: Whether to crop and flip training images at random.
         add_prefix_space: Whether byte-level tokenizers get a space before the first word of a text.
-        by_row: As in `Task`.
+        by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         image_size: Width and height of images in pixels. None: the size that the processor has.
     """
 
@@ -192,32 +199,43 @@ class GenerationOptions:
 
 @runtime_checkable
 class Inputs(CacheableInputs, Protocol):
-    """The encoded examples of a split, as `Kind.encode` returns them: rows that a model reads in batches.
+    """The encoded examples of a split, made by `Kind.encode`. A model reads their rows in batches.
 
-    A row is a window of a text, a block of joined texts, an image or an audio clip. A class of inputs may have an
+    A row is a window of a text, a block of joined texts, an image or an audio clip. An implementation may have the
     attribute `equal_lengths`; if it is True, all rows of a batch must have the same length.
     """
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the model's arguments for the rows with these indices: name -> tensor `[batch, ...]`.
+        """Return a batch as the model's arguments: name -> tensor `[batch, ...]`.
 
-        Masking and augmentation depend on `epoch`. "labels" is among the arguments only if the labels come from the
-        inputs themselves: masked tokens, next tokens and target texts.
+        Args:
+            rows: Indices of the rows.
+            epoch: Number of the epoch, from which masking and augmentation are seeded.
+
+        Returns:
+            The arguments. They include "labels" only if labels are made from the inputs: masked tokens, next tokens,
+            target texts.
         """
         ...
 
 
 @runtime_checkable
 class Targets(Protocol):
-    """The labels of one task for the rows of its inputs, as `Kind.targets` returns them."""
+    """The labels of one task, one per row of its inputs, made by `Kind.targets`."""
 
     def tensor(self, rows: Sequence[int]) -> Tensor:
-        """Return the labels of these rows `[batch, ...]`. A row without a label has -100, NaN or -1."""
+        """Return the labels of the rows with these indices, `[batch, ...]`.
+
+        A row without a label has -100, NaN or -1.
+        """
         ...
 
 
 def check_image_size(size: int, kind: Kind, op: str) -> None:
-    """Raise ConfigError, whose message begins with `op`, if the kind has no images or the size is below 1 pixel."""
+    """Raise ConfigError if `size` is set for a kind without images, or is below 1 pixel.
+
+    `op` is the operation, for the message.
+    """
     if kind.processor != "image_processor":
         raise ConfigError(f"{op}: image_size is {size} for a task of kind {kind}, which has no images.")
     check_range(op, "image_size", size, 1)
@@ -231,7 +249,7 @@ def check_label_all_tokens(label_all_tokens: bool, kind: Kind) -> None:
 
 @runtime_checkable
 class HasLogits(Protocol):
-    """The outputs of a model with a head."""
+    """The output of a transformers model with a head; only its logits are read."""
 
     logits: Tensor
 
@@ -242,23 +260,20 @@ InputsT = TypeVar("InputsT", bound=Inputs)
 
 
 class Kind(ABC, Generic[InputsT]):
-    """A kind of task. A subclass implements three methods; every other method has a default.
+    """A kind of task, such as sequence classification. A subclass implements three methods; all others have a default.
 
-    There is one object per kind, which `lamina.tasks.kind_of` returns. It has no state. A subclass also sets the first
-    three class attributes, and those of the others whose default does not fit.
+    There is one object per kind, without state; `lamina.tasks.kind_of` returns it by name. A subclass sets `name`,
+    `problem_types` and `auto_class`, and those of the other class attributes whose default does not fit.
 
-    **Reading**: from files or rows to a `Split` of examples with labels.
-        Required: `build`.
-        Defaults: `read`, `from_rows`, `examples`, `metrics`, `further_metrics`, `row_classes`.
+    **Reading**: from files or rows to a `Split` of examples with labels. Required: `build`. Defaults: `read`,
+    `from_rows`, `examples`, `metrics`, `further_metrics`, `row_classes`.
 
-    **Encoding**: from examples to batches, and what a model needs to read them.
-        Required: `encode`.
-        Defaults: `targets`, `learnt`, `length_limit`, `truncated`, `batch_size`, `model_rows`; and for whole models
-        with a head of their own `configure`, `fit_processor`, `model_problem`, `output_problem`, `model_labels`.
+    **Encoding**: from examples to batches, and what a model needs to read them. Required: `encode`. Defaults:
+    `targets`, `learnt`, `length_limit`, `truncated`, `batch_size`, `model_rows`; and for whole models with a head of
+    their own `configure`, `fit_processor`, `model_problem`, `output_problem`, `model_labels`.
 
-    **Answering**: from outputs to scores and predictions.
-        Required: `results`.
-        Defaults: `outputs`, `predict_outputs`, `answers`.
+    **Answering**: from outputs to scores and predictions. Required: `results`. Defaults: `outputs`, `predict_outputs`,
+    `answers`.
 
     `TextClassKind` implements all but `build`, for kinds that classify texts.
 
@@ -321,7 +336,7 @@ class Kind(ABC, Generic[InputsT]):
         return f"kind_of({self.name!r})"
 
     def __eq__(self, other: object) -> bool:
-        """Return whether `other` is a kind of the same name, or is that name itself."""
+        """Return whether `other` is a kind of the same name, or a string with that name."""
         return self.name == (other.name if isinstance(other, Kind) else other)
 
     def __hash__(self) -> int:
@@ -336,14 +351,14 @@ class Kind(ABC, Generic[InputsT]):
 
     @abstractmethod
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Make the examples of every split.
+        """Make the labelled examples of every split from tables.
 
         Args:
             spec: Which columns to read, as the user named them.
             tables: Split name -> table, as `read` or `from_rows` returned it.
 
         Returns:
-            `spec` with columns, labels and problem type filled in; and split name -> examples with labels.
+            A copy of `spec` with columns, labels and problem type filled in; and split name -> examples with labels.
 
         Raises:
             DataError: If a column is missing or a cell has a wrong form. The message names file, row and column.
@@ -367,18 +382,20 @@ class Kind(ABC, Generic[InputsT]):
         return read_table(source, header=header, other=self.other_files)
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
-        """Return a table of rows in memory: a dataset, or columns of equal length; `name` is for messages."""
+        """Return rows in memory as a table: `rows` is a dataset, or a mapping of columns of equal length.
+
+        `name` is the table's name in messages.
+        """
         if isinstance(rows, Mapping):
             return Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
         columns = columns_of(rows, {key: decoder(feature) for key, feature in rows.features.items()})
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(rows.features))
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return examples without labels, from the examples that a user passed to `predict`.
+        """Return the examples that a user passed to `predict` as a split without labels.
 
         Raises:
-            ConfigError: If an example is not a text or pair of texts that this kind reads. The message names the
-                example.
+            ConfigError: If an example is not a text or pair of texts that this kind reads. The message gives its index.
         """
         return Split.of_texts(checked_texts(raw, pairs=self.reads_pairs))
 
@@ -387,20 +404,20 @@ class Kind(ABC, Generic[InputsT]):
         return self.problem_types[problem_type]
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return metrics that are not reported by default; if a user asks for one of them, all are reported."""
+        """Return metrics that are only reported if a user asks for one of them; then all of them are."""
         return ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the classes that `Task.subsample(per_class=...)` counts, and the class ids of each example.
+        """Return the class names of a task, and the class ids of each example, for `Task.subsample(per_class=...)`.
 
-        The names and each list of ids are empty if the task has no classes that can be counted.
+        If the task has no classes, there are no names and each list of ids is empty.
         """
         if not self.single_label(task.problem_type):
             return (), [()] * len(split)
         return tuple(task.labels), [() if is_missing(label) else (label,) for label in split.labels]
 
     def single_label(self, problem_type: str) -> bool:
-        """Return whether every example has exactly one class, so that examples can be drawn class by class."""
+        """Return whether every example of a task with this problem type has exactly one class."""
         return self.has_classes and not self.per_token and problem_type == "classification"
 
     # Encoding: from examples to batches
@@ -414,15 +431,15 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
-        """Return the labels of all rows; None if the labels come from the inputs themselves, as masked tokens do."""
+        """Return the labels of all rows; None if they are made with the inputs, as for masked language modelling."""
         return None
 
     def learnt(self, task: LabelledTask, split: Split, inputs: InputsT) -> dict[str, JSON]:
-        """Return facts about the train split that answers need later; a reader keeps them in its `info`."""
+        """Return facts about the train split that predictions need later; they are saved in a reader's `info`."""
         return {}
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return how much of an example is read: tokens of a window, samples of a clip, or 1 for images.
+        """Return the maximum length read of an example: tokens of a window, samples of a clip, or 1 for images.
 
         Args:
             model: The model that reads the examples.
@@ -435,30 +452,30 @@ class Kind(ABC, Generic[InputsT]):
         return length_limit(model, processor, asked)
 
     def truncated(self, inputs: InputsT) -> int:
-        """Return how many examples were cut off at their end."""
+        """Return the number of examples that lost their end because they are too long."""
         return 0
 
     def batch_size(self, asked: int, inputs: InputsT, outputs: int) -> int:
-        """Return how many rows to score at a time.
+        """Return the number of rows in a batch for scoring.
 
         Args:
-            asked: The number that the user asks for, which is the maximum.
+            asked: The number that the user asks for. The result is at most this.
             inputs: The encoded examples.
-            outputs: Number of scores that a model returns per position: of classes, or of the vocabulary.
+            outputs: Number of scores per position that a model returns: one per class, or per entry of the vocabulary.
         """
         return asked
 
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate how many rows of how many tokens a model reads, before there is any data or model.
+        """Estimate the number of rows that a model reads, and the tokens per row, without data or a loaded model.
 
         Args:
             rows: Number of examples.
             tokens: Mean tokens of an example.
             max_length: Maximum tokens of a row.
             config: The model's config.
-            by_row: As in `Task`.
+            by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
 
         Returns:
             Number of rows, and tokens of a row.
@@ -475,41 +492,44 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
-        """Change a processor in place to the task's settings, such as `image_size`; return whether there are any."""
+        """Apply the task's settings for a processor, such as `image_size`, in place; return whether there were any."""
         return False
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return in words why the model's class or config does not fit this kind of task; None if they fit."""
+        """Return why the model's class or config does not fit this kind of task, as text; None if they fit."""
         return None
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return in words what is wrong with the model's outputs for a batch; None if nothing is."""
+        """Return what is wrong with the model's outputs for a batch, as text; None if nothing is."""
         return None
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return the labels of a batch in the form that a whole model's own loss expects."""
+        """Return the labels of a batch in the form that a transformers model's own loss expects."""
         return labels
 
     # Answering: from outputs to scores and predictions
 
     @abstractmethod
     def results(self, task: TaskLike, split: Split, inputs: InputsT) -> Results:
-        """Return an empty collection of outputs, which scores the examples of a split of a task."""
+        """Return an empty `Results` for a split; it collects a model's outputs for the examples and scores them."""
 
     def outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
-        """Run a whole model on a batch without labels, and return what `Results.add` expects: logits or texts."""
+        """Run a whole model on a batch without labels; return logits or texts, for `Results.add`."""
         return model(**batch, **as_output(model)).logits  # pyright: ignore[reportCallIssue]
 
     def predict_outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
-        """Run a whole model on a batch for prediction, in which inputs contain no labels; the default is `outputs`."""
+        """Run a whole model on a batch to predict; the default calls `outputs`.
+
+        Kinds whose inputs contain labels in training override it.
+        """
         return self.outputs(model, batch, processor, options)
 
     def answers(self, task: TaskLike, split: Split, inputs: InputsT, processor: Processor) -> Results:
-        """Return an empty collection of outputs for prediction; the default is `results`.
+        """Return an empty `Results` that collects a model's outputs for predictions; the default calls `results`.
 
         Args:
             task: The facts about the task.
@@ -521,7 +541,7 @@ class Kind(ABC, Generic[InputsT]):
 
 
 def as_output(model: PreTrainedModel) -> dict[str, bool]:
-    """Return the argument with which a model returns its outputs by name; {} where its config asks for that already."""
+    """Return `{"return_dict": True}` as the argument for a call of the model, or {} if its config sets it already."""
     return {} if getattr(model.config, "return_dict", True) else {"return_dict": True}
 
 

@@ -55,17 +55,20 @@ class CandidatesAnswer(TypedDict):
 @final
 @dataclass(frozen=True)
 class CausalInputs(CacheableWindows):
-    """Blocks or rows of text, whose labels are the next tokens; an `Inputs`.
+    """Blocks or rows of tokens, each labelled with the token that follows it. It is a `lamina.tasks.base.Inputs`.
 
     Attributes:
-        replies: 1 at the tokens of replies, the only ones that are learnt, and 0 at others. None: all tokens are
-            learnt.
+        replies: For each row, 1 at the tokens of replies and 0 at others; only replies are learnt. None: all tokens
+            are.
     """
 
     replies: WordTargets | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows with these indices; "labels" has the next token at each token, -100 if it is not learnt."""
+        """Return the rows with these indices.
+
+        "labels" holds the next token at each token, or -100 where it is not learnt.
+        """
         batch = self.encoded.batch(rows, self.padding)
         ids, lengths = batch["input_ids"], torch.from_numpy(self.encoded.lengths[list(rows)]).unsqueeze(1)
         is_learnt = torch.arange(ids.shape[1]).expand_as(ids) < lengths
@@ -75,7 +78,7 @@ class CausalInputs(CacheableWindows):
 
 
 def shifted(labels: Int[Tensor, "batch tokens"], by: int) -> Int[Tensor, "batch tokens"]:
-    """Return labels moved by one token, to the right (`by` is 1) or left (-1); the token without a label gets -100."""
+    """Return labels moved by one token: to the right if `by` is 1, to the left if -1. The freed place gets -100."""
     moved = labels.roll(by, dims=1)
     moved[:, 0 if by > 0 else -1] = IGNORED
     return moved
@@ -96,7 +99,7 @@ class CausalLMKind(LanguageModelingKind):
     judges_second = True
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return texts, or pairs of prompt and reply, or chats, depending on the columns.
+        """Return the texts, pairs of prompt and reply, or chats of every split. The columns decide which.
 
         With `spec.text_pair`, that column has the replies. Chats are lists of messages, by default in column
         "messages". A row whose reply is missing or blank counts as a row without a label.
@@ -119,7 +122,9 @@ class CausalLMKind(LanguageModelingKind):
         return replace(spec, by_row=True), splits
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
-        """Return blocks or rows with the next tokens as labels; for prediction the end of each text, without labels.
+        """Return blocks or rows of tokens with the next tokens as labels.
+
+        For prediction, the end of each text, unlabelled.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or a slow one, which cannot tell where replies are.
@@ -133,7 +138,7 @@ class CausalLMKind(LanguageModelingKind):
         return CausalInputs(encode_running(split, processor, options), processor)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return in words why the model is not a causal language model with one stack; None if it is one."""
+        """Return why the model is no causal language model with a single stack, as text; None if it is one."""
         if model.config.is_encoder_decoder:
             return "it is an encoder-decoder"
         if not model.can_generate():
@@ -145,21 +150,21 @@ class CausalLMKind(LanguageModelingKind):
         return None if causal else "its tokens see later tokens, which they are to predict"
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return in words why the logits are not one score per token and word of the vocabulary; None if they are."""
+        """Return why the logits do not have one score per entry of the vocabulary, as text; None if they do."""
         shape = list(outputs.logits.shape)
         return None if len(shape) == 3 else f"it gives logits of the shape {shape}"
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return each token's own id as its label, because transformers' models shift labels themselves."""
+        """Return labels that are each token's own id: transformers' models shift them by one token themselves."""
         return shifted(labels, 1)
 
     def predict_outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> list[str]:
-        """Return the text that the model generates after each text; log a warning if texts had to be cut.
+        """Generate a continuation of each text of a batch with the model, and log a warning if texts had to be cut.
 
         Raises:
-            ConfigError: If `options.max_target_length` leaves no room for a text.
+            ConfigError: If `options.max_target_length` leaves no room for the text itself.
         """
         prompts = _left_padded(batch)
         limit, width = length_limit(model, processor), prompts["input_ids"].shape[1]
@@ -186,7 +191,7 @@ class CausalLMKind(LanguageModelingKind):
         return chat_split(chat for chat in raw if is_chat(chat))
 
     def answers(self, task: TaskLike, split: Split, inputs: Windows, processor: Processor) -> Results:
-        """Return an empty collection of continuations: generated texts, or candidates for the next token."""
+        """Return an empty collection of generated texts (whole models) or next-token candidates (readers)."""
         return _Continuations(inputs, processor)
 
 
@@ -198,14 +203,17 @@ def _pairs(table: Table, spec: ColumnSpec) -> Split:
 
 
 def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
-    """Return texts, or chats up to the start of the next reply, as tokens; a text that is too long loses its start."""
+    """Tokenize texts, or chats up to the start of the next reply; a text that is too long loses its start."""
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
     with _cut_on_the_left(processor):
         return TextInputs(_encode(texts, processor, options, offsets=False, has_chats=has_chats), processor)
 
 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
-    """Return pairs or chats as tokens, of which only the replies' are learnt; ConfigError: a slow tokenizer."""
+    """Tokenize pairs or chats, and mark the tokens of replies, which are the only ones learnt.
+
+    Raises ConfigError for a slow tokenizer, because it does not tell where a reply begins.
+    """
     tokenizer = tokenizer_of(processor)
     if not tokenizer.is_fast:
         what = f"{type(tokenizer).__name__} is a slow tokenizer; replies are found by character offsets"
@@ -249,9 +257,9 @@ def _adds_end(tokenizer: Any) -> bool:
 
 
 def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[str, list[Span]]]:
-    """Yield each prompt, reply and end token as one text, and the character range of the reply with the end token.
+    """Yield each prompt, reply and end token joined to one text, with the character range of reply and end token.
 
-    No end token is written here if the tokenizer adds its own.
+    The end token is left out if the tokenizer adds its own.
     """
     end = "" if _adds_end(tokenizer) else tokenizer.eos_token or ""
     for prompt, reply in pairs:
@@ -259,9 +267,9 @@ def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[
 
 
 def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> Iterator[list[int]]:
-    """Yield for each row 1 at the tokens that begin in one of their text's spans, and 0 at the others.
+    """Yield a list for each row: 1 for a token that begins inside one of the text's `spans`, 0 for any other.
 
-    With `end`, the last token also gets 1: the end token that the tokenizer has added.
+    If `end` is set, the last token also gets 1; it is the end token that the tokenizer has added.
     """
     for text, offsets in zip(encoded.text.tolist(), encoded.offsets, strict=True):
         row = [
@@ -272,7 +280,7 @@ def _marks(encoded: Encoded, spans: Sequence[Sequence[Span]], *, end: bool) -> I
 
 @contextmanager
 def _cut_on_the_left(processor: Processor) -> Iterator[None]:
-    """Make the tokenizer cut off the start, not the end, of texts that are too long, inside the `with` block."""
+    """Make the tokenizer truncate texts at their start instead of their end, inside the `with` block."""
     tokenizer = tokenizer_of(processor)
     side = tokenizer.truncation_side
     tokenizer.truncation_side = "left"
@@ -283,13 +291,13 @@ def _cut_on_the_left(processor: Processor) -> Iterator[None]:
 
 
 def _left_padded(batch: Batch) -> dict[str, Tensor]:
-    """Return ids and mask of a batch with the padding moved to the left, so that generation continues the text."""
+    """Return a batch's ids and mask with the padding moved to the left, so that generated tokens follow the text."""
     order = batch["attention_mask"].argsort(dim=1, stable=True)
     return {key: batch[key].gather(1, order) for key in ("input_ids", "attention_mask")}
 
 
 class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
-    """Collects what follows each text: the text that a model generates, or a reader's next tokens."""
+    """Collects what follows each text: generated texts (whole models) or next-token candidates (readers)."""
 
     def __init__(self, inputs: Windows, processor: Processor) -> None:
         self._lengths, self._processor = inputs.lengths, processor
@@ -310,7 +318,7 @@ class _Continuations(Results[Outputs, TextAnswer | CandidatesAnswer]):
         return next(bad, None)
 
     def predictions(self) -> list[TextAnswer | CandidatesAnswer]:
-        """Return for each text the generated text, or the candidates for the next token with their leading spaces."""
+        """Return one prediction per text: the generated text, or next-token candidates with leading spaces."""
         return [
             TextAnswer(text=answer)
             if isinstance(answer, str)

@@ -30,14 +30,14 @@ _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 @final
 class Chat(str):
-    """A chat as one text, the contents of its messages, one per line; `messages` has the messages with their roles."""
+    """A chat as a string: the contents of its messages, one per line; `messages` has the messages and roles."""
 
     __slots__ = ("messages",)
 
     messages: tuple[Message, ...]
 
     def __new__(cls, messages: Sequence[Message]) -> Chat:
-        """Return the chat of these messages, which were checked by `chat_problem`."""
+        """Return the chat of these messages. They must have passed `chat_problem`."""
         chat = super().__new__(cls, "\n".join(str(message["content"]) for message in messages))
         chat.messages = tuple(messages)
         return chat
@@ -49,7 +49,7 @@ def is_chat(cell: object) -> TypeGuard[Sequence[Message]]:
 
 
 def chat_problem(cell: object) -> str | None:
-    """Return in words what is wrong with a chat: its type, a role or a content; None if nothing is."""
+    """Return what is wrong with a chat, as text: its type, a role or a content; None if nothing is."""
     if not is_chat(cell) or not cell:
         return "is no chat: a list of messages, each with a role and a content"
     for number, message in enumerate(cell):
@@ -61,19 +61,19 @@ def chat_problem(cell: object) -> str | None:
 
 
 def chat_split(chats: Iterable[Sequence[Message]]) -> Split:
-    """Return a split without labels, each of whose texts is a `Chat`; messages are stored as JSON."""
+    """Return a split without labels, whose examples are the chats; they are stored as JSON."""
     stored = Split.of(json.dumps([dict(message) for message in chat]) for chat in chats)
     rows = stored.rows.add_column("row", range(len(stored)))  # pyright: ignore[reportArgumentType]
     return Split(derived(rows, stored.rows), _to_chat)
 
 
 def _to_chat(text: str, _row: int) -> Chat:
-    """Return the chat that `chat_split` stored as JSON; the number of the row is not used."""
+    """Return the chat that `chat_split` stored as JSON; the row number is not used."""
     return Chat(json.loads(text))
 
 
 def chats_of(table: Table, spec: ColumnSpec) -> Split:
-    """Return the chats in column `spec.text`; a chat with a missing or blank reply counts as a row without a label.
+    """Return the chats in the column `spec.text`; a chat with a missing or blank reply counts as a row without a label.
 
     Raises:
         DataError: If a cell is not a chat, or a reply is missing and `spec.missing_labels` is "error".
@@ -93,15 +93,15 @@ def chats_of(table: Table, spec: ColumnSpec) -> Split:
 def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = "causal_lm") -> tuple[str, list[Span]]:
     """Apply the tokenizer's chat template to a chat.
 
-    A template that marks replies with `{% generation %}` says where they are, and whether their end token belongs to
-    them. With any other template, a reply is the difference between two texts: the chat up to and including the reply,
-    and the chat before it with the prompt for a reply.
+    A template that marks replies with `{% generation %}` gives their spans, end tokens included if it marks them. With
+    any other template, a reply is the difference between two texts: the chat up to and including the reply, and the
+    chat before it with the prompt for a reply.
 
     Args:
         chat: The chat.
         processor: A tokenizer, or a processor that contains one.
         prompt: Whether to end with the prompt for the next reply, for generation. No spans are returned then.
-        op: The operation, with which the message of an error in the template begins.
+        op: The operation, for error messages.
 
     Returns:
         The text, and the character spans of the replies in it.
@@ -124,7 +124,10 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
 
 
 def _text(tokenizer: Tokenizer, messages: list[Message], *, prompt: bool = False) -> str:
-    """Return the text of messages (there may be none); `prompt` adds the prompt for a reply at the end."""
+    """Return messages as text by the tokenizer's template; if `prompt` is set, the prompt for a reply ends it.
+
+    `messages` may be empty.
+    """
     if not messages:  # `apply_chat_template` does not accept an empty chat
         return _rendered(tokenizer, messages, add_generation_prompt=True)[0][0] if prompt else ""
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
@@ -139,7 +142,7 @@ def _marked(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Sp
 def _rendered(
     tokenizer: Tokenizer, messages: list[Message], **options: bool
 ) -> tuple[list[str], list[list[tuple[int, int]]]]:
-    """Return transformers' rendering of one chat: a list with its text, and a list with its spans of replies."""
+    """Return what transformers renders for one chat: a list with its text, and a list with the spans of its replies."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     arguments: dict[str, Any] = {"conversations": [messages], "chat_template": tokenizer.get_chat_template(), **options}
@@ -147,10 +150,10 @@ def _rendered(
 
 
 def _differences(tokenizer: Tokenizer, messages: list[Message]) -> tuple[str, list[Span]]:
-    """Return the text of messages and the spans of its replies.
+    """Return the text of messages and the spans of its replies, for a template that does not mark replies.
 
-    A span is found by comparing the text of the messages before a reply with the text that includes the reply. Raises
-    ConfigError if the text of the first messages is not the beginning of the whole text: no span is known then.
+    A span is what including a reply adds to the text of the messages before it. Raises ConfigError if the text of the
+    first messages is not the beginning of the whole text, because no span is known then.
     """
     whole, spans = _text(tokenizer, messages), list[Span]()
     for number, message in enumerate(messages):

@@ -21,7 +21,7 @@ from lamina.utils import JSON
 
 
 class ClassAnswer(TypedDict):
-    """The prediction for an example that has exactly one class; "score" is the probability of "label"."""
+    """The prediction for an example with exactly one class; "score" is the probability of the class "label"."""
 
     label: str
     score: float
@@ -29,7 +29,7 @@ class ClassAnswer(TypedDict):
 
 
 class MultiLabelAnswer(TypedDict):
-    """The prediction for an example that has any number of labels: those whose probability is above one half."""
+    """The prediction for an example with any number of labels: the labels whose probability is above one half."""
 
     labels: list[str]
     probabilities: dict[str, float]
@@ -42,7 +42,7 @@ class ValueAnswer(TypedDict):
 
 
 class LogitsAnswer(TypedDict):
-    """The logit of each label, for callers that asked for logits in place of probabilities."""
+    """The logit of each label, for callers who asked for logits in place of probabilities."""
 
     logits: dict[str, float]
 
@@ -52,12 +52,13 @@ Answer = ClassAnswer | MultiLabelAnswer | ValueAnswer
 
 @final
 class ClassResults(Results[Tensor, Answer]):
-    """Collects the logits of classified examples; `Kind.results` makes one.
+    """Collects the logits of classified examples, and scores them. `Kind.results` makes one.
 
     Args:
-        task: The facts about the task: problem type and labels.
+        task: Problem type and labels of the task.
         split: The examples, with their labels if they are to be scored.
-        example: For each row of the inputs, the index of the example that its logits belong to; -1: to none.
+        example: For each row of the inputs, the index of the example that the row's logits are for; -1: they are not
+            used.
     """
 
     def __init__(self, task: TaskLike, split: Split, example: Array) -> None:
@@ -84,19 +85,19 @@ class ClassResults(Results[Tensor, Answer]):
         return class_scores(metrics, *self._both(), self._task)
 
     def _both(self) -> tuple[Tensor, Tensor]:
-        """Return the logits and the labels of the examples that have a label."""
+        """Return logits and labels of the examples that have a label, as two tensors."""
         targets = torch.from_numpy(label_array(self._split))
         present = _has_label(targets)
         return self._logits[present], targets[present]
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the most frequent class, the mean, or the labels that most examples have, and its scores."""
+        """Return the best constant prediction (most frequent class, mean, or usual label set) and its scores."""
         _, targets = self._both()
         always, constant = _constant(targets, self._task)
         return always, class_scores(metrics, constant.expand(len(targets), -1), targets, self._task)
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
-        """Return how the scores compare with always giving one answer, with intervals over the examples."""
+        """Return how the scores compare with a constant prediction, with bootstrap intervals over examples."""
         logits, targets = self._both()
         always, constant = _constant(targets, self._task)
         fixed = constant.expand(len(targets), -1)
@@ -115,12 +116,12 @@ class ClassResults(Results[Tensor, Answer]):
         return score.class_table(logits > 0 if problem == "multi_label" else logits.argmax(-1), targets, labels)
 
     def errors(self, count: int) -> list[WrongAnswer]:
-        """Return at most `count` wrong answers, as `error_rows` does."""
+        """Return at most `count` wrong predictions, the most confident first; see `error_rows`."""
         wrong = wrong_answers(self._logits, torch.from_numpy(label_array(self._split)), self._task)
         return error_rows(wrong, self._split.texts, count)
 
     def guesses(self) -> list[Label]:
-        """Return for each example the class id, the number of a regression, or for multi-label a tuple of 0 and 1."""
+        """Return one prediction per example: a class id, a number (regression), or a tuple of 0 and 1 (multi-label)."""
         if self._task.problem_type == "regression":
             return self._logits[:, 0].tolist()
         if self._task.problem_type == "multi_label":
@@ -152,7 +153,7 @@ class ClassResults(Results[Tensor, Answer]):
 
 
 def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
-    """Return the answer that is right most often, in words and as logits `[classes]`."""
+    """Return the best constant prediction for these labels, as text and as logits `[classes]`."""
     if task.problem_type == "regression":
         mean = targets.double().mean()
         return f"{float(mean):.3g}", mean.float()[None]
@@ -165,7 +166,7 @@ def _constant(targets: Tensor, task: TaskLike) -> tuple[str, Tensor]:
 
 
 def _has_label(targets: Tensor) -> Tensor:
-    """Return which examples have a label: a number, a class id, or 0 and 1 per class, `[examples]`."""
+    """Return a mask `[examples]`, True where an example has a label."""
     present = ~targets.isnan() if targets.is_floating_point() else targets >= 0
     return present if present.ndim == 1 else present.all(-1)
 
@@ -190,7 +191,7 @@ def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
     """Return the id of the positive class of a task with two classes; None for other tasks.
 
     Raises:
-        ConfigError: If one of the metrics is about the positive class, and the task does not say which one that is.
+        ConfigError: If one of the metrics needs a positive class, and the task does not name one.
     """
     positive = getattr(task, "positive", None) or score.usual_positive(task.labels)
     if positive is not None:
@@ -202,12 +203,14 @@ def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
 
 
 def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[Any], count: int) -> list[WrongAnswer]:
-    """Return the `count` most confident wrong answers with their texts; for regressions those with the largest error.
+    """Return the `count` most confident wrong predictions with their texts.
 
-    Equally confident answers stay in the order of their examples.
+    For regressions, those with the largest error.
+
+    Equally confident predictions stay in the order of their examples.
 
     Args:
-        wrong: The wrong answers, without texts. Only `count` of them are in memory at a time.
+        wrong: The wrong predictions, without texts. Only `count` of them are in memory at a time.
         texts: The texts of all examples.
         count: Maximum number of rows.
     """
@@ -216,26 +219,26 @@ def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[Any], count: int) -
 
 
 def _confidence(answer: WrongAnswer) -> float:
-    """Return how confident a wrong answer is; for a regression the size of its error."""
+    """Return the confidence of a wrong prediction; for a regression, the absolute error."""
     return answer.get("confidence", abs(answer.get("error", 0.0)))
 
 
 def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:  # noqa: ANN401
-    """Return a wrong answer with its example as "text": a text, a pair as a list, or the name of a file."""
+    """Return a wrong prediction with its example under "text": the text, a pair as a list, or the name of a file."""
     text: JSON = list(example) if isinstance(example, tuple) else getattr(example, "name", example)
     return {**answer, "text": text}
 
 
 def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:
-    """Yield a wrong answer, without its text, for each example with a wrong prediction, in the examples' order.
+    """Yield a record for each example with a wrong prediction, in the examples' order; texts are added later.
 
-    Examples without a label are skipped. With several labels, an example counts as wrong if one of its labels is, and
-    the confidence is that of the most confident wrong decision.
+    Examples without a label are skipped. If examples have several labels, one wrong label makes the example wrong, and
+    its confidence is that of the most confident wrong label.
 
     Args:
         logits: Logits `[examples, classes]`.
         targets: The correct answers: class ids or numbers `[examples]`, or 0 and 1 `[examples, classes]`.
-        task: The facts about the task: problem type and labels.
+        task: Problem type and labels of the task.
     """
     present = _has_label(targets)
     if task.problem_type == "regression":
@@ -252,9 +255,9 @@ def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[W
 
 
 def _wrong_label_sets(logits: Tensor, truths: Tensor, present: Tensor, labels: Sequence[str]) -> Iterator[WrongAnswer]:
-    """Yield the wrong answers among logits `[examples, classes]`, where an example may have any number of labels.
+    """Yield a record for each example of a multi-label task with a wrong prediction; `logits` is `[examples, classes]`.
 
-    `present` says which examples have labels.
+    `present` is a mask of the examples that have labels.
     """
     guesses = logits > 0
     is_wrong = (guesses != truths) & present[:, None]

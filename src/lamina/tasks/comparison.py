@@ -1,4 +1,4 @@
-"""Whether a score means anything: what always giving one answer would score, and an interval over the rows."""
+"""Tell whether a score means anything: compare it with a constant prediction, with an interval over the rows."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ RowScore: TypeAlias = Callable[[Tensor, bool], Mapping[str, float]]
 
 
 class Comparison(TypedDict):
-    """A score beside that of always giving one answer.
+    """The scores of a reader beside those of the best constant prediction.
 
     Attributes:
         rows: Number of rows that were scored.
-        always: The answer: the most frequent class, the mean, or the labels that most rows have.
-        baseline: Metric -> score of always giving this answer.
+        always: The constant prediction: the most frequent class, the mean, or the labels that most rows have.
+        baseline: Metric -> score of the constant prediction.
         interval: Metric -> lower and upper end of the 95 % interval of the reader's own score: a percentile bootstrap
             over rows.
-        verdict: None if the reader is better than that answer by the task's metric (the 95 % interval of the difference
-            on the same rows is above 0); otherwise that it is not, in words.
+        verdict: None if the reader is better by the task's metric, that is, if the 95 % interval of the difference on
+            the same rows lies above 0. Otherwise a sentence that says that it is not.
     """
 
     rows: int
@@ -41,13 +41,14 @@ class Comparison(TypedDict):
 
 
 def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> Comparison:
-    """Compare predictions with always giving one answer.
+    """Compare predictions with the best constant prediction.
 
     Args:
-        metrics: The metrics, of which the first decides the verdict. `score` may return fewer of them.
+        metrics: The metrics. The first one decides the verdict. `score` may return fewer of them.
         rows: Number of rows.
-        always: The one answer, in words.
-        score: Scores rows.
+        always: The constant prediction, as text.
+        score: Function of row indices and a flag. Returns metric -> score of the predictions for these rows, or of the
+            constant prediction if the flag is True.
 
     Source:
         Efron and Tibshirani 1993, "An introduction to the bootstrap", chapter 13.
@@ -71,20 +72,20 @@ def compare(metrics: Sequence[str], rows: int, always: str, score: RowScore) -> 
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the ends of the percentile interval of scores of resamples."""
+    """Return the two ends of the 95 % percentile interval of bootstrap scores."""
     low, high = np.percentile(values, _ENDS).tolist()
     return low, high
 
 
 def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Sequence[str]) -> Comparison:
-    """Compare the tags of texts with giving every word the most frequent tag; rows are texts.
+    """Compare predicted tags with giving every word the most frequent tag. The bootstrap draws texts.
 
-    Only "span_f1" and "accuracy" are compared, which are sums over texts.
+    Only "span_f1" and "accuracy" are compared, because they can be summed over texts.
 
     Args:
         metrics: The metrics of the task.
-        guesses: For each text the number of the predicted tag of every word.
-        truths: The same for the true tags.
+        guesses: For each text, the id of the predicted tag of every word.
+        truths: For each text, the id of the true tag of every word.
         labels: Names of the tags.
     """
     metrics = [name for name in metrics if name in ("span_f1", "accuracy")]
@@ -100,14 +101,14 @@ def compare_tags(metrics: Sequence[str], guesses: Tags, truths: Tags, labels: Se
 
 
 def most_frequent_tag(truths: Tags, labels: Sequence[str]) -> tuple[str, list[list[int]]]:
-    """Return the name of the most frequent tag, and texts all of whose words have it."""
+    """Return the name of the most frequent tag, and predictions that give it to every word of every text."""
     tags = torch.tensor([tag for row in truths for tag in row], dtype=torch.long)
     most = int(torch.bincount(tags, minlength=len(labels)).argmax())
     return labels[most], [[most] * len(row) for row in truths]
 
 
 def _tag_counts(guesses: Tags, truths: Tags, labels: Sequence[str], *, spans: bool) -> Tensor:
-    """Return for each text its right, guessed and true spans, and its right and all words, `[texts, 5]`."""
+    """Count for each text the correct, predicted and true spans, and the correct and all words: `[texts, 5]`."""
     rows: list[list[int]] = []
     for guess, truth in zip(guesses, truths, strict=True):
         both = [spans_of(row, labels) if spans else set[object]() for row in (guess, truth)]
