@@ -260,15 +260,16 @@ class ReaderBank(ReaderCollection):
             every: Number of tokens that are scored together. A larger number costs less, but steps, flags and stops are
                 delayed by up to that many tokens.
             drift: Monitor name -> its test of drift, from `monitor.watch_drift()`, which gets each whole reply. It
-                cannot be used together with `watch.stopping`, which cuts replies short.
+                cannot be used together with over="both", for a cascade, or with `watch.stopping`, which cuts replies
+                short. If a reply is cut off in another way, call `watch.discard()` to leave it out.
 
         Returns:
             A context manager that yields the `Watch`, filled while the model generates.
 
         Raises:
             UnknownNameError: If a monitor, reader or label does not exist.
-            ConfigError: If there is no monitor, or a reader's logits of a token depend on later tokens, through its
-                fusion, its head or its stack. Also raised by `generate` for beam search and assisted decoding, which
+            ConfigError: If there is no monitor, drift cannot be tested, or a reader's logits of a token depend on later
+                tokens, through its fusion, its head or its stack. Also raised by `generate` for beam search and assisted decoding, which
                 read tokens that may not be part of the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
@@ -298,7 +299,8 @@ class ReaderBank(ReaderCollection):
             over: As in `watch`.
             stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
             every: As in `watch`.
-            drift: As in `watch`; not together with `stop`.
+            drift: As in `watch`; not together with `stop`. A reply is left out if the caller leaves the loop before it
+                is complete.
             **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`.
 
         Yields:
@@ -309,9 +311,6 @@ class ReaderBank(ReaderCollection):
             ConfigError: If `model` is not the bank's, prompts are text and the bank has no processor, or for any reason
                 that `watch` names.
         """
-        if drift and stop is not False:
-            problem = "drift is tested on whole replies, and stop ends those that are flagged"
-            raise ConfigError(f"bank.stream: {problem}. Leave one of them out.")
         names = None if isinstance(stop, bool) else stop
         new_watch = partial(self.watch, monitors, over, stop=names, every=every, drift=drift)
         return watching.stream(self, model, inputs, new_watch, stop=stop is not False, options=options)

@@ -41,13 +41,7 @@ Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, tok
 
 @final
 class Watch:
-    """The scores and flags of the text that is being generated, or was generated last. `bank.watch` yields it.
-
-    Attributes:
-        stopping: A `StoppingCriteria` for `generate(..., stopping_criteria=[watch.stopping])`. It ends the sequences
-            that a monitor has flagged, after the token that was chosen in the meantime. If the model's generation
-            config has no end token, transformers continues a flagged sequence until all sequences have ended.
-    """
+    """The scores and flags of the text that is being generated, or was generated last. `bank.watch` yields it."""
 
     def __init__(
         self,
@@ -66,7 +60,7 @@ class Watch:
         # thread -> its text: threads and tasks that share the context may generate at the same time
         self._texts: dict[int, _WatchedText] = {}
         self._latest: _WatchedText | None = None
-        self.stopping: StoppingCriteria = _StopFlagged(self, tuple(monitors if stop is None else stop))
+        self._stop = tuple(monitors if stop is None else stop)
 
     def begin(self, call: GenerateCall) -> _WatchedText:
         """Begin a new text for a call of `generate`, and return it; raise ConfigError if the call cannot be watched."""
@@ -87,9 +81,21 @@ class Watch:
         return _require_text(self._texts.get(get_ident(), self._latest))
 
     @property
-    def tests_drift(self) -> bool:
-        """Whether the replies are passed on to tests of drift."""
-        return bool(self._drift)
+    def stopping(self) -> StoppingCriteria:
+        """A `StoppingCriteria` for `generate(..., stopping_criteria=[watch.stopping])`.
+
+        It ends the sequences that a monitor has flagged, after the token that was chosen in the meantime. If the
+        model's generation config has no end token, transformers continues a flagged sequence until all sequences have
+        ended. ConfigError if drift is tested.
+        """
+        if self._drift:
+            problem = "drift is tested on whole replies, and a flag that stops a reply cuts it short"
+            raise ConfigError(f"bank.watch: {problem}. Leave out drift, or the stopping.")
+        return _StopFlagged(self, self._stop)
+
+    def discard(self) -> None:
+        """Leave the text of this thread out of the tests of drift, for example because it is cut off."""
+        self._text().facts.discard()
 
     @property
     def steps(self) -> list[Step]:
@@ -154,7 +160,7 @@ class _WatchedText(GenerationObserver):
         drift: Mapping[str, DriftWatcher],
     ) -> None:
         self.every = every
-        self._facts = _RepliesSoFar(drift, {name: monitors[name].readers[0] for name in drift})
+        self.facts = _RepliesSoFar(drift, {name: monitors[name].readers[0] for name in drift})
         self.is_open = True  # while `generate` writes it
         self.steps: list[Step] = []
         self.places: list[tuple[str, int, int]] = []  # monitor, sequence and token index of every first flag
@@ -218,7 +224,7 @@ class _WatchedText(GenerationObserver):
         which the first monitor is unsure.
         """
         self._tokens_read += int(real.sum())
-        on_features = partial(self._facts.on_features, real) if self._facts.watchers else None
+        on_features = partial(self.facts.on_features, real) if self.facts.watchers else None
         always = read_tokens(self._template, self._always, states, on_features)
 
         def get_logits(name: str, rows: Bool[Tensor, " rows"]) -> Tensor:
@@ -228,8 +234,8 @@ class _WatchedText(GenerationObserver):
             return read_tokens(self._template, [name], chosen)[name]
 
         values = torch.cat([running.add(get_logits, real) for _, running in self._running])
-        if self._facts.watchers:
-            self._facts.on_scores({name: values[self.rows.index(name)] for name in self._facts.watchers}, real)
+        if self.facts.watchers:
+            self.facts.on_scores({name: values[self.rows.index(name)] for name in self.facts.watchers}, real)
         if any(self._is_cascade):
             self._tokens_scored += (values.isfinite() & real).sum((1, 2))
         return values
@@ -269,7 +275,7 @@ class _WatchedText(GenerationObserver):
             ends[:, -1] = True
             for column in range(rest.shape[1]):
                 self._add_step(rest[:, column], running[:, column], ends[:, column])
-        self._facts.on_end()
+        self.facts.on_end()
 
     def close(self) -> None:
         """Mark the text as ended."""
@@ -292,10 +298,10 @@ class _RepliesSoFar:
     def __init__(self, watchers: Mapping[str, DriftWatcher], readers: Mapping[str, str]) -> None:
         self.watchers, self._readers = watchers, readers
         self._highest: dict[str, Tensor] = {}  # monitor name -> [sequences]
-        self._sums: dict[
-            str, Tensor
-        ] = {}  # reader name -> sum of its features, [sequences, dim], on the model's device
+        # reader name -> sum of its features, [sequences, dim], on the model's device
+        self._sums: dict[str, Tensor] = {}
         self._lengths: Tensor | None = None  # [sequences], in tokens that were scored
+        self._is_discarded = False
 
     def on_features(self, real: Bool[Tensor, "rows columns"], features: Mapping[str, Tensor]) -> None:
         """Add the features `[rows, columns, dim]` of each reader at the tokens in `real`."""
@@ -312,14 +318,20 @@ class _RepliesSoFar:
             best = own.masked_fill(~real, -torch.inf).amax(1)
             self._highest[name] = best if name not in self._highest else torch.maximum(self._highest[name], best)
 
+    def discard(self) -> None:
+        """Pass nothing on to the tests."""
+        self._is_discarded = True
+
     def on_end(self) -> None:
-        """Pass the replies on to the tests; a reply without a scored token is none."""
+        """Pass the replies on to the tests. Replies without a scored token, or with NaN, are left out."""
+        if self._is_discarded:
+            return
         lengths = [] if self._lengths is None else self._lengths.tolist()
         for name, watcher in self.watchers.items():
             if name in self._highest:
                 scores, sums = self._highest[name].tolist(), self._sums[self._readers[name]].cpu()
                 for score, length, row in zip(scores, lengths, sums, strict=True):
-                    if length:
+                    if length and not math.isnan(score) and not bool(row.isnan().any()):
                         watcher.add(ReplyFacts(score, length, row / length))
 
 
@@ -337,22 +349,26 @@ class _StopFlagged(StoppingCriteria):
         self._watch, self._names = watch, names
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
-        if self._watch.tests_drift:
-            problem = "drift is tested on whole replies, and watch.stopping ends those that are flagged"
-            raise ConfigError(f"bank.watch: {problem}. Leave one of them out.")
         flags = self._watch.is_flagged(self._names)
         return input_ids.new_zeros(len(input_ids), dtype=torch.bool) if flags is None else flags.to(input_ids.device)
 
 
 class StopOnEvent(StoppingCriteria):
-    """Ends every sequence once an event is set, for example because the client has left."""
+    """Ends every sequence once an event is set, for example because the client has left.
 
-    def __init__(self, event: Event) -> None:
-        self._event = event
+    Args:
+        event: The event.
+        on_stop: Called when this criterion ends the sequences.
+    """
+
+    def __init__(self, event: Event, on_stop: Callable[[], None] | None = None) -> None:
+        self._event, self._on_stop = event, on_stop
 
     def __call__(self, input_ids: Tensor, scores: object, **_options: object) -> Any:  # noqa: ANN401, ARG002
         """Return True for every sequence if the event is set, else False."""
-        return torch.full((len(input_ids),), self._event.is_set(), device=input_ids.device)
+        if (stops := self._event.is_set()) and self._on_stop is not None:
+            self._on_stop()
+        return torch.full((len(input_ids),), stops, device=input_ids.device)
 
 
 def _check_call(call: GenerateCall) -> None:
@@ -385,6 +401,8 @@ def watch(
     check_known(op, [over], get_args(Watched), "over")
     stop = (stop,) if isinstance(stop, str) else stop
     check_known(op, [*(stop or ()), *(drift or ())], chosen, "monitor")
+    if drift:
+        _check_drift(chosen, over, list(drift))
     names = list(dict.fromkeys(name for monitor in chosen.values() for name in monitor.readers))
     # eval mode first: a pass looks at the mode of its readers when it is built
     with evaluating(bank, *([bank.model] if bank.train_base else [])):
@@ -394,6 +412,16 @@ def watch(
         watching = Watch(template, chosen, stop=stop, on_token=on_token, every=every, tokenizer=tokenizer, drift=drift)
         with listening(bank, [template], cast("Watched", over), watching.begin):
             yield watching
+
+
+def _check_drift(monitors: Mapping[str, AnyMonitor], over: str, names: Sequence[str]) -> None:
+    """Raise ConfigError if the replies to the monitors called `names` cannot be compared with a sketch."""
+    if over != "output":
+        problem = f"drift is tested on replies, and over='{over}' adds the prompt to them"
+        raise ConfigError(f"bank.watch: {problem}. Use over='output', or leave out drift.")
+    if cascades := [name for name in names if isinstance(monitors[name], Cascade)]:
+        problem = f"'{cascades[0]}' is a cascade, which has no sketch to compare replies with"
+        raise ConfigError(f"bank.watch: {problem}. Test the drift of a Monitor.")
 
 
 def _tokenizer_of(bank: ReaderCollection) -> PreTrainedTokenizerBase | None:
@@ -429,13 +457,14 @@ def stream(
     options = dict(options)
     criteria = list(cast("Sequence[StoppingCriteria] | None", options.pop("stopping_criteria", None)) or ())
 
-    def write(put: Callable[[Step], None], stop_on_event: StopOnEvent) -> None:
+    def write(put: Callable[[Step], None], left: Event) -> None:
         with new_watch(on_token=put) as watching:
-            more = [watching.stopping, stop_on_event] if stop else [stop_on_event]
+            more = [watching.stopping] if stop else []
+            more.append(StopOnEvent(left, watching.discard))
             cast("Any", model).generate(**prompts, **options, stopping_criteria=[*criteria, *more])
 
-    with new_watch():
-        pass  # wrong arguments raise here, and not when the caller asks for the first step
+    with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
+        _ = stop and watching.stopping
     return _in_thread(write, bank.device.type)
 
 
@@ -457,10 +486,10 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
     return {key: encoded[key].to(bank.device) for key in known if key in encoded}
 
 
-def _in_thread(write: Callable[[Callable[[Step], None], StopOnEvent], None], device: str) -> Iterator[Step]:
+def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:
     """Call `write` in a thread with a function that takes each step, and yield these steps.
 
-    The second argument of `write` is a stopping criterion for `generate`. The thread inherits the caller's context
+    The second argument of `write` is an event that is set once the caller has left. The thread inherits the caller's context
     variables, and its autocast for devices of type `device`. An error in the thread is raised here. Closing the
     iterator ends the generation and waits for the thread.
     """
@@ -479,7 +508,7 @@ def _in_thread(write: Callable[[Callable[[Step], None], StopOnEvent], None], dev
     def run() -> None:
         try:
             with torch.autocast(device, precision, enabled=precision is not None):
-                write(put, StopOnEvent(left))
+                write(put, left)
         except BaseException as error:  # raised again in the caller's thread
             put(error)
         put(None)

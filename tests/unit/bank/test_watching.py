@@ -565,7 +565,7 @@ def test_drift_is_not_tested_on_replies_that_a_flag_cuts_short():
     bank = bank_of()
     monitor = replace(FLAG, threshold=0.5, sketch=DriftSketch.of([ReplyFacts(0.5, 7)]))
     tests = {"flag": monitor.watch_drift()}
-    with pytest.raises(ConfigError, match=r"bank\.stream: drift is tested on whole replies"):
+    with pytest.raises(ConfigError, match=r"bank\.watch: drift is tested on whole replies"):
         bank.stream(bank.model, prompt(), monitors=[monitor], drift=tests, stop=True)
     with bank.watch([monitor], drift=tests) as watch, pytest.raises(ConfigError, match=r"bank\.watch: drift is tested"):
         bank.model.generate(**prompt(), **SHORT, stopping_criteria=[watch.stopping])
@@ -574,3 +574,40 @@ def test_drift_is_not_tested_on_replies_that_a_flag_cuts_short():
         bank.watch([monitor], drift={"flags": tests["flag"]}),
     ):
         pass
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_drift_is_not_tested_on_a_reply_whose_stream_is_left(leaves: bool):
+    monitor = replace(FLAG, sketch=DriftSketch.of([ReplyFacts(0.5, 7)]))
+    test, bank = monitor.watch_drift(), bank_of()
+    stream = bank.stream(bank.model, prompt(1), monitors=[monitor], drift={"flag": test}, **SHORT)
+    for _step in stream:
+        if leaves:
+            break
+    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+    assert test.replies == (0 if leaves else 1)
+
+
+def test_drift_is_not_tested_on_a_reply_without_a_score():
+    monitor = replace(FLAG, sketch=DriftSketch.of([ReplyFacts(0.5, 7)]))
+    test, bank = monitor.watch_drift(), bank_of()
+    with torch.no_grad():
+        for parameter in bank["flag"].parameters():
+            parameter.fill_(torch.nan)
+    list(bank.stream(bank.model, prompt(1), monitors=[monitor], drift={"flag": test}, **SHORT))
+    assert test.replies == 0
+
+
+def test_what_a_sketch_does_not_have_is_not_tested_for_drift():
+    monitor = replace(FLAG, sketch=DriftSketch.of([ReplyFacts(0.5, 7)]))
+    cascade = Cascade(replace(FLAG, reader="cheap", name="low", threshold=0.1), FLAG)
+    refused: list[tuple[Any, str, str]] = [
+        (monitor, "both", r"bank\.watch: drift is tested on replies, and over='both' adds the prompt to them"),
+        (cascade, "output", r"bank\.watch: 'flag' is a cascade, which has no sketch"),
+    ]
+    for watched, over, message in refused:
+        with (
+            pytest.raises(ConfigError, match=message),
+            bank_of().watch([watched], over, drift={"flag": monitor.watch_drift()}),  # pyright: ignore[reportArgumentType]
+        ):
+            pass

@@ -130,7 +130,10 @@ class TokenStreamer(StopOnEvent):
             self.count += 1
             self.reason = self._end_reason(token, piece)
             self._waiting = token, piece + (self._detokenizer.rest() if self.reason else "")
-        return torch.full((1,), bool(self.reason) or self._is_over(), device=input_ids.device)
+        is_cut_off = not self.reason and self._is_over()
+        if is_cut_off and self._watch is not None:
+            self._watch.discard()
+        return torch.full((1,), bool(self.reason) or is_cut_off, device=input_ids.device)
 
     def _end_reason(self, token: int, piece: str) -> str:
         """Return why the text ends with `token`, whose text is `piece`; "" if the text goes on."""
