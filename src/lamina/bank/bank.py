@@ -269,8 +269,8 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a monitor, reader or label does not exist.
             ConfigError: If there is no monitor, drift cannot be tested, or a reader's logits of a token depend on later
-                tokens, through its fusion, its head or its stack. Also raised by `generate` for beam search and assisted decoding, which
-                read tokens that may not be part of the text.
+                tokens, through its fusion, its head or its stack. Also raised by `generate` for beam search and
+                assisted decoding, which read tokens that may not be part of the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 

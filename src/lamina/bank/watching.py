@@ -489,8 +489,8 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:
     """Call `write` in a thread with a function that takes each step, and yield these steps.
 
-    The second argument of `write` is an event that is set once the caller has left. The thread inherits the caller's context
-    variables, and its autocast for devices of type `device`. An error in the thread is raised here. Closing the
+    The second argument of `write` is an event that is set once the caller has left. The thread inherits the caller's
+    context variables, and its autocast for devices of type `device`. An error in the thread is raised here. Closing the
     iterator ends the generation and waits for the thread.
     """
     queue: Queue[Step | BaseException | None] = Queue(maxsize=1)  # None: the end

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from lamina.bank import ReaderBank
-    from lamina.serve.scheduler import BatchTiming
+    from lamina.serve.batch_timing import BatchTiming
     from lamina.serve.workers import AnyWorker
 
 AnswerT = TypeVar("AnswerT")
@@ -131,7 +131,9 @@ def create_app(
         ConfigError: If the bank has no reader.
     """
     settings = settings or Settings.of()
-    metrics = ServerMetrics(lambda: scheduler.unanswered, lambda: generator.running, lambda: generator.drift.evidence())
+    metrics = ServerMetrics(
+        lambda: scheduler.unanswered, lambda: generator.running, lambda: generator.drift.evidence(scheduler.bank)
+    )
 
     def on_batch(worker: AnyWorker, timing: BatchTiming) -> None:
         metrics.count_batch(worker, timing)

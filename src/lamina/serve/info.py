@@ -18,6 +18,7 @@ from lamina.utils import JSON
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
+    from lamina.monitors.cascade import AnyMonitor
     from lamina.serve.scheduler import ServedBank
     from lamina.serve.settings import Settings
 
@@ -61,7 +62,7 @@ def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "t
         "max_input_length": limit,
         "writes_text": generates_text(bank),
         "chats": generates_text(bank) and bool(tokenizer_of(bank.processor).chat_template),
-        "monitors": {monitor: _monitor_info(bank, monitor) for monitor in bank.monitors},
+        "monitors": {key: _monitor_info(bank, monitor) for key, monitor in bank.monitors.items()},
         "stacks": {name: {"layers": stack.layers, "width": stack.width} for name, stack in bank.stacks.items()},
         "tasks": {task: _task_info(served, task, limit) for task in bank},
         "backend": backend,
@@ -91,9 +92,8 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
     }
 
 
-def _monitor_info(bank: ReaderBank, name: str) -> dict[str, JSON]:
-    """Return the part of `info_of` about the saved monitor called `name`."""
-    monitor = bank.monitors[name]
+def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
+    """Return the part of `info_of` about a saved monitor."""
     own = monitor.second if isinstance(monitor, Cascade) else monitor
     rates = monitor.calibration
     problem = bank[monitor.reader].config.head.problem_type

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from lamina.serve.scheduler import BatchTiming
+    from lamina.serve.batch_timing import BatchTiming
     from lamina.serve.workers import AnyWorker
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -88,6 +88,7 @@ class ServerMetrics:
         Args:
             accept: The client's header Accept; "" is the text format of Prometheus.
         """
+        self._drift.clear()  # another bank may have other monitors
         for monitor, evidence in self._drift_now().items():
             self._drift.labels(monitor).set(evidence)
         encode, content_type = choose_encoder(accept)

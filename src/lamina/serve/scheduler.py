@@ -15,6 +15,7 @@ from lamina.data.arrow import spills
 from lamina.data.batches import Budget
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.pass_lock import pass_lock
+from lamina.serve.batch_timing import BatchTiming
 from lamina.serve.explain import ExplainWorker, Explanation
 from lamina.serve.lengths import TooLongError
 from lamina.serve.queue import AnyJob, Job, next_batch
@@ -45,27 +46,6 @@ class OverloadedError(LaminaError):
 
 class ClosedError(LaminaError):
     """Raised when a request is refused, or fails, because the server is shutting down."""
-
-
-@dataclass(frozen=True)
-class BatchTiming:
-    """How long each step of a batch took, and its size. All times are in seconds.
-
-    Attributes:
-        queue: For each request, the time from its arrival to the start of the pass, without the time of tokenising.
-        read: Time of tokenising.
-        run: Time of the passes of the model, and of turning their outputs into answers.
-        requests: Number of requests.
-        texts: Number of texts of all requests.
-        tokens: Number of tokens of all texts, without padding.
-    """
-
-    queue: Sequence[float]
-    read: float
-    run: float
-    requests: int
-    texts: int
-    tokens: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Protocol, final
+from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from lamina.serve.batch_timing import BatchTiming
 
 READERS = "lamina.readers"
 
 
-class _Timing(Protocol):
-    """Times and sizes of a batch; `scheduler.BatchTiming`, which this module cannot import."""
-
-    @property
-    def queue(self) -> Sequence[float]: ...
-    @property
-    def read(self) -> float: ...
-    @property
-    def run(self) -> float: ...
-    @property
-    def requests(self) -> int: ...
-    @property
-    def texts(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-
-
+@cache  # it is asked for each request and batch, and searches the disk
 def is_available() -> bool:
     """Return whether the package `opentelemetry-api` is installed (`lamina[otel]`)."""
     return find_spec("opentelemetry") is not None and find_spec("opentelemetry.trace") is not None
+
+
+@cache
+def _version() -> str:
+    """Return the version of Lamina, which is read from the disk."""
+    return version("lamina")
 
 
 @final
@@ -42,7 +35,8 @@ class RequestSpans:
     """ASGI middleware that records a span for each request, within the trace of the client if it sends one.
 
     A span has the method, the route, the status and the names of the readers that answer. Texts, files and messages of
-    errors, which may repeat a text, are not recorded. Without a tracer provider in the process, nothing is.
+    errors, which may repeat a text, are not recorded. Without a tracer provider in the process, nothing is
+    recorded.
 
     Args:
         app: The application to which requests are passed on.
@@ -59,7 +53,7 @@ class RequestSpans:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        tracer = trace.get_tracer("lamina", version("lamina"))
+        tracer = trace.get_tracer("lamina", _version())
         with tracer.start_as_current_span(
             scope["method"],
             context=propagate.extract(headers),
@@ -95,7 +89,7 @@ def note_readers(names: Iterable[str]) -> None:
         trace.get_current_span().set_attribute(READERS, list(names))
 
 
-def record_batch(readers: Collection[str], timing: _Timing) -> None:
+def record_batch(readers: Collection[str], timing: BatchTiming) -> None:
     """Record a span for a batch that some readers have just answered; nothing happens without OpenTelemetry."""
     if not is_available():
         return
@@ -112,5 +106,5 @@ def record_batch(readers: Collection[str], timing: _Timing) -> None:
         "lamina.tokenise_s": timing.read,
         "lamina.inference_s": timing.run,
     }
-    tracer = trace.get_tracer("lamina", version("lamina"))
+    tracer = trace.get_tracer("lamina", _version())
     tracer.start_span("lamina batch", start_time=start, attributes=facts).end(end)

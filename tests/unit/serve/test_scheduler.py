@@ -22,8 +22,9 @@ from lamina.data import arrow
 from lamina.errors import LaminaError, UnknownNameError
 from lamina.layers.preserve import preserve_model
 from lamina.serve import Scheduler, Settings
+from lamina.serve.batch_timing import BatchTiming
 from lamina.serve.lengths import TooLongError
-from lamina.serve.scheduler import BatchTiming, ClosedError, OverloadedError, ServedBank
+from lamina.serve.scheduler import ClosedError, OverloadedError, ServedBank
 from lamina.serve.uploads import Upload
 from lamina.serve.workers import Worker
 

@@ -68,10 +68,26 @@ def test_errors_and_unknown_paths_name_no_text(spans: Callable[[int], list[Any]]
     assert SECRET not in "".join(span.to_json() for span in found)
 
 
-def test_a_generated_text_has_the_names_of_its_readers(spans: Callable[[int], list[Any]]):
+def writing_bank() -> ReaderBank:
     bank = ReaderBank(causal_model(), causal_tokenizer())
     bank.add("odd", Reader(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)))
-    with TestClient(create_app(bank.eval())) as client:
+    return bank.eval()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_text_in_place_of_a_reader_of_a_generated_text_is_not_recorded(
+    spans: Callable[[int], list[Any]], stream: bool
+):
+    with TestClient(create_app(writing_bank())) as client:
+        body = {"inputs": TEXT, "tasks": ["odd", SECRET], "stream": stream}
+        assert client.post("/generate", json=body).status_code == 422
+        (span,) = spans(1)
+    assert span.attributes["lamina.readers"] == ("odd",)
+    assert SECRET not in span.to_json()
+
+
+def test_a_generated_text_has_the_names_of_its_readers(spans: Callable[[int], list[Any]]):
+    with TestClient(create_app(writing_bank())) as client:
         body = {"inputs": TEXT, "parameters": {"max_new_tokens": 3}, "stream": True}
         assert client.post("/generate", json=body).status_code == 200
         (span,) = spans(1)

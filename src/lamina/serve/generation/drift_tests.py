@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from threading import Lock
 from typing import TYPE_CHECKING, final
+from weakref import WeakKeyDictionary
 
 from lamina.monitors import Monitor
 
@@ -15,22 +16,22 @@ if TYPE_CHECKING:
 
 @final
 class DriftTests:
-    """The tests of drift of the bank that is served; a bank that replaces it begins with new tests."""
+    """The tests of drift of each bank that is served; a bank that replaces another begins with new tests."""
 
     def __init__(self) -> None:
         self._lock = Lock()  # several texts begin at the same time
-        self._bank: ReaderBank | None = None
-        self._watchers: dict[str, DriftWatcher] = {}
+        # texts of the old bank may begin and end while a new one is already served
+        self._watchers: WeakKeyDictionary[ReaderBank, dict[str, DriftWatcher]] = WeakKeyDictionary()
 
     def of(self, bank: ReaderBank) -> Mapping[str, DriftWatcher]:
         """Return monitor name -> its test, for the monitors of a bank that have a sketch."""
         with self._lock:
-            if bank is not self._bank:
-                self._bank = bank
+            if bank not in self._watchers:
                 monitors = {name: one for name, one in bank.monitors.items() if isinstance(one, Monitor)}
-                self._watchers = {name: one.watch_drift() for name, one in monitors.items() if one.sketch is not None}
-            return self._watchers
+                own = {name: one.watch_drift() for name, one in monitors.items() if one.sketch is not None}
+                self._watchers[bank] = own
+            return self._watchers[bank]
 
-    def evidence(self) -> dict[str, float]:
-        """Return monitor name -> evidence of drift, which is 1 or more at an alarm; see `DriftWatcher.evidence`."""
-        return {name: watcher.evidence for name, watcher in self._watchers.items()}
+    def evidence(self, bank: ReaderBank) -> dict[str, float]:
+        """Return monitor name -> evidence of drift for the monitors of a bank; see `DriftWatcher.evidence`."""
+        return {name: watcher.evidence for name, watcher in self.of(bank).items()}

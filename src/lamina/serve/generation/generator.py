@@ -88,7 +88,8 @@ class TextGenerator:
                 raise OverloadedError(
                     f"serve: {running} texts are being generated; at most {limit} may be at a time. Try again later."
                 )
-            note_readers(bank if request.tasks is None else request.tasks)
+            # other names are refused later, and may be a text that a client sent in the wrong place
+            note_readers(bank if request.tasks is None else [name for name in request.tasks if name in bank])
             generation = Generation(self._scheduler, request, put, self._on_done, self.drift)
             self._running.add(generation)
             try:

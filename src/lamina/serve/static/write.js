@@ -162,6 +162,7 @@ const newWriter = ({ byId, make, quiet, authorization, lock, readable, showProbl
     try {
       const response = await post(request(), text.signal);
       for await (const event of events(response)) {
+        if (running !== text) return; // events that had arrived before another text began
         why = ending(event) || why;
         if (!event.token) continue;
         count += 1;
