@@ -157,7 +157,8 @@ class Monitor:
             ```
 
         Args:
-            false_alarm_rate: Probability of an alarm, at any time, while the replies are like those of the calibration.
+            false_alarm_rate: Probability of an alarm per run of 10,000 replies, while these are like those of the
+                calibration.
             seed: Seed of the numbers that decide between equal values.
 
         Raises:

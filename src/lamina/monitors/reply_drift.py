@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Self, final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import ConfigError
@@ -71,7 +73,7 @@ class DriftSketch:
             seed: Seed of the sample, if there are more than 400.
 
         Raises:
-            ConfigError: If there is no reply.
+            ConfigError: If there is no reply, or a score or feature is NaN.
         """
         if not replies:
             raise ConfigError("drift: there is no reply to make a sketch of. Give at least one.")
@@ -90,11 +92,13 @@ class DriftSketch:
 
 
 def _quantities(reply: ReplyFacts) -> dict[str, float]:
-    """Return name -> value of the quantities of a reply."""
+    """Return name -> value of the quantities of a reply; ConfigError if one is NaN, which has no place in an order."""
     values = {_SCORE: _rounded(reply.score), _LENGTH: float(reply.length)}
     if reply.features is not None:
         sums = _signs(len(reply.features)) @ reply.features.double().cpu()
         values |= {f"state {number}": _rounded(float(value)) for number, value in enumerate(sums, 1)}
+    if missing := [name for name, value in values.items() if math.isnan(value)]:
+        raise ConfigError(f"drift: the {missing[0]} of a reply is NaN; scores and features must be numbers.")
     return values
 
 
@@ -124,7 +128,8 @@ class DriftAlarm:
         replies: Number of replies at the alarm, from 1.
         median: Median of the quantity in the calibration.
         recent: Median of the quantity in the latest replies, up to 100.
-        false_alarm_rate: Probability of an alarm at any time, while replies are like those of the calibration.
+        false_alarm_rate: Probability of an alarm within a run of 10,000 replies, while these are like those of the
+            calibration.
     """
 
     quantity: str
@@ -147,13 +152,15 @@ class DriftWatcher:
     p-value. As long as the replies are exchangeable with those of the calibration, the p-values of a quantity are
     independent and uniform, whatever its distribution and however few replies the sketch has. A gambler bets against
     that. The alarm is raised once the gambler of one of the d quantities has multiplied its stake by
-    d / `false_alarm_rate`, which by Ville's inequality happens with at most that probability, at any time.
+    d / `false_alarm_rate`, which by Ville's inequality happens with at most that probability within a run.
 
-    After 10,000 replies the test begins anew. The methods may be called from several threads.
+    A run has 10,000 replies; after them the test begins anew, so that over several runs a false alarm is more probable
+    than `false_alarm_rate`. An alarm ends the test: it stays until `restart`. The methods may be called from several
+    threads.
 
     Args:
         sketch: The replies of the calibration.
-        false_alarm_rate: Probability of a false alarm per run, above 0 and below 1.
+        false_alarm_rate: Probability of a false alarm per run of 10,000 replies, above 0 and below 1.
         seed: Seed of the numbers that decide between equal values.
 
     Raises:
@@ -185,7 +192,7 @@ class DriftWatcher:
 
     @property
     def replies(self) -> int:
-        """Number of replies in this run of the test."""
+        """Number of replies since this run of the test began, those after an alarm included."""
         return self._count
 
     @property
@@ -202,9 +209,9 @@ class DriftWatcher:
 
     def update(
         self,
-        scores: float | Sequence[float],
-        lengths: int | Sequence[int],
-        features: Float[Tensor, " dim"] | Float[Tensor, "replies dim"] | None = None,
+        scores: float | Sequence[float] | NDArray[Any] | Tensor,
+        lengths: int | Sequence[int] | NDArray[Any] | Tensor,
+        features: Float[Tensor, " dim"] | Float[Tensor, "replies dim"] | NDArray[Any] | None = None,
     ) -> DriftAlarm | None:
         """Add one reply or several, in their order, and return the alarm of this run; None while there is none.
 
@@ -215,12 +222,13 @@ class DriftWatcher:
                 tested.
 
         Raises:
-            ConfigError: If the numbers of scores, lengths and features differ.
+            ConfigError: If the numbers of scores, lengths and features differ, or a score or feature is NaN.
         """
-        one = not isinstance(scores, Sequence)
-        own_scores = [scores] if not isinstance(scores, Sequence) else list(scores)
-        own_lengths = [lengths] if not isinstance(lengths, Sequence) else list(lengths)
-        rows = [None] * len(own_scores) if features is None else list(features.unsqueeze(0) if one else features)
+        own_scores, own_lengths = _listed(scores), _listed(lengths)
+        rows = [None] * len(own_scores)
+        if features is not None:
+            features = torch.as_tensor(features)
+            rows = list(features.unsqueeze(0) if features.ndim == 1 else features)
         if not len(own_scores) == len(own_lengths) == len(rows):
             counts = f"{len(own_scores)} scores, {len(own_lengths)} lengths and {len(rows)} rows of features"
             raise ConfigError(f"drift: there are {counts}; each reply has one of each.")
@@ -229,22 +237,34 @@ class DriftWatcher:
         return self._alarm
 
     def add(self, reply: ReplyFacts) -> DriftAlarm | None:
-        """Add one reply, and return the alarm of this run; None while there is none."""
+        """Add one reply, and return the alarm of this run; None while there is none.
+
+        Raises:
+            ConfigError: If its score or a feature is NaN.
+        """
         values = _quantities(reply)
         with self._lock:
-            if self._count == _RUN:
+            if self._count == _RUN and self._alarm is None:
                 self._begin()
             self._count += 1
+            if self._alarm is not None:
+                return self._alarm
             for name, gambler in self._gamblers.items():
                 if name in values:
                     gambler.bet(values[name], self._random.random())
             needed = math.log(len(self._gamblers) / self._rate)
             best = max(self._gamblers, key=lambda name: self._gamblers[name].log_wealth)
-            if self._alarm is None and self._gamblers[best].log_wealth >= needed:
+            if self._gamblers[best].log_wealth >= needed:
                 known, recent = self._sketch.values[best], sorted(self._gamblers[best].recent)
                 medians = (known[len(known) // 2], recent[len(recent) // 2])
                 self._alarm = DriftAlarm(best, self._count, *medians, self._rate)
             return self._alarm
+
+
+def _listed(values: float | Sequence[float] | NDArray[Any] | Tensor) -> list[Any]:
+    """Return one number, or several in a sequence, an array or a tensor, as a list."""
+    plain: Any = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
+    return list(plain) if isinstance(plain, Sequence) else [plain]
 
 
 @dataclass

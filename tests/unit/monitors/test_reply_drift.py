@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lamina.errors import ConfigError
-from lamina.monitors import DriftSketch, DriftWatcher, Monitor, ReplyFacts
+from lamina.monitors import DriftSketch, DriftWatcher, Monitor, ReplyFacts, reply_drift
 
 
 def replies(count: int, seed: int, *, score: float = 0.0, length: float = 1.0, state: float = 0.0) -> list[ReplyFacts]:
@@ -108,3 +111,41 @@ def test_what_cannot_be_tested_is_an_error():
     with pytest.raises(ConfigError, match=r"drift: monitor 'flag' has no sketch of the replies"):
         monitor.watch_drift()
     assert replace(monitor, sketch=sketch).watch_drift(false_alarm_rate=0.1).replies == 0
+
+
+def test_a_run_that_ends_takes_no_alarm_away(monkeypatch: pytest.MonkeyPatch):
+    stream = replies(80, 1, length=3.0)
+    monkeypatch.setattr(reply_drift, "_RUN", 60)
+    watcher = DriftWatcher(DriftSketch.of(replies(300, 0)))
+    for one in stream:
+        watcher.add(one)
+    assert watcher.alarm is not None
+    assert watcher.alarm.replies < 60
+    assert watcher.replies == 80
+    assert watcher.evidence >= 1
+    without = DriftWatcher(DriftSketch.of(replies(300, 0)))
+    for one in replies(80, 1):
+        without.add(one)
+    assert without.replies == 20
+
+
+@pytest.mark.parametrize("array", [np.array, torch.tensor])
+def test_arrays_are_several_replies(array: Callable[[Any], Any]):
+    sketch = DriftSketch.of([ReplyFacts(float(row), row, torch.ones(2)) for row in range(10)])
+    watcher, other = DriftWatcher(sketch), DriftWatcher(sketch)
+    watcher.update(array([0.5, 1.5, 2.5]), array([3, 4, 5]), array([[1.0, 2.0]] * 3))
+    watcher.update(0.5, 3, array([1.0, 2.0]))
+    other.update([0.5, 1.5, 2.5, 0.5], [3, 4, 5, 3], torch.tensor([[1.0, 2.0]] * 4))
+    assert watcher.replies == 4
+    assert watcher.evidence == other.evidence
+
+
+@pytest.mark.parametrize(
+    ("reply", "name"),
+    [(ReplyFacts(float("nan"), 3), "score"), (ReplyFacts(0.5, 3, torch.tensor([1.0, float("nan")])), "state 1")],
+)
+def test_nan_is_an_error(reply: ReplyFacts, name: str):
+    with pytest.raises(ConfigError, match=rf"drift: the {name} of a reply is NaN"):
+        DriftSketch.of([reply])
+    with pytest.raises(ConfigError, match=rf"drift: the {name} of a reply is NaN"):
+        DriftWatcher(DriftSketch.of(replies(10, 0))).add(reply)
