@@ -114,7 +114,8 @@ def calibrate(  # noqa: PLR0913
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     runner = BankRunner(bank, "calibrate", processor)
     (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)
-    scored = score_texts(runner, group, task, [monitor], options)[str(monitor.name)]
+    features = not isinstance(monitor, Cascade)  # a cascade has no sketch
+    scored = score_texts(runner, group, task, [monitor], options, features=features)[str(monitor.name)]
     positives = positives_of(task, split, positive)
     told = zip(scored.highest(), positives, strict=True)
     known = [(score, flag) for score, flag in told if flag is not None]
@@ -156,10 +157,11 @@ class TextScores:
     Attributes:
         running: For each text, the running score at each of its tokens that is judged.
         features: For each text, the mean of the reader's features over these tokens; zeros for a text without any.
+            None: they were not computed.
     """
 
     running: Sequence[np.ndarray[Any, Any]]
-    features: Sequence[Tensor]
+    features: Sequence[Tensor] | None = None
 
     def highest(self) -> list[float]:
         """Return the highest score of each text; -inf for one without a token."""
@@ -172,7 +174,8 @@ class TextScores:
 
     def sketch(self) -> DriftSketch | None:
         """Return the sketch for a test of drift; None if no text has a score."""
-        rows = zip(self.highest(), self.running, self.features, strict=True)
+        features = [None] * len(self.running) if self.features is None else self.features
+        rows = zip(self.highest(), self.running, features, strict=True)
         facts = [ReplyFacts(score, len(own), part) for score, own, part in rows if math.isfinite(score)]
         return DriftSketch.of(facts) if facts else None
 
@@ -196,16 +199,23 @@ def score_texts(
     options: PassOptions,
     *,
     finished: bool = False,
+    features: bool = False,
 ) -> dict[str, TextScores]:
-    """Return monitor name -> its scores of each text of a task, from one pass of the model; see `running_scores`."""
+    """Return monitor name -> its scores of each text of a task, from one pass of the model; see `_running_scores`.
+
+    `features`: whether the features of the readers are computed too, for a sketch.
+    """
     inputs: Any = group.inputs
     encoded, texts = inputs.encoded, inputs.encoded.texts
     pieces: dict[str, list[list[tuple[int, np.ndarray[Any, Any]]]]] = defaultdict(lambda: [[] for _ in range(texts)])
     sums: dict[str, Tensor] = {}
-    for rows, by_name, mask, features in running_scores(runner, group, task, monitors, options, finished=finished):
+    batches = _running_scores(runner, group, task, monitors, options, finished=finished, features=features)
+    for rows, by_name, mask, sums_of_batch in batches:
         places = torch.as_tensor([int(encoded.text[row]) for row in rows])
-        for reader, own in features.items():
-            sums.setdefault(reader, own.new_zeros(texts, own.shape[1])).index_add_(0, places, own)
+        for reader, own in sums_of_batch.items():
+            if reader not in sums:
+                sums[reader] = own.new_zeros(texts, own.shape[1])
+            sums[reader].index_add_(0, places, own)
         for name, scores in by_name.items():
             for row, place, own, real in zip(rows, places.tolist(), scores, mask, strict=True):
                 pieces[name][place].append((int(encoded.window[row]), own[real].numpy()))
@@ -214,22 +224,25 @@ def score_texts(
         whole = pieces[str(monitor.name)]
         running = [np.concatenate([part for _, part in sorted(own, key=lambda one: one[0])]) for own in whole]
         lengths = torch.as_tensor([max(1, len(own)) for own in running]).unsqueeze(1)
-        scored[str(monitor.name)] = TextScores(running, list(sums[monitor.readers[0]] / lengths))
+        means = list(sums[monitor.readers[0]] / lengths) if features else None
+        scored[str(monitor.name)] = TextScores(running, means)
     return scored
 
 
-def running_scores(
+def _running_scores(
     runner: BankRunner,
     group: Group,
     task: Task,
     monitors: Sequence[Monitor | Cascade],
     options: PassOptions,
     *,
-    finished: bool = False,
+    finished: bool,
+    features: bool,
 ) -> Iterator[tuple[Sequence[int], dict[str, Tensor], Tensor, dict[str, Tensor]]]:
     """Yield batches: numbers of windows, monitor name -> scores `[windows, tokens]`, mask, and sums of features.
 
-    The sums are reader name -> sum of its features over the tokens in the mask, `[windows, dim]`. The mask is True at
+    The sums are reader name -> sum of its features over the tokens in the mask, `[windows, dim]`; they are empty
+    without `features`. The mask is True at
     the tokens that are judged: no special tokens, and of a pair only the second text where only it has labels.
     `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score is NaN.
     """
@@ -247,18 +260,20 @@ def running_scores(
             mask &= _of_runs([inputs.encoded.token_ranges[row] for row in rows], mask.shape[1])
         sums: dict[str, Tensor] = {}
 
-        def add(features: Mapping[str, Tensor], sums: dict[str, Tensor] = sums, mask: Tensor = mask) -> None:
-            for name, own in features.items():
+        def add(by_reader: Mapping[str, Tensor], sums: dict[str, Tensor] = sums, mask: Tensor = mask) -> None:
+            for name, own in by_reader.items():
                 sums[name] = (own.float() * mask.to(own.device).unsqueeze(-1)).sum(1).cpu()
 
         with runner.autocast(options):
             arguments = runner.arguments(batch)
-            scores = scores_of_monitors(runner.bank, monitors, arguments, mask, finished=finished, on_features=add)
+            scores = scores_of_monitors(
+                runner.bank, monitors, arguments, mask, finished=finished, on_features=add if features else None
+            )
         for name, values in scores.items():
             if bool(values[mask].isnan().any()):
                 row = int(inputs.encoded.text[rows[int((values.isnan() & mask).any(1).nonzero()[0])]])
                 what = f"monitor '{name}' gives NaN for row {row} of the {group.part} part, counted from 0"
-                raise NotFiniteError(f"calibrate: {what}; a score is a finite number.", name=name, row=row)
+                raise NotFiniteError(f"{runner.op}: {what}; a score is a finite number.", name=name, row=row)
         yield rows, scores, mask, sums
 
 

@@ -180,8 +180,7 @@ def _halves(labels: Sequence[bool | None], seed: int) -> tuple[list[int], list[i
 
 def _part(scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]) -> tuple[TextScores, list[bool]]:
     """Return the scores and labels of some rows."""
-    own = TextScores([scored.running[row] for row in rows], [scored.features[row] for row in rows])
-    return own, [bool(labels[row]) for row in rows]
+    return TextScores([scored.running[row] for row in rows]), [bool(labels[row]) for row in rows]
 
 
 def _fitted(
@@ -209,8 +208,12 @@ def _candidates(
     if not len(highest):
         raise ConfigError("choose_cascade: no positive row has a token that is scored. Check the texts.")
     lows = dict.fromkeys(float(highest[min(len(highest) - 1, math.floor(lost * len(highest)))]) for lost in _LOST)
+    # calibrations and sketches of the monitors alone do not hold for the cascade
+    bare: dict[str, Any] = {"calibration": None, "sketch": None}
     return [
-        Cascade(replace(first, threshold=low), replace(second, threshold=None), name=f"cascade {number}")
+        Cascade(
+            replace(first, threshold=low, **bare), replace(second, threshold=None, **bare), name=f"cascade {number}"
+        )
         for number, low in enumerate(lows)
     ]
 

@@ -184,14 +184,16 @@ def monitor(  # noqa: PLR0913
         for name in bank
         for aggregate in AGGREGATES
     ]
-    score = partial(_scores, bank, options=options, live=live)
+    score = partial(_scores, "monitor", bank, options=options, live=live)
     compared = _compared(score(candidates, tasks["choosing"]), parts["choosing"])
     best = next(one for one in candidates if one.name == next(iter(compared)))
     for name in [name for name in bank if name != best.reader]:
         bank.remove(name)
     bank.rename(best.reader, "monitor")
     best = replace(best, reader="monitor", name="monitor")
-    unseen = {part: score([best], tasks[part])["monitor"] for part in ("calibration", "test")}
+    unseen = {
+        part: score([best], tasks[part], features=part == "calibration")["monitor"] for part in ("calibration", "test")
+    }
     chosen = _rates(unseen["calibration"], parts["calibration"], rate, confidence, None)
     found = _rates(unseen["test"], parts["test"], rate, confidence, chosen.threshold)
     facts: dict[str, Any] = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True}
@@ -251,13 +253,14 @@ def score_replies(
         got = f"the monitor is a {type(monitor).__name__}, and there are {len(replies)} replies"
         raise ConfigError(f"score_replies: {got}; a Monitor and at least one reply are needed.")
     check_known("score_replies", [monitor.reader], bank, "reader")
-    options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
+    op = "score_replies"
+    options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
     # a task needs labels, which are not used here
     rows = [LabelledReply(prompt, reply, True, [(0, len(reply))] if reply else []) for prompt, reply in replies]
     name = bank[monitor.reader].config.head.labels[-1].removeprefix("I-")
     (task,) = _tasks({"replies": rows}, name).values()
     live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])
-    return _scores(bank, [monitor], task, options=options, live=live)[str(monitor.name)].highest()
+    return _scores(op, bank, [monitor], task, options=options, live=live)[str(monitor.name)].highest()
 
 
 def _needed(rate: float, confidence: float) -> int:
@@ -333,12 +336,22 @@ def _add_candidates(bank: ReaderBank, task: Task, seed: int) -> bool:
 
 
 def _scores(
-    bank: ReaderBank, monitors: Sequence[Monitor], task: Task, *, options: PassOptions, live: bool
+    op: str,
+    bank: ReaderBank,
+    monitors: Sequence[Monitor],
+    task: Task,
+    *,
+    options: PassOptions,
+    live: bool,
+    features: bool = False,
 ) -> dict[str, TextScores]:
-    """Return monitor name -> the running scores of each reply of a task, from one pass of the model."""
-    runner = BankRunner(bank, "monitor", None)
+    """Return monitor name -> the running scores of each reply of a task, from one pass; see `score_texts`.
+
+    Error messages begin with `op`.
+    """
+    runner = BankRunner(bank, op, None)
     (group,) = scoring_groups(runner, {monitors[0].reader: task}, "train", options)
-    return score_texts(runner, group, task, monitors, options, finished=not live)
+    return score_texts(runner, group, task, monitors, options, finished=not live, features=features)
 
 
 def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:

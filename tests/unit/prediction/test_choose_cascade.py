@@ -15,7 +15,13 @@ HOW: dict[str, Any] = {"positive": "bad", "false_positive_rate": 0.1}
 
 def test_a_cascade_keeps_the_stated_recall_and_saves_work():
     bank = fitted()
-    choice = choose_cascade(bank, CHEAP, SPANS, whole_task(), recall=0.6, **HOW)
+    cheap = calibrate(bank, CHEAP, whole_task(), false_positive_rate=0.5, positive="bad", store=False)
+    assert isinstance(cheap, Monitor)
+    assert cheap.sketch is not None
+    assert "state 1" in cheap.sketch.values
+    choice = choose_cascade(bank, cheap, replace(SPANS, sketch=cheap.sketch), whole_task(), recall=0.6, **HOW)
+    first, second = choice.cascade.first, choice.cascade.second
+    assert (first.calibration, first.sketch, second.sketch) == (None, None, None)  # they hold for the monitors alone
     rates = choice.cascade.calibration
     assert rates is not None
     assert rates.asked is not None

@@ -114,6 +114,11 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
         score_replies(bank, "other", [("a", "b")])
     with pytest.raises(ConfigError, match="score_replies: the monitor is a Monitor, and there are 0 replies"):
         score_replies(bank, "monitor", [])
+    with pytest.raises(ConfigError, match=r"^score_replies: batch_size"):
+        score_replies(bank, "monitor", [("a", "b")], batch_size=0)
+    bank.processor = None
+    with pytest.raises(ConfigError, match=r"^score_replies: the bank has no processor"):
+        score_replies(bank, "monitor", [("a", "b")])
 
 
 def test_no_prompt_is_in_two_parts(tmp_path: Path):
