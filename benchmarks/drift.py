@@ -4,14 +4,16 @@
 
 `lamina.monitor` makes a monitor from the first 1,000 of HaluEval's chat replies (Li et al. 2023, arXiv:2305.11747). The
 other replies are divided by the topic of their prompt (two clusters of tf-idf). Each run draws a new sketch of 400
-replies of the first topic, and then a stream of 500 replies that are not in the sketch:
+replies of the first topic, and then a stream of 500 replies:
 
-- the same topic, in which every alarm is a false one; five times as many runs;
+- the same topic, and none that is in the sketch: every alarm is a false one; five times as many runs;
 - the other topic;
 - 16-fold dilution: each reply stands within 15 good replies of the same topic;
 - other lengths: each reply is cut to half its words.
 
-Rates have exact 95 % intervals (Clopper and Pearson). "first" counts the quantity that raised the alarm.
+The diluted and the cut replies are made of replies of the first topic, some of which are in the sketch. Rates have 95 %
+intervals (Clopper and Pearson) as if runs were independent; they share replies. "first" counts the quantity that raised
+the alarm.
 """
 
 from __future__ import annotations
@@ -45,11 +47,12 @@ if TYPE_CHECKING:
     Rows = Sequence[dict[str, Any]]
 
 TRAINED, SKETCH, STREAM, FOLD = 1000, 400, 500, 16
+NEEDED = TRAINED + 2 * (SKETCH + STREAM)  # the larger of two topics has at least half of the replies
 COLUMNS = {"prompt": "user_query", "reply": "chatgpt_response", "label": "hallucination"}
 
 
-def options() -> argparse.Namespace:
-    """Parse the command line."""
+def options() -> tuple[argparse.Namespace, Rows]:
+    """Parse the command line, and return the options and the replies, in random order."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--data", default="../shared/data/halueval/general.jsonl", help="the file of replies (default %(default)s)"
@@ -59,7 +62,13 @@ def options() -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=200, help="streams of each shift (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    return parser.parse_args()
+    args = parser.parse_args()
+    rows = [json.loads(line) for line in Path(args.data).read_text(encoding="utf-8").splitlines()]
+    random.Random(args.seed).shuffle(rows)
+    rows = rows[: args.rows]
+    if len(rows) < NEEDED:
+        parser.error(f"there are {len(rows)} replies; at least {NEEDED} are needed (--rows, --data)")
+    return args, rows
 
 
 def trained(rows: Rows, model: str, seed: int) -> TrainedMonitor:
@@ -81,8 +90,9 @@ def facts(monitor: TrainedMonitor, rows: Rows) -> list[ReplyFacts]:
     runner = BankRunner(monitor.bank, "benchmark", None)
     how = PassOptions.checked("benchmark", batch_size=32, progress=False)
     (group,) = scoring_groups(runner, {monitor.reader: task}, "train", how)
-    scored = score_texts(runner, group, task, [monitor], how, finished=not monitor.live)[str(monitor.name)]
-    pairs = zip(scored.highest(), scored.running, scored.features, strict=True)
+    scores = score_texts(runner, group, task, [monitor], how, finished=not monitor.live, features=True)
+    scored = scores[str(monitor.name)]
+    pairs = zip(scored.highest(), scored.running, scored.features or (), strict=True)
     return [ReplyFacts(score, len(own), features) for score, own, features in pairs if len(own)]
 
 
@@ -135,11 +145,8 @@ def measured(known: Sequence[ReplyFacts], new: Sequence[ReplyFacts] | None, runs
 
 def main() -> None:
     """Measure the test, and print the rates."""
-    args = options()
-    rng = random.Random(args.seed)
-    rows = [json.loads(line) for line in Path(args.data).read_text(encoding="utf-8").splitlines()]
-    rng.shuffle(rows)
-    rows = rows[: args.rows]
+    args, rows = options()
+    rng = random.Random(args.seed + 1)
     monitor = trained(rows[:TRAINED], args.model, args.seed)
     own, other = topics(rows[TRAINED:], args.seed)
     few = rng.sample(list(own), min(len(own), 520))

@@ -6,7 +6,7 @@
 For each split, `lamina.monitor` trains a monitor of hallucinated replies ("yes" is the positive class) on a frozen
 MiniLM with its default options and a rate of 5 %. A split is a seed of its division by prompt: 40 % train, 15 % choose,
 25 % calibrate and 20 % test. MiniLM reads in both directions, so finished replies are judged. Each split is saved when
-it ends, and the same command continues an interrupted run. The tables:
+it ends, in a folder for this file and number of rows, and the same command continues an interrupted run. The tables:
 
 1. AUROC on the test parts: the monitor, logistic regression on TF-IDF of prompt and reply, the length of the reply
    (which of long and short is suspect is found on the training part), and logistic regression on the mean of the last
@@ -22,6 +22,8 @@ it ends, and the same command continues an interrupted run. The tables:
 from __future__ import annotations
 
 import argparse
+import hashlib
+import io
 import json
 import os
 import random
@@ -70,14 +72,28 @@ def options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def folder_of(data: str, rows: int | None, output: Path) -> Path:
+    """Return the folder of the results for some rows of a file; another file or number of rows has another folder."""
+    digest = hashlib.sha256(Path(data).read_bytes()).hexdigest()[:12]
+    folder = output / f"{'all' if rows is None else rows}-rows-{digest}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write a file that is whole or absent, whenever the run is killed."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.write_bytes(content)
+    temporary.replace(path)
+
+
 def subset(path: str, rows: int | None, folder: Path) -> str:
     """Return a file with some rows of a JSONL file, drawn with a fixed seed; without `rows`, the file itself."""
-    folder.mkdir(parents=True, exist_ok=True)
     if rows is None:
         return path
     lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    chosen = folder / f"{rows}-rows.jsonl"
-    chosen.write_text("".join(random.Random(0).sample(lines, rows)), encoding="utf-8")
+    chosen = folder / "replies.jsonl"
+    write(chosen, "".join(random.Random(0).sample(lines, rows)).encode())
     return str(chosen)
 
 
@@ -96,7 +112,9 @@ def embeddings(replies: Sequence[LabelledReply], folder: Path) -> dict[tuple[str
                 states = model(**batch).last_hidden_state
             mask = batch["attention_mask"].unsqueeze(-1)
             vectors[rows] = ((states * mask).sum(1) / mask.sum(1)).numpy()
-        np.save(path, vectors)
+        buffer = io.BytesIO()
+        np.save(buffer, vectors)
+        write(path, buffer.getvalue())
     return {(one.prompt, one.reply): own for one, own in zip(replies, np.load(path), strict=True)}
 
 
@@ -255,31 +273,35 @@ def main() -> None:
     """Run the splits that are missing, and print the tables."""
     given = options()
     _, tokenizer = lamina.load("minilm")
-    data = subset(given.data, given.rows, given.output)
+    folder = folder_of(given.data, given.rows, given.output)
+    data = subset(given.data, given.rows, folder)
     replies, _ = read_replies(data, ReplyColumns(), "yes", tokenizer)
     results = []
     for split in given.splits:
-        path = given.output / f"split-{split}.json"
+        path = folder / f"split-{split}.json"
         if not path.exists():
-            temporary = path.with_suffix(".new")
-            temporary.write_text(json.dumps(run(data, replies, split, given.output)))
-            temporary.rename(path)
+            write(path, json.dumps(run(data, replies, split, folder)).encode())
         results.append(json.loads(path.read_text()))
     times = [
         {"split": split, **{name: own[name] for name in ("seconds", "processor s", "load")}}
         for split, own in zip(given.splits, results, strict=True)
     ]
-    for rows in (
-        auroc(results),
-        [promised(results, rate) for rate in RATES],
-        [dilution(results, rate) for rate in RATES],
-        candidates(results, given.choose),
-        times,
-    ):
-        report(rows, as_json=given.json)
+    tables: dict[str, list[dict[str, Any]]] = {
+        "auroc": auroc(results),
+        "promised": [promised(results, rate) for rate in RATES],
+        "dilution": [dilution(results, rate) for rate in RATES],
+        "candidates": candidates(results, given.choose),
+        "times": times,
+    }
+    sentences = {f"split {split}": own["sentences"] for split, own in zip(given.splits, results, strict=True)}
+    if given.json:
+        print(json.dumps({**tables, "sentences": sentences}, indent=1))
+        return
+    for rows in tables.values():
+        report(rows, as_json=False)
         print()
-    for split, own in zip(given.splits, results, strict=True):
-        print(f"split {split}: {own['sentences']}")
+    for split, own in sentences.items():
+        print(f"{split}: {own}")
 
 
 if __name__ == "__main__":

@@ -242,9 +242,9 @@ def _running_scores(
     """Yield batches: numbers of windows, monitor name -> scores `[windows, tokens]`, mask, and sums of features.
 
     The sums are reader name -> sum of its features over the tokens in the mask, `[windows, dim]`; they are empty
-    without `features`. The mask is True at
-    the tokens that are judged: no special tokens, and of a pair only the second text where only it has labels.
-    `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score is NaN.
+    without `features`. The mask is True at the tokens that are judged: no special tokens, and of a pair only the second
+    text where only it has labels. `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score
+    is NaN.
     """
     inputs: Any = group.inputs
     tokenizer: Any = tokenizer_of(cast("Any", runner.processor))

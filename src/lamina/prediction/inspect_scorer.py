@@ -11,6 +11,7 @@ import torch
 
 from lamina.bank.monitoring import check_monitors, scores_of_monitors
 from lamina.data.batches import tokenizer_of
+from lamina.data.encode import length_limit
 from lamina.errors import ConfigError, require_packages
 from lamina.layers.causality import is_causal
 from lamina.tasks.chat_templates import Chat, render
@@ -25,12 +26,22 @@ Span = tuple[int, int]
 
 
 class MessageScore(TypedDict):
-    """The highest score of a monitor in one reply, and the token at which it was flagged (from 0), if it was."""
+    """The highest score of a monitor in one reply.
+
+    Attributes:
+        message: Index of the reply among the messages.
+        monitor: Name of the monitor.
+        score: The highest score.
+        flagged_at: Index of the reply's token at which it was flagged; None: it was not.
+        unread: Number of tokens at the beginning of the reply that were not scored, because the model cannot read so
+            many.
+    """
 
     message: int
     monitor: str
     score: float
     flagged_at: int | None
+    unread: int
 
 
 def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None = None) -> Any:  # noqa: ANN401
@@ -38,7 +49,9 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
 
     The value of a sample is monitor name -> highest score of its replies. `Score.metadata["messages"]` has a row for
     each reply and monitor, see `MessageScore`. The bank's model reads the replies again, with its chat template, so the
-    evaluated model may be any; the bank's own gives the scores that it had while it wrote.
+    evaluated model may be any. If it is the bank's own, with a chat template, the scores are those that it had while it
+    wrote, as far as the text is split into the same tokens again. If a conversation is longer than the model can read,
+    its latest tokens are read.
 
     Example:
         ```python
@@ -89,7 +102,7 @@ def _scores(
     tokenizer: Any = tokenizer_of(bank.processor)
     encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True, add_special_tokens=False)
     offsets, ids = encoded["offset_mapping"][0], encoded["input_ids"].to(bank.device)
-    limit: int = min(tokenizer.model_max_length, getattr(bank.model.config, "max_position_embeddings", 10**9) or 10**9)
+    limit = length_limit(bank.model, tokenizer)
     rows: list[MessageScore] = []
     for number, (start, stop) in zip(replies, spans, strict=True):
         own = (offsets[:, 1] > start) & (offsets[:, 0] < stop) & (offsets[:, 1] > offsets[:, 0])
@@ -97,16 +110,21 @@ def _scores(
         part = slice(max(0, end - limit), end)  # the latest tokens, if the model cannot read them all
         batch: dict[str, Tensor] = {"input_ids": ids[:, part], "attention_mask": torch.ones_like(ids[:, part])}
         if own[part].any():
-            rows += _of_reply(bank, monitors, number, batch, own[part].unsqueeze(0))
+            rows += _of_reply(bank, monitors, number, batch, own[part].unsqueeze(0), int(own[: part.start].sum()))
     return rows
 
 
 def _of_reply(
-    bank: ReaderBank, monitors: dict[str, AnyMonitor], number: int, batch: dict[str, Tensor], own: Tensor
+    bank: ReaderBank,
+    monitors: dict[str, AnyMonitor],
+    number: int,
+    batch: dict[str, Tensor],
+    own: Tensor,
+    unread: int,
 ) -> list[MessageScore]:
-    """Return the scores of the monitors for one reply, whose tokens are those in `own`."""
-    stack = bank.stacks[next(iter(bank.stacks))]
-    finished = not is_causal(bank.model, stack)
+    """Return the scores of the monitors for one reply: its tokens are those in `own`, after `unread` other ones."""
+    reader = next(iter(monitors.values())).readers[0]
+    finished = not is_causal(bank.model, bank.stacks[bank[reader].stack])
     scores = scores_of_monitors(bank, list(monitors.values()), batch, own, finished=finished)
     rows: list[MessageScore] = []
     for name, values in scores.items():
@@ -118,7 +136,8 @@ def _of_reply(
                 "message": number,
                 "monitor": name,
                 "score": float(reply.max()),
-                "flagged_at": hits[0] if hits else None,
+                "flagged_at": unread + hits[0] if hits else None,
+                "unread": unread,
             }
         )
     return rows

@@ -35,8 +35,7 @@ class RequestSpans:
     """ASGI middleware that records a span for each request, within the trace of the client if it sends one.
 
     A span has the method, the route, the status and the names of the readers that answer. Texts, files and messages of
-    errors, which may repeat a text, are not recorded. Without a tracer provider in the process, nothing is
-    recorded.
+    errors, which may repeat a text, are not recorded. Without a tracer provider in the process, nothing is recorded.
 
     Args:
         app: The application to which requests are passed on.

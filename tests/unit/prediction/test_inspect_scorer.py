@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
+from tests.support.causal import TEMPLATE, VOCABULARY, causal_model, causal_tokenizer
+from tests.support.training import LENGTH
+from transformers import RobertaConfig, RobertaModel
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, MissingExtraError
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.heads.token_classification import TokenClassification
+from lamina.layers import LayerStack
 from lamina.monitors import LastScore, Monitor, inspect_scorer
 from lamina.prediction.inspect_scorer import _scores
 
@@ -38,6 +42,39 @@ def test_each_reply_has_the_score_of_a_plain_pass_over_the_conversation(template
     for row, at in zip(rows, words, strict=True):
         stop = at.stop + (template is not None)  # the end token is a part of the reply
         assert row["score"] == pytest.approx(float(scores[at.start : stop].max()), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "roberta"])
+def test_the_beginning_of_a_reply_that_is_too_long_is_counted(name: str):
+    if name == "gpt2":
+        model, read = causal_model(), LENGTH
+    else:  # the first two of its positions are those of padding
+        sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        config = RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=18, **sizes)
+        model, read = RobertaModel(config).eval(), 16
+    bank = ReaderBank(model, causal_tokenizer())
+    bank.add("odd", Reader(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)))
+    bank.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=1e-6))
+    words = ["film"] * (read + 3)
+    (row,) = _scores(bank.eval(), bank.monitors, [("user", "the film is good"), ("assistant", " ".join(words))])
+    assert (row["unread"], row["flagged_at"]) == (3, 3)
+    (row,) = _scores(bank, bank.monitors, [("user", "the film is good"), ("assistant", "film is")])
+    assert (row["unread"], row["flagged_at"]) == (0, 0)
+
+
+def test_causality_is_that_of_the_stack_of_the_monitors(monkeypatch: pytest.MonkeyPatch):
+    asked: list[str] = []
+
+    def is_causal(_model: object, stack: LayerStack) -> bool:
+        asked.append(stack.name)
+        return False
+
+    monkeypatch.setitem(_scores.__globals__, "is_causal", is_causal)
+    bank = writing_bank()
+    other = replace(bank.stacks["main"], name="other")
+    monkeypatch.setattr(type(bank), "stacks", {"other": other, **bank.stacks})
+    _scores(bank, bank.monitors, SAID[:2])
+    assert asked == ["main"]
 
 
 class Words:
