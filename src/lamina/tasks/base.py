@@ -56,7 +56,7 @@ class KindedTask(TaskLike, Protocol):
 
 @runtime_checkable
 class LabelledTask(KindedTask, Protocol):
-    """What a kind has to know about a task to make labels for tokens; a `Task` has it."""
+    """The facts about a task that its kind needs to make labels for tokens. `Task` implements it."""
 
     @property
     def label_all_tokens(self) -> bool:
@@ -115,7 +115,7 @@ def positive_name(positive: object) -> str | None:
 
 @dataclass(frozen=True)
 class ColumnSpec:
-    """Which columns of a table to read, and how.
+    """The columns of a table to read, and how to read them.
 
     It holds the arguments of `Task.from_files`. Later, the kind returns a copy in which the defaults are filled in.
 
@@ -152,7 +152,7 @@ class ColumnSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """How the examples of a split are encoded for a model. Each kind uses the options that concern it.
+    """Options for encoding the examples of a split for a model. Each kind uses the options that concern it.
 
     Attributes:
         part: Name of the split: one of `PARTS`, or "predict". Only "train" is masked or augmented differently in each
@@ -431,7 +431,7 @@ class Kind(ABC, Generic[InputsT]):
         """
 
     def targets(self, task: LabelledTask, split: Split, inputs: InputsT) -> Targets | None:
-        """Return the labels of all rows; None if they are made with the inputs, as for masked language modelling."""
+        """Return the labels of all rows of `inputs`; None if they are made with the inputs, as for masked tokens."""
         return None
 
     def learnt(self, task: LabelledTask, split: Split, inputs: InputsT) -> dict[str, JSON]:
@@ -516,13 +516,16 @@ class Kind(ABC, Generic[InputsT]):
     def outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
-        """Run a whole model on a batch without labels; return logits or texts, for `Results.add`."""
+        """Run a whole model on a batch without labels; return logits or generated texts, for `Results.add`.
+
+        `options` say how texts are generated.
+        """
         return model(**batch, **as_output(model)).logits  # pyright: ignore[reportCallIssue]
 
     def predict_outputs(
         self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions
     ) -> Outputs:
-        """Run a whole model on a batch to predict; the default calls `outputs`.
+        """Run a whole model on a batch to predict; the default calls `outputs`, with the same arguments.
 
         Kinds whose inputs contain labels in training override it.
         """

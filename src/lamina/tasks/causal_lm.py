@@ -203,14 +203,14 @@ def _pairs(table: Table, spec: ColumnSpec) -> Split:
 
 
 def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> TextInputs:
-    """Tokenize texts, or chats up to the start of the next reply; a text that is too long loses its start."""
+    """Tokenise texts, or chats up to the start of the next reply; a text that is too long loses its start."""
     texts = [render(chat, processor, prompt=True)[0] for chat in split.texts] if has_chats else split.texts
     with _cut_on_the_left(processor):
         return TextInputs(_encode(texts, processor, options, offsets=False, has_chats=has_chats), processor)
 
 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
-    """Tokenize pairs or chats, and mark the tokens of replies, which are the only ones learnt.
+    """Tokenise pairs or chats, and mark the tokens of replies, which are the only ones learnt.
 
     Raises ConfigError for a slow tokenizer, because it does not tell where a reply begins.
     """

@@ -172,7 +172,7 @@ def _has_label(targets: Tensor) -> Tensor:
 
 
 def class_scores(metrics: Sequence[str], logits: Tensor, targets: Tensor, task: TaskLike) -> dict[str, float]:
-    """Return metric -> score of logits `[examples, classes]` against the labels of as many examples."""
+    """Return metric -> score of logits `[examples, classes]` against `targets`, the correct answers."""
     if task.problem_type == "regression":
         return score.score_numbers(metrics, logits[:, 0].tolist(), targets.tolist())
     if task.problem_type == "multi_label":

@@ -108,7 +108,10 @@ def most_frequent_tag(truths: Tags, labels: Sequence[str]) -> tuple[str, list[li
 
 
 def _tag_counts(guesses: Tags, truths: Tags, labels: Sequence[str], *, spans: bool) -> Tensor:
-    """Count for each text the correct, predicted and true spans, and the correct and all words: `[texts, 5]`."""
+    """Count for each text the correct, predicted and true spans, and the correct and all words: `[texts, 5]`.
+
+    `guesses` and `truths` are the predicted and true tag ids. Without `spans`, the counts of spans are 0.
+    """
     rows: list[list[int]] = []
     for guess, truth in zip(guesses, truths, strict=True):
         both = [spans_of(row, labels) if spans else set[object]() for row in (guess, truth)]

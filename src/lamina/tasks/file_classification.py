@@ -60,14 +60,17 @@ Member: TypeAlias = tuple[tuple[str, ...], LazyFile | None]
 
 
 def file_column(files: Sequence[LazyFile], file_class: type[LazyFile]) -> Column:
-    """Return files as a column of a table, without opening them; `file_class` is the class of all of them."""
+    """Return files as a table column that names them, without opening them; all are of class `file_class`."""
     cells = [asdict(file) for file in files]
     table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
     return Column(dataset_of([pa.table(table)]), _NAMES, partial(_from_cell, file_class))
 
 
 def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile]) -> Column:
-    """Return the files in a column of a dataset, without decoding them; DataError if the column has no such files."""
+    """Return the files in a column of a dataset, without decoding them.
+
+    Raises DataError if the column holds no files of class `file_class`.
+    """
     import datasets
 
     feature = getattr(datasets, file_class.feature)
@@ -85,24 +88,24 @@ def dataset_files(rows: datasets.Dataset, column: str, file_class: type[LazyFile
 
 
 def _has_files(feature: object) -> bool:
-    """Return whether the cells of a feature of `datasets` are mappings with bytes, a path, or an array of samples."""
+    """Return whether a dataset's column holds files: mappings with bytes, a path, or an array of samples."""
     return isinstance(feature, dict) and bool(feature.keys() & {"bytes", "path", "array"})
 
 
 def object_files(
     name: str, cells: Iterable[object], column: str, file_class: type[LazyFile], folder: Path | None
 ) -> Column:
-    """Return the files in a column of Python objects.
+    """Return the files in a column of Python objects, without opening them.
 
     Args:
-        name: How messages call the table.
+        name: Name of the table in messages.
         cells: The cells, in any form that `LazyFile.of` accepts.
         column: Name of the column.
         file_class: Class of the files.
         folder: The folder from which relative paths start. None: the working directory.
 
     Raises:
-        DataError: If a cell has no known form. The message names the row.
+        DataError: If a cell has none of the accepted forms. The message names the row.
     """
     files: list[LazyFile] = []
     for row, cell in enumerate(cells):
@@ -115,14 +118,14 @@ def object_files(
 
 
 def file_split(files: Column, labels: Iterable[int] | None) -> Split:
-    """Return the files of a column as examples, with these class ids as labels. None: examples without labels."""
+    """Return the files of a column as a split, with `labels` as their class ids. None: a split without labels."""
     ids = pa.nulls(len(files)) if labels is None else pa.array(labels, pa.int64())
     rows = files.rows.add_column("label", ids)  # pyright: ignore[reportArgumentType]
     return Split(derived(rows, files.rows), files.decode)
 
 
 def _from_cell(file_class: type[LazyFile], cell: Mapping[str, object], _row: int) -> LazyFile:
-    """Return the file whose fields `file_column` stored in a cell."""
+    """Return the file that `file_column` described in a cell."""
     return file_class(**{name: value for name, value in cell.items() if name in file_class.__dataclass_fields__})  # pyright: ignore[reportArgumentType]
 
 
@@ -135,14 +138,14 @@ def _from_column(file_class: type[LazyFile], column: str, cell: object, row: int
 
 
 def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
-    """Return the files of a folder or plain tar file that has a folder per class, without opening them.
+    """Return the files in a folder or plain tar file with one subfolder per class, without opening them.
 
-    The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by name, whatever order
-    the file system has. Files with other extensions, hidden files and links are left out; their number is logged.
+    The class of `airplane/0001.jpg` or `train/airplane/0001.jpg` is "airplane". Rows are sorted by file name. Files
+    with other extensions, hidden files and links are left out, and their number is logged.
 
     Args:
         path: The folder or tar file.
-        file_class: Class of the files; their column has its usual name, and classes are in column "label".
+        file_class: Class of the files. The table has them in the column `file_class.column`, and classes in "label".
 
     Raises:
         DataError: If there are no such files, a file lies outside all class folders, a class has two folders, a name is
@@ -178,7 +181,7 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
-    """Return whether a file or one of its folders has a name that begins with a dot."""
+    """Return whether a file, or one of the folders above it, has a name that begins with a dot; `parts` is its path."""
     return any(part.startswith(".") for part in parts)
 
 
@@ -200,7 +203,10 @@ def _in_folder(root: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
-    """Yield the names and files in a plain tar file; raise DataError if it is compressed, damaged or cut off."""
+    """Yield each file in a plain tar file, as the parts of its name and the file.
+
+    Raises DataError if the tar file is compressed, damaged or cut off.
+    """
     try:
         with tarfile.open(path, mode="r:") as archive:
             for member in archive:
@@ -221,7 +227,7 @@ def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> DataError:
-    """Return the error for a file that tarfile cannot read, with the reason: it is compressed, or tarfile's message."""
+    """Return the DataError for the file `path`, which tarfile cannot read: it is compressed, or `error` is quoted."""
     with path.open("rb") as file:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)
@@ -234,7 +240,10 @@ def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> Data
 
 
 def _check_classes(source: Path, names: Sequence[tuple[str, ...]], file_class: type[LazyFile]) -> None:
-    """Raise DataError if a file lies in no class folder, or a class has two folders; `names` are parts of paths."""
+    """Raise DataError if a file lies in no class folder, or if a class has two folders.
+
+    `names` holds the parts of each file's path.
+    """
     places: dict[str, str] = {}
     for *folders, name in names:
         if not folders:
@@ -251,14 +260,14 @@ def _check_classes(source: Path, names: Sequence[tuple[str, ...]], file_class: t
 
 
 class FileKind(ClassKind[InputsT]):
-    """A kind that predicts a class for every file; a subclass sets `file`, and implements `encode`."""
+    """Base class of kinds that predict a class for each file. A subclass sets `file` and implements `encode`."""
 
     problem_types = {"classification": ("accuracy", "f1")}
     missing = (*ClassKind.missing, "mask")
     file: ClassVar[type[LazyFile]]  # pyright: ignore[reportIncompatibleVariableOverride]  never None here
 
     def read(self, source: Source, spec: ColumnSpec, header: Sequence[str] | None = None) -> Table:
-        """Return the table of a split.
+        """Return the table of a split; the files that it names are not opened.
 
         Args:
             source: A folder or plain tar file with a folder per class; or a Parquet file; or a CSV, TSV or JSONL file
@@ -267,7 +276,7 @@ class FileKind(ClassKind[InputsT]):
             header: Column names of a CSV or TSV file that has none.
 
         Raises:
-            DataError: If `source` cannot be read, or has no such files.
+            DataError: If `source` cannot be read, or holds no files of the kind.
             ConfigError: If `source` is a pair of files.
         """
         if not isinstance(source, str | Path):
@@ -282,7 +291,7 @@ class FileKind(ClassKind[InputsT]):
         return read_class_files(source, self.file)
 
     def from_rows(self, name: str, rows: datasets.Dataset | Mapping[str, list[object]], spec: ColumnSpec) -> Table:
-        """Return a table of rows in memory, as `Kind.from_rows` does. The files that the rows name are not opened."""
+        """Return a table of rows in memory, as `Kind.from_rows` does; the files that it names are not opened."""
         column = self.column(spec)
         if isinstance(rows, Mapping):
             table = Table(name, dict(rows), range(1, len(next(iter(rows.values()), ())) + 1))
@@ -295,7 +304,7 @@ class FileKind(ClassKind[InputsT]):
         return Table(name, columns, range(1, len(rows) + 1), class_names=names_of(features))
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return the files of every split with their class ids, without opening a file; see `Kind.build`."""
+        """Return the files of every split with class ids, without opening them. See `Kind.build` for the form."""
         tables = lab.labelled(tables, spec)
         labels, column = spec.labels or lab.class_labels(tables, spec.label), self.column(spec)
         splits: dict[str, Split] = {}
@@ -316,14 +325,14 @@ class FileKind(ClassKind[InputsT]):
         return RowTargets(label_array(split))
 
     def results(self, task: TaskLike, split: Split, inputs: InputsT) -> ClassResults:
-        """Return an empty collection of the logits of every file."""
+        """Return an empty collection for the logits of every file."""
         return ClassResults(task, split, np.arange(len(split)))
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return files without labels, from paths, bytes or objects in memory that a user passed to `predict`.
+        """Return a split without labels, from the paths, bytes or objects in memory that a user passed to `predict`.
 
         Raises:
-            ConfigError: If an example has no known form; the message names it.
+            ConfigError: If an example has none of the accepted forms; the message names it.
         """
         files: list[LazyFile] = []
         for row, entry in enumerate(raw):

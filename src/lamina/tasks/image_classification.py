@@ -49,7 +49,7 @@ _NO_RESIZING = ("do_resize", "do_center_crop")  # settings of processors that ar
 @final
 @dataclass(frozen=True)
 class LazyImage(LazyFile):
-    """An image that is read and decoded when it is opened."""
+    """An image that is read and decoded only when `open` is called."""
 
     column: ClassVar = "image"
     op: ClassVar = "images"
@@ -62,9 +62,9 @@ class LazyImage(LazyFile):
 
     @classmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a Pillow image, or an array uint8 `[height, width]` or `[height, width, 3 or 4]`, as a file.
+        """Return a `LazyImage` made from a Pillow image or an array; None for any other object.
 
-        Anything else gives None.
+        Arrays are uint8 `[height, width]` or `[height, width, 3 or 4]`.
 
         Raises:
             DataError: If a Pillow image cannot be decoded.
@@ -82,24 +82,26 @@ class LazyImage(LazyFile):
         return cls(name, data=file.getvalue())
 
     def open(self) -> Image.Image:
-        """Return the image in RGB, rotated as its EXIF orientation says; of an animation, the first frame.
+        """Decode the image, and return it in RGB, rotated as its EXIF orientation says.
+
+        Only the first frame of an animation is read.
 
         Raises:
-            DataError: If the image cannot be read, has an uncommon format (whatever its extension), more than 2**26
-                pixels, or pixels of 32 bits.
+            DataError: If the image cannot be read, has an uncommon format (whatever its extension), has more than 2**26
+                pixels, or has pixels of 32 bits.
         """
         with self._opened() as image:
             image.load()
             return _rgb(ImageOps.exif_transpose(image), self.name)
 
     def decoded_size(self) -> int:
-        """Return the number of pixels, from the image's header, without decoding it; the errors are those of `open`."""
+        """Return the number of pixels by the image's header, without decoding it. It raises the errors of `open`."""
         with self._opened() as image:
             return image.width * image.height
 
     @contextmanager
     def _opened(self) -> Iterator[Image.Image]:
-        """Yield the image with its header read; convert all errors of Pillow inside the `with` block to DataError."""
+        """Yield the Pillow image with only its header read; errors of Pillow in the `with` block become DataError."""
         try:
             with Image.open(BytesIO(self.read()), formats=_FORMATS) as image:
                 _check_size(self.name, *image.size)
@@ -121,7 +123,7 @@ def _is_image(shape: tuple[int, ...]) -> bool:
 
 
 def _check_size(name: str, width: int, height: int) -> None:
-    """Raise DataError if an image has no pixels, or too many; `name` is how the message calls it."""
+    """Raise DataError, naming the image `name`, if it has no pixels or more than allowed."""
     if not width * height:
         raise LazyImage.bad(name, f"has {width} x {height} pixels; an image has at least one.")
     if width * height > _MOST_PIXELS:
@@ -129,12 +131,12 @@ def _check_size(name: str, width: int, height: int) -> None:
 
 
 def _too_large(name: str, what: str) -> DataError:
-    """Return the error that an image is too large; `what` says how large."""
+    """Return the DataError that says that an image is too large; `what` says how large."""
     return LazyImage.bad(name, f"has {what}; at most {_MOST_PIXELS:,} are read. Save it smaller.")
 
 
 def _rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in RGB, white behind transparent pixels; raise DataError if its pixels have 32 bits."""
+    """Return an image in RGB, with white behind transparent pixels; raise DataError if its pixels have 32 bits."""
     if image.mode in ("I", "F"):
         problem = f"has pixels of 32 bits (mode {image.mode}); their white level is not known."
         raise LazyImage.bad(name, f"{problem} Save it with 8 or 16 bits per channel.")
@@ -150,20 +152,21 @@ def _rgb(image: Image.Image, name: str) -> Image.Image:
 
 @final
 class ImageInputs:
-    """Images as pixels; an `Inputs`.
+    """Images as pixel values for a model. It is a `lamina.tasks.base.Inputs`: rows that a model reads in batches.
 
-    With `augment`, a random part of each image is cropped, resized, and mirrored in half of the cases. The random
-    numbers depend on seed, epoch and row only.
+    With `augment`, a random part of each image is cropped and resized, and half of the images are mirrored. The random
+    numbers depend only on the seed, the epoch and the row.
 
     Args:
         split: The images.
         processor: The image processor, or a processor that contains one.
-        augment: Whether to augment.
+        augment: Whether to augment the images.
         seed: Seed of the augmentation.
-        scale: Smallest and largest fraction of an image's area that a random part covers.
+        scale: Smallest and largest fraction of an image's area that a random crop covers.
 
     Raises:
-        ConfigError: If the processor has no image processor or makes images of several sizes, or `scale` does not fit.
+        ConfigError: If the processor has no image processor, if its outputs differ in size, or if `scale` is out of
+            range.
     """
 
     uncacheable = "the inputs are images; only texts are cached"
@@ -190,7 +193,7 @@ class ImageInputs:
 
     @property
     def digest(self) -> str:
-        """A hash that is equal for images with equal names and sources."""
+        """A hash of the names and sources of all images."""
         return self._split.key
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
@@ -205,7 +208,10 @@ class ImageInputs:
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
-        """Open an image and crop it: at random for training, otherwise to the processor's aspect ratio."""
+        """Open an image and crop it: for training at random, seeded by `row` and `epoch`.
+
+        Else to the usual aspect ratio.
+        """
         image, target = lazy.open(), self.target
         if self._augment:
             rng = random.Random(derive_seed("pictures", self._seed, epoch, row))
@@ -232,20 +238,22 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     file = LazyImage
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> ImageInputs:
-        """Return the images as pixels, in `options.image_size` if that is set; the train split is augmented.
+        """Return the images as `ImageInputs`, resized to `options.image_size` if it is set.
+
+        Training images are augmented.
 
         Raises:
-            ConfigError: If the processor has no image processor, or one that cannot make images of that size.
+            ConfigError: If the processor has no image processor, or if it cannot make images of that size.
         """
         sized = processor if options.image_size is None else resized(processor, options.image_size)
         return ImageInputs(split, sized, augment=options.augment and options.part == "train", seed=options.seed)
 
     def length_limit(self, model: PreTrainedModel, processor: Processor, asked: int | None) -> int:
-        """Return 1, because images have no length."""
+        """Return 1, because images have no length; the arguments are not used."""
         return 1
 
     def fit_processor(self, processor: Processor, task: TaskLike) -> bool:
-        """Change the image processor in place to the task's `image_size`; return whether the task has one."""
+        """Set the task's `image_size` on the image processor, in place; return whether the task has one."""
         size = getattr(task, "image_size", None)
         if size is not None:
             set_image_size(processor, size)
@@ -254,7 +262,7 @@ class ImageClassificationKind(FileKind[ImageInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens: one token per patch and one more; `tokens` for models without patches."""
+        """Estimate rows and tokens per row: one token per patch and one more; without patches, `tokens`."""
         config = getattr(config, "vision_config", config)
         side, patch = (getattr(config, name, None) for name in ("image_size", "patch_size"))
         return rows, (side // patch) ** 2 + 1 if isinstance(side, int) and isinstance(patch, int) else round(tokens)
@@ -264,15 +272,15 @@ class ImageClassificationKind(FileKind[ImageInputs]):
 
 
 def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Return a random part of an image as (left, top, right, bottom).
+    """Return the place of a random crop in an image, as (left, top, right, bottom).
 
-    Its fraction of the area, its aspect ratio (3/4 to 4/3, uniform in its logarithm) and its place are random. If ten
-    tries do not fit into the image, the largest middle part with an allowed aspect ratio is returned.
+    Its area, aspect ratio (3/4 to 4/3, uniform in its logarithm) and place are random. If ten tries do not fit into the
+    image, the result is the largest crop around the middle with an allowed aspect ratio.
 
     Args:
         size: Width and height of the image.
         rng: Source of random numbers.
-        scale: Smallest and largest fraction of the area.
+        scale: Smallest and largest fraction of the image's area.
 
     Source:
         Szegedy et al. 2015, arXiv:1409.4842, section 6; the place is drawn over whole pixels.
@@ -289,7 +297,9 @@ def random_box(size: tuple[int, int], rng: random.Random, *, scale: tuple[float,
 
 
 def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int, int, int, int]:
-    """Return the largest middle part of an image whose aspect ratio is in a range, as (left, top, right, bottom).
+    """Return the largest crop around the middle of an image with an allowed aspect ratio.
+
+    The result is (left, top, right, bottom).
 
     Args:
         size: Width and height of the image.
@@ -335,12 +345,12 @@ def image_processor(processor: object) -> ImageProcessingMixin:
 
 
 def target_of(processor: Any) -> Target:
-    """Return the size to which an image processor resizes or crops images, by running it on images of three sizes.
+    """Return the size to which an image processor resizes or crops images, found by running it on three images.
 
-    Its settings would not be enough: processors use `size` and `crop_size` in many ways.
+    The processor's settings would not be enough, because processors use `size` and `crop_size` in many ways.
 
     Raises:
-        ConfigError: If the resulting size depends on the image's size, or the processor fails.
+        ConfigError: If the output size depends on the image's size, or the processor fails.
     """
     small, large, wide = (_shape(processor, size) for size in ((64, 64), (80, 80), (96, 64)))
     if len(small) != 4 or small != large:
@@ -351,7 +361,7 @@ def target_of(processor: Any) -> Target:
 
 
 def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
-    """Return the shape that an image of `size` has after an image processor; ConfigError if the processor fails."""
+    """Return the shape of the image processor's output for an image of `size`; ConfigError if the processor fails."""
     try:
         return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)
     except Exception as error:  # processors raise errors of many types
@@ -360,20 +370,20 @@ def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
 
 
 def resized(processor: object, size: int) -> Processor:
-    """Return a copy of a processor that makes images of `size` x `size` pixels; see `set_image_size` for errors."""
+    """Return a copy of a processor whose output images have `size` x `size` pixels; errors as in `set_image_size`."""
     changed = copy.deepcopy(processor)
     set_image_size(changed, size)
     return changed  # pyright: ignore[reportReturnType]
 
 
 def set_image_size(processor: object, size: int) -> None:
-    """Change a processor in place, so that it makes images of `size` x `size` pixels.
+    """Change a processor in place, so that its outputs are images of `size` x `size` pixels.
 
     A processor that resizes and then crops still crops the same fraction of the image.
 
     Raises:
-        ConfigError: If there is no image processor, or changing `size` and `crop_size` does not give such images. The
-            processor is then unchanged.
+        ConfigError: If there is no image processor, or if changing `size` and `crop_size` does not lead to that size.
+            The processor is then unchanged.
     """
     resizer: Any = image_processor(processor)
     before = target_of(resizer)
@@ -401,5 +411,5 @@ def set_image_size(processor: object, size: int) -> None:
 
 
 def _edges(setting: SizeDict | Mapping[str, int | None] | None) -> dict[str, int]:
-    """Return the lengths in a size setting of an image processor, such as "height" or "shortest_edge" -> pixels."""
+    """Return the lengths in an image processor's size setting, such as "height" or "shortest_edge" -> pixels."""
     return {edge: length for edge, length in dict(setting or {}).items() if length is not None}

@@ -89,19 +89,21 @@ __all__ = [
 
 
 class ClassKind(Kind[InputsT]):
-    """A kind whose models return one score per label. It implements everything that depends on the model's head.
+    """Base class of kinds whose models return one score per label. It implements all that depends on the model's head.
 
     Attributes:
-        logits_axes: Axes of the logits: 2 for `[batch, classes]`, 3 for `[batch, tokens, classes]`.
+        logits_axes: Number of axes of the logits: 2 for `[batch, classes]`, 3 for `[batch, tokens, classes]`.
     """
 
     logits_axes: ClassVar[int] = 2
 
     def configure(self, config: PreTrainedConfig, task: TaskLike) -> None:
-        """Write the task's class names into the config of a model with a new head, whose classes are named LABEL_0 ...
+        """Write the task's class names into the config of a model with a new head.
+
+        A head counts as new if its classes are named LABEL_0, LABEL_1 and so on.
 
         Raises:
-            ConfigError: If the head has another number of classes, or its classes have other names of their own.
+            ConfigError: If the head has another number of classes, or already has other class names.
         """
         count = len(task.labels)
         shown = f"{', '.join(task.labels[:5])}{' ...' if count > 5 else ''}"
@@ -120,16 +122,17 @@ class ClassKind(Kind[InputsT]):
             raise ConfigError(f"finetune: {got}, in this order. {hint}")
 
     def output_problem(self, outputs: HasLogits, task: TaskLike) -> str | None:
-        """Return in words why the logits are not one score per label; None if they are."""
+        """Return why the logits do not have one score per label, as text; None if they do."""
         shape = list(outputs.logits.shape)
         fits = len(shape) == self.logits_axes and shape[-1] == len(task.labels)
         return None if fits else f"it gives logits of the shape {shape}"
 
     def outputs(self, model: PreTrainedModel, batch: Batch, processor: Processor, options: GenerationOptions) -> Tensor:
-        """Return the model's logits for a batch.
+        """Run the model on a batch, and return its logits.
 
         Raises:
-            ConfigError: If the logits do not have `logits_axes` axes, because the head is for another kind of task.
+            ConfigError: If the logits have another number of axes than `logits_axes`: the head is for another kind of
+                task.
         """
         logits = super().outputs(model, batch, processor, options)
         if not isinstance(logits, Tensor) or logits.ndim != self.logits_axes:
@@ -143,11 +146,11 @@ class ClassKind(Kind[InputsT]):
 @final
 @dataclass(frozen=True)
 class TextInputs(CacheableWindows):
-    """Texts as windows of tokens; an `Inputs`."""
+    """Texts as windows of tokens. It is a `lamina.tasks.base.Inputs`: rows that a model reads in batches."""
 
     @classmethod
     def of(cls, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
-        """Tokenise the texts of a split; windows of long texts have character offsets.
+        """Tokenise the texts of a split and cut long ones into windows; windows keep the characters of their tokens.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or an option does not fit; see `lamina.data.encode.encode`.
@@ -167,30 +170,31 @@ class TextInputs(CacheableWindows):
 
 @runtime_checkable
 class EncodedInputs(Inputs, Protocol):
-    """Inputs that are windows of texts; a `TextInputs`, or recorded states of such windows."""
+    """Inputs whose rows are windows of texts: a `TextInputs`, or recorded states of such windows."""
 
     @property
     def encoded(self) -> Encoded:
-        """The windows."""
+        """The windows: token ids, masks and the text that each window belongs to."""
         ...
 
 
 class TextClassKind(ClassKind[EncodedInputs]):
-    """A kind that classifies texts or pairs of texts; a subclass has only to implement `build`."""
+    """Base class of kinds that classify texts or pairs of texts. A subclass implements only `build`."""
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> TextInputs:
         """Return the texts as windows of tokens; raise ConfigError if the processor has no tokenizer."""
         return TextInputs.of(split, processor, replace(options, windows=options.windows or self.per_token))
 
     def truncated(self, inputs: EncodedInputs) -> int:
-        """Return how many texts were cut, or have more than one window, of which only the first is scored.
+        """Return the number of texts that are not read whole.
 
-        None are for kinds that answer token by token, which read all windows.
+        They were cut, or they have further windows, which are not scored. The number is 0 for kinds that answer token
+        by token, because those read all windows.
         """
         return 0 if self.per_token else inputs.encoded.truncated or int((inputs.encoded.window == 1).sum())
 
     def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> Targets:
-        """Return the label of each text at its first window; further windows have no label."""
+        """Return each text's label at the text's first window; further windows have no label."""
         return first_window_targets(split, inputs.encoded)
 
     def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:

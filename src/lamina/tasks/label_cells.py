@@ -1,7 +1,8 @@
 """Decide what a label cell is: a class name, a list of class names, a number, or a missing label.
 
-Every kind of task, the estimators and the readers of files ask here, so that the same cell means the same everywhere. A
-cell that is none of these is a `LabelCellError`, whose text says what came and what to do; callers add file and row.
+All kinds of task, the estimators and the readers of files use these functions, so that a cell means the same
+everywhere. A cell that is none of these raises a `LabelCellError`. Its text says what the cell is and what to do;
+callers add file and row.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class LabelCellError(ValueError):
     """Raised when a cell is no label.
 
     Attributes:
-        got: What came; the column is named after it.
-        rule: The cells that are allowed, and what to do; begins with a comma or semicolon.
+        got: Description of the cell, to which the caller adds the column's name.
+        rule: Which cells are allowed, and what to do; begins with a comma or semicolon.
     """
 
     def __init__(self, got: str, rule: str) -> None:
@@ -45,7 +46,7 @@ class LabelCellError(ValueError):
 
 
 def plain(cell: object) -> Cell:
-    """Return a value of NumPy, torch, pandas or Arrow as Python has it, and tuples, sets and arrays as lists."""
+    """Return a value of NumPy, torch, pandas or Arrow as a Python value; tuples, sets and arrays become lists."""
     if cell is None or type(cell) in (str, int, float, bool):
         return cell
     if hasattr(cell, "tolist") and hasattr(cell, "dtype"):
@@ -58,7 +59,7 @@ def plain(cell: object) -> Cell:
 
 
 def trimmed(text: str) -> str:
-    """Return a name in Unicode's form NFC, without blanks and characters of no width at its ends."""
+    """Return a name in Unicode's form NFC, without spaces and zero-width characters at its ends."""
     return _TRIMMED.sub("", encodable(unicodedata.normalize("NFC", text)))
 
 
@@ -67,8 +68,8 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
 
     Args:
         cell: The cell.
-        labels: Class names, which are never missing even if one of them is "none".
-        texts: Whether labels are texts to generate, of which only blank ones are missing.
+        labels: Class names. They are never missing, even if one of them is "none".
+        texts: Whether labels are texts to generate; then only blank texts are missing.
     """
     cell = plain(cell)
     if isinstance(cell, list):
@@ -82,7 +83,8 @@ def is_missing(cell: object, labels: Collection[str] = (), *, texts: bool = Fals
 def class_name(cell: object, labels: Collection[str] = ()) -> str:
     """Return the class name in a cell: a text in form NFC, or a whole number or bool as Python prints it.
 
-    So 2 and 2.0 are the class "2", and True is the class "True". A name in `labels` is a name whatever it looks like.
+    So 2 and 2.0 are the class "2", and True is the class "True". A text in `labels` is always a name, whatever it looks
+    like.
 
     Raises:
         LabelCellError: If the cell is something else, or a text that is a list in JSON or Python.
@@ -105,7 +107,7 @@ _SEVERAL = "Set problem_type='multi_label' if rows have several classes."
 
 
 def _what_to_do(cell: Cell) -> str:
-    """Return what a user can do about a cell that is no class name, as a sentence."""
+    """Return a sentence that says what a user can do about a cell that is no class name."""
     if isinstance(cell, list):
         return _SEVERAL
     if isinstance(cell, Mapping):
@@ -125,7 +127,7 @@ def _type_name(cell: Cell) -> str:
 
 
 def shown(cell: object) -> str:
-    """Return a cell as a message quotes it: a text in quotes, and at most 60 characters."""
+    """Return a cell as messages quote it: a text in quotes, with at most 60 characters."""
     text = repr(cell)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -134,7 +136,7 @@ def shown(cell: object) -> str:
 
 
 def is_number(cell: object) -> bool:
-    """Return whether a cell is a number, or a text that is one with a decimal point; a bool is no number."""
+    """Return whether a cell is a number, or a text with a number and a decimal point. A bool is no number."""
     cell = plain(cell)
     if isinstance(cell, str):
         return _NUMBER.fullmatch(cell.strip()) is not None
@@ -148,7 +150,7 @@ def is_whole(cell: object) -> bool:
 
 
 def has_decimal_comma(cell: object) -> bool:
-    """Return whether a cell is a text such as "1,5"."""
+    """Return whether a cell is a text with a decimal comma, such as "1,5"."""
     return isinstance(cell, str) and _COMMA_NUMBER.fullmatch(cell.strip()) is not None
 
 
@@ -156,15 +158,16 @@ def has_decimal_comma(cell: object) -> bool:
 
 
 def parts(cell: object, separator: str | None = None, labels: Collection[str] = ()) -> list[Cell]:
-    """Return the entries of a cell with several classes: of a list, a text that is a list, or names in one text.
+    """Return the entries of a cell that may have several classes.
 
     Args:
-        cell: The cell. A text in square brackets is a list in JSON or Python; a blank text has no class.
+        cell: A list; a text in square brackets, which is a list in JSON or Python; or a text with names. A blank text
+            has no class.
         separator: The sign between names in one text. None: a text is one name.
         labels: Class names; a text that is one of them is not divided.
 
     Raises:
-        LabelCellError: If a text in brackets is no list, or an entry of the list is a list or an object.
+        LabelCellError: If a text in brackets is not a list, or an entry of the list is a list or an object.
     """
     cell = plain(cell)
     if isinstance(cell, str):
@@ -187,10 +190,10 @@ def parts(cell: object, separator: str | None = None, labels: Collection[str] = 
 def spelled_list(text: str) -> object:
     """Return the list that a text in brackets spells in JSON or Python; None if the text is not in brackets.
 
-    A text in round or curly brackets may be a name, so that it is None unless it is a tuple or set.
+    A text in round or curly brackets may be a name: it gives None unless it spells a tuple or set.
 
     Raises:
-        LabelCellError: If the text is in square brackets but no list, as the printed form of a NumPy array.
+        LabelCellError: If the text is in square brackets and spells no list, such as a printed NumPy array.
     """
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return None
@@ -214,9 +217,10 @@ _NAMES = "If it is a class name, give labels=[...]."
 
 
 def _literal(text: str) -> object:
-    """Return the list, tuple or set of a text in Python's form; None if it is not one.
+    """Return the list, tuple or set that a text spells in Python; None if it spells none.
 
-    Texts side by side, as NumPy prints them (['art' 'sport']), would be joined by Python, and are not a list here.
+    Strings side by side, as NumPy prints them (['art' 'sport']), do not count as a list, because Python would join
+    them.
     """
     try:
         kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]
@@ -229,7 +233,7 @@ def _literal(text: str) -> object:
 
 
 def _is_list(text: str) -> bool:
-    """Return whether a text spells a list, tuple or set."""
+    """Return whether a text spells a list, tuple or set in Python."""
     try:
         return spelled_list(text) is not None
     except LabelCellError:
@@ -237,16 +241,16 @@ def _is_list(text: str) -> bool:
 
 
 def has_several(cell: object, labels: Collection[str] = ()) -> bool:
-    """Return whether a cell is a list, or a text that spells one and is not among the class names."""
+    """Return whether a cell is a list, or a text that spells one and is not a class name in `labels`."""
     cell = plain(cell)
     return isinstance(cell, list) or (isinstance(cell, str) and trimmed(cell) not in labels and _is_list(trimmed(cell)))
 
 
 def is_flag(part: Cell) -> bool:
-    """Return whether an entry of a list is 0 or 1: as a number, a bool, or a text."""
+    """Return whether an entry of a list is 0 or 1, as a number, a bool or a text."""
     return part in (0, 1) if isinstance(part, int | float) else isinstance(part, str) and part.strip() in ("0", "1")
 
 
 def flags(entries: Iterable[Cell]) -> tuple[int, ...]:
-    """Return entries for which `is_flag` holds as 0 and 1."""
+    """Return list entries that are flags (see `is_flag`) as integers 0 and 1."""
     return tuple(int(part.strip()) if isinstance(part, str) else int(part) for part in entries)  # pyright: ignore

@@ -1,6 +1,6 @@
 """Read the columns of a table: texts, class ids, numbers, and 0 and 1 per class.
 
-A cell of another form raises a DataError that names the file, the row and the column.
+A cell that has another form raises a DataError that names the file, the row and the column.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ logger = logging.getLogger(__name__)
 
 
 def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = False) -> dict[str, Table]:
-    """Return the tables without the rows that have no label, and log how many; an error if `missing_labels` is "error".
+    """Return the tables without the rows that have no label, and log how many these are.
 
-    If it is "mask", the rows stay in `Table.whole`, from which `every_row` and `with_gaps` make the examples. None is
-    "mask" if the table has other label columns, whose tasks may share the rows, otherwise "error". A part other than
-    "train" in which no row has a label, or all labels are -1, as in test sets that are kept secret, is left out.
+    Rows without a label are handled by `spec.missing_labels`: "drop" removes them. "error" raises DataError. "mask"
+    keeps them in `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the table has
+    other label columns, whose tasks may share the rows, otherwise "error".
+
+    A split other than "train" is left out if none of its rows has a label, or all labels are -1, as in test sets whose
+    labels are secret.
 
     A label is missing if the cell is None, NaN or blank, or a text such as "NA" or "null" that is not among
     `spec.labels`. A list with a missing entry counts as missing too.
@@ -47,11 +50,11 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     Args:
         tables: Split name -> table.
         spec: Which column has the labels, and what to do with rows without a label.
-        texts: Whether labels are texts to generate, which may be "null".
+        texts: Whether labels are texts to generate; then "null" is a text like any other.
 
     Raises:
-        DataError: If a label is missing and rows without one must not be there, or if no row of the train split, or of
-            the only split, has a label.
+        DataError: If a label is missing although it must not be, or if no row of the train split, or of the only split,
+            has a label.
     """
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     hidden = {part: table for part, table in others.items() if all(map(is_hidden, table.cells(spec.label)))}
@@ -65,19 +68,19 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
 
 def is_hidden(cell: object) -> bool:
-    """Return whether a cell is empty or -1, as the labels of published test sets are that are kept secret."""
+    """Return whether a cell is empty or -1, as in published test sets whose labels are secret."""
     if isinstance(cell, list | tuple):
         return bool(cell) and all(map(is_hidden, cell))
     return cell is None or cell == -1 or (isinstance(cell, str) and cell.strip() in ("", "-1"))
 
 
 def every_row(table: Table) -> Table:
-    """Return the table with the rows that have no label, where these stay in the task."""
+    """Return the table with its unlabelled rows if the task keeps them, else the table itself."""
     return table if table.whole is None else table.whole
 
 
 def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Iterator[T]:
-    """Yield the labels of every row: those of the rows of `table`, and `gap(row)` for the rows that have none.
+    """Yield the label of every row: `labels` for the rows of `table`, and `gap(row)` for rows without a label.
 
     `row` is the index of a row in `table.whole`.
     """
@@ -113,18 +116,21 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
 
 
 def _may_be_shared(table: Table, spec: ColumnSpec) -> bool:
-    """Return whether the kind masks rows without a label, and the table has label columns besides the task's own."""
+    """Return whether unlabelled rows may be kept for other tasks.
+
+    They may if the kind can mask them, and the table has label columns besides the task's own.
+    """
     own = {str(column) for column in (spec.text, spec.text_pair, spec.label)}
     return "mask" in spec.kind.missing and bool(label_columns(table, own))
 
 
 def listed(rows: Sequence[int]) -> str:
-    """Return the first ten row numbers as text for a warning, with "..." if there are more."""
+    """Return the first ten row numbers as text for a warning, and "..." if there are more."""
     return ", ".join(map(str, rows[:_SHOWN])) + ", ..." * (len(rows) > _SHOWN)
 
 
 def _no_label(table: Table, row: int, column: str | int, cell: object, spec: ColumnSpec) -> DataError:
-    """Return the error that a row has no label; a text such as "NA" is shown, since it may be a class name."""
+    """Return the DataError for a row without a label. A cell such as "NA" is quoted, because it may be a class name."""
     got, hint = f"has no label in column '{column}'", "Give missing_labels='drop' to leave such rows out"
     if "mask" in spec.kind.missing:
         hint = f"{hint}, 'mask' to keep them for other tasks over the same rows"
@@ -140,12 +146,12 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
     Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point.
-    All else is "classification".
+    Everything else is "classification".
 
     Raises:
-        DataError: If labels have different forms: lists among others, or numbers with a decimal point among names. If a
-            text may be a list of names, or a number with a decimal comma. If all numbers are like 1.0 and rows have no
-            label: these numbers may be classes, since pandas writes whole numbers like that beside empty cells.
+        DataError: If some labels are lists and others are not, or numbers with a decimal point stand among names. If a
+            text may be a list of names, or a number with a decimal comma. If all numbers are like 1.0 and some rows
+            have no label: they may be classes, because pandas writes whole numbers like that beside empty cells.
     """
     first: dict[str, tuple[int, object]] = {}  # form of a label -> the first row with it, and the cell
     are_whole, labels, values = True, spec.labels or (), set[float]()
@@ -179,12 +185,12 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
 
 
 def _row_of(row_and_cell: tuple[int, object]) -> int:
-    """Return the row number of a pair of row number and cell."""
+    """Return the row number from a pair of row number and cell."""
     return row_and_cell[0]
 
 
 def _form(cell: object, labels: Sequence[str]) -> str:
-    """Return the form of a label: "list", "whole" (number), "number" or "name"."""
+    """Return which form a label has: "list", "whole" (number), "number" or "name"."""
     if cell_forms.has_several(cell, labels):
         return "list"
     return "whole" if cell_forms.is_whole(cell) else "number" if cell_forms.is_number(cell) else "name"
@@ -196,10 +202,10 @@ def _number(cell: object) -> float:
 
 
 def _refuse_ambiguous(table: Table, column: str | int) -> None:
-    """Raise DataError if the labels of a column may be numbers with a decimal comma, or several names in one text.
+    """Raise DataError if labels of a column may be numbers with a decimal comma, or several names in one text.
 
-    A text may be several names if the signs `,` `;` or `|` divide it into parts that occur elsewhere: with a comma, all
-    parts do; with another sign, one part is enough.
+    A text may be several names if one of the signs `,` `;` `|` divides it into parts that occur as labels elsewhere:
+    all parts if the sign is a comma, at least one part for the other signs.
     """
     rows: dict[str, int] = {}  # text -> the first row with it
     for row, cell in _cells(table, column):
@@ -233,8 +239,8 @@ def infer_labels(names: Iterable[str]) -> tuple[str, ...]:
 def class_labels(tables: Mapping[str, Table], column: str | int, *, several: bool = False) -> tuple[str, ...]:
     """Return the class names that occur in a column of the train split, in the order of `infer_labels`.
 
-    With `several`, a cell may have any number of classes. If cells are lists of 0 and 1 per class, the names are the
-    class ids.
+    With `several`, a cell may have any number of classes. If the cells are lists of 0 and 1 per class, the names are
+    "0", "1" and so on.
 
     Raises:
         DataError: If there is no train split, or a cell is not a class name.
@@ -254,9 +260,9 @@ def class_labels(tables: Mapping[str, Table], column: str | int, *, several: boo
 
 
 def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tuple[int, object]]) -> None:
-    """Raise DataError if two class names are the same number, such as "1" and "1.0", or bools stand among numbers.
+    """Raise DataError if two class names mean the same number, such as "1" and "1.0", or bools stand among numbers.
 
-    Files with empty cells often spell whole numbers with a decimal point. `seen` maps each name to its row and cell.
+    Files with empty cells often write whole numbers with a decimal point. `seen` maps each name to its row and cell.
     """
     bools = [(row, cell) for row, cell in seen.values() if isinstance(plain(cell), bool)]
     others = [cell for _, cell in seen.values() if cell_forms.is_number(cell)]
@@ -278,7 +284,7 @@ def label_source(tables: Mapping[str, Table]) -> Table:
 
 
 def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the class names that a user passed, in form NFC and without blanks around them; None stays None.
+    """Return a user's class names in form NFC and without blanks at their ends; None stays None.
 
     Raises:
         ConfigError: If `labels` is a single text, or one of the names is not a text.
@@ -291,11 +297,11 @@ def check_names(labels: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def with_declared_names(spec: ColumnSpec, tables: Mapping[str, Table]) -> ColumnSpec:
-    """Return `spec` with the class names that the data declare for the column of labels, unless it has labels.
+    """Return `spec` with the class names that the data declare for the label column; names in `spec` take precedence.
 
     Raises:
-        ConfigError: If `spec` has labels that are not these names in this order, with others among them at most. Names
-            that are only the numbers of the classes may be replaced.
+        ConfigError: If `spec` has names that do not contain the declared ones in the same order. Declared names that
+            are only the numbers of the classes may be replaced.
     """
     for table in tables.values() if spec.kind.has_classes else ():
         names = tuple(map(trimmed, table.class_names.get(str(spec.label), ())))
@@ -339,8 +345,8 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
 def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
     """Yield a column of class names as ids, which are positions in `labels`.
 
-    Cells may be ids themselves, unless a class name is a whole number. A name that is not in `labels`, or a cell that
-    is not a name, raises a DataError.
+    Cells may also hold ids, unless a class name is a whole number. Raises DataError for a name that is not in `labels`,
+    and for a cell that is no name.
     """
     index = _index(labels)
     for row, cell in _cells(table, column):
@@ -348,7 +354,7 @@ def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterato
 
 
 def _index(labels: Sequence[str]) -> dict[str, int]:
-    """Return class name -> id, and also id as text -> id unless a class name is a whole number."""
+    """Return a dict: class name -> id, and also each id as text -> id unless a class name is a whole number."""
     index = {trimmed(name): number for number, name in enumerate(labels)}
     if not any(_WHOLE.fullmatch(name) for name in labels):
         index |= {str(number): number for number in range(len(labels))}
@@ -358,7 +364,7 @@ def _index(labels: Sequence[str]) -> dict[str, int]:
 def _id(
     table: Table, row: int, column: str | int, cell: object, index: Mapping[str, int], labels: Sequence[str]
 ) -> int:
-    """Return the id of the class in a cell; raise DataError if the cell has no class of `labels`."""
+    """Return the id of the class in a cell, looked up in `index`; raise DataError if it is no class of `labels`."""
     with cell_errors(table, row, column):
         name = class_name(cell, index)
     if name not in index:
@@ -368,7 +374,7 @@ def _id(
 
 @contextmanager
 def cell_errors(table: Table, row: int, column: str | int) -> Iterator[None]:
-    """Convert a LabelCellError inside the `with` block to a DataError that names file, row and column."""
+    """Convert a LabelCellError raised in the `with` block to a DataError that names file, row and column."""
     try:
         yield
     except LabelCellError as error:
@@ -376,7 +382,7 @@ def cell_errors(table: Table, row: int, column: str | int) -> Iterator[None]:
 
 
 def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
-    """Yield the number of each row in its file with its cell in a column; raise DataError if a cell is missing."""
+    """Yield (row number in the file, cell) for a column; raise DataError if a cell is missing."""
     return zip(table.rows, table.column(column), strict=True)
 
 
@@ -384,10 +390,11 @@ def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
 
 
 def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
-    """Return the tables with lists in the column of labels, for rows that have any number of classes.
+    """Return the tables with each cell of the label column as a list, for tasks with any number of classes per row.
 
-    A text is a list in JSON or Python, or names with `spec.separator` between them. Without a separator it is the sign
-    among `,` `;` `|` that occurs in the column; with `spec.labels`, the sign that divides all texts into these names.
+    A text is a list in JSON or Python, or names with `spec.separator` between them. If no separator is set, it is the
+    only one of `,` `;` `|` that occurs in the column; if `spec.labels` is set, it is the one that divides all texts
+    into these names.
 
     Raises:
         DataError: If a text in brackets is no list, or several signs occur; the message names the row.
@@ -414,7 +421,7 @@ def _separator(tables: Mapping[str, Table], column: str | int, labels: Collectio
     """Return the sign that divides the texts of a column into names; None if no sign occurs.
 
     Raises:
-        DataError: If several signs occur, and `labels` do not tell which one divides names.
+        DataError: If several signs occur, and `labels` do not settle which one divides names.
     """
     first: dict[str, tuple[Table, int]] = {}  # sign -> the first row with it
     fits = dict.fromkeys(SEPARATORS, True)  # sign -> whether it divides all texts into labels
@@ -435,14 +442,14 @@ def _separator(tables: Mapping[str, Table], column: str | int, labels: Collectio
 
 
 def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] | None) -> int | None:
-    """Return the number of classes if the lists in a column are 0 and 1 per class; None if they hold names or ids.
+    """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
     They are 0 and 1 per class if all entries are 0 or 1 and all lists have one length: that of `labels`, or without
     labels at least 2.
 
     Raises:
-        DataError: If a list can only be 0 and 1 per class, because 0 or 1 comes twice or as a bool, but has another
-            length than the labels or than other lists.
+        DataError: If a list must be 0 and 1 per class, because 0 or 1 occurs twice or as a bool, but its length differs
+            from that of the labels or of other lists.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, int] | None = None  # the first list of another length
@@ -470,15 +477,15 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
 def multi_hot(
     table: Table, column: str | int, labels: Sequence[str], *, is_hot: bool | None = None
 ) -> Iterator[tuple[int, ...]]:
-    """Yield a column of lists of class names, or of lists of 0 and 1 per class, as 0 and 1 per class.
+    """Yield each list of a column as 0 and 1 per class. The lists hold class names, or already 0 and 1 per class.
 
-    Cells may have ids in place of names, as in `class_ids`; the errors are the same.
+    Lists may hold ids in place of names, under the rules and errors of `class_ids`.
 
     Args:
         table: The table.
         column: The column of lists.
         labels: Class names.
-        is_hot: Whether the lists are 0 and 1 per class. None: as `hot_width` finds in this table.
+        is_hot: Whether the lists are 0 and 1 per class. None: `hot_width` decides it from this table.
     """
     if is_hot is None:
         is_hot = hot_width([table], column, labels) is not None
@@ -494,12 +501,12 @@ def multi_hot(
 
 
 def usual_column(column: str | int, default: str, usual: str, tables: Mapping[str, Table]) -> str | int:
-    """Return the column to read: the one that the user has named, or else `default` or `usual`.
+    """Return the column to read: the user's choice, or else `default` or `usual`.
 
     Args:
-        column: The column of the task's arguments, which is `default` if the user named none.
+        column: The column in the task's arguments. It equals `default` if the user named none.
         default: Default value of the argument, such as "sentence".
-        usual: Another column name; it is returned if some table has a column `usual` and no table has a column
+        usual: Another column name. It is returned if some table has a column `usual` and no table has a column
             `default`.
         tables: Split name -> table.
     """
@@ -508,10 +515,10 @@ def usual_column(column: str | int, default: str, usual: str, tables: Mapping[st
 
 
 def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str, instead: str) -> ColumnSpec:
-    """Return `spec` with the fixed labels and problem type of a kind whose classes users cannot choose.
+    """Return `spec` with fixed labels and problem type, for a kind whose classes users cannot choose.
 
     Raises:
-        ConfigError: If the user passed other labels; `instead` says in the message what the kind has in their place.
+        ConfigError: If the user passed other labels. `instead` says in the message what the kind uses in their place.
     """
     if spec.labels not in (None, labels):
         got = f"labels are {', '.join(spec.labels or ())}"
@@ -523,10 +530,10 @@ def without_classes(spec: ColumnSpec, labels: tuple[str, ...], problem_type: str
 
 
 def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataError:
-    """Return an error that names file, row and column; `problem` continues the message, beginning with a verb."""
+    """Return a DataError that names file, row and column. `problem` continues the message; it begins with a verb."""
     return DataError(f"task: {table.path} row {row} {problem}", path=table.path, row=row, column=str(column))
 
 
 def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
-    """Return the error that a cell has a label which is not one of `labels`."""
+    """Return the DataError for a cell whose label is not one of `labels`."""
     return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.")

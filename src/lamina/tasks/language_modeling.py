@@ -34,14 +34,14 @@ _MOST_EXPONENT = 700.0  # the largest exponent whose exponential is a finite num
 
 
 class Candidate(TypedDict):
-    """A candidate for one position, as text, and its probability."""
+    """A candidate token for one position: its text and its probability."""
 
     token: str
     score: float
 
 
 class LanguageModelingKind(Kind[Windows]):
-    """A kind whose labels are the texts' own tokens."""
+    """Base class of kinds whose labels are the tokens of the texts themselves."""
 
     problem_types = {"classification": ("perplexity", "accuracy")}
     has_classes = False
@@ -49,7 +49,7 @@ class LanguageModelingKind(Kind[Windows]):
     other_files = "lines"
 
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
-        """Return the texts of every split without labels and without line ends; blank texts are left out.
+        """Return the texts of every split, without labels and line ends; blank texts are left out.
 
         The default column is "sentence", or "text" if no table has a column "sentence".
 
@@ -65,29 +65,32 @@ class LanguageModelingKind(Kind[Windows]):
         }
 
     def truncated(self, inputs: Windows) -> int:
-        """Return how many texts were cut off at their end; 0 for blocks, which contain all tokens."""
+        """Return the number of texts that lost their end; 0 for blocks, which contain all tokens."""
         return inputs.encoded.truncated
 
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate the number of blocks of the joined texts and their length in tokens; with `by_row`, of the rows."""
+        """Estimate the number and length of blocks of joined texts; with `by_row`, of the rows themselves."""
         if by_row:
             return super().model_rows(rows, tokens, max_length, config)
         total = math.ceil(rows * tokens)
         return math.ceil(total / max_length), min(max_length, total)
 
     def batch_size(self, asked: int, inputs: Windows, outputs: int) -> int:
-        """Return how many rows to score at a time, so that the scores of the whole vocabulary fit in 512 MB."""
+        """Return a batch size for scoring: at most `asked`, and small enough for the logits to fit in 512 MB.
+
+        `outputs` is the number of logits per token.
+        """
         return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
 
     def results(self, task: TaskLike, split: Split, inputs: Windows) -> Results:
-        """Return a `TokenSums` without tokens, which scores the tokens that have a label."""
+        """Return a new `TokenSums`, which scores the tokens that have a label."""
         return TokenSums()
 
 
 def encode_running(split: Split, processor: Processor, options: EncodeOptions) -> Encoded:
-    """Tokenise the texts of a split: joined and cut into blocks, or with `options.by_row` each text or pair alone."""
+    """Tokenise the texts of a split: joined and cut into blocks; with `options.by_row`, each text or pair alone."""
     if options.by_row:
         return encode(
             split.texts,
@@ -105,21 +108,21 @@ def encode_running(split: Split, processor: Processor, options: EncodeOptions) -
 
 
 def best_tokens(logits: Float[Tensor, "... classes"]) -> Float[Tensor, "... best 2"]:
-    """Return the id and the probability of the five most probable tokens, the most probable first.
+    """Return the five most probable tokens as `[..., 5, 2]`: pairs of id and probability, the most probable first.
 
-    A vocabulary of fewer than five tokens is returned whole.
+    If the vocabulary has fewer than five tokens, all of them are returned.
     """
     probabilities, ids = logits.float().softmax(-1).topk(min(CANDIDATES, logits.shape[-1]))
     return torch.stack([ids.to(probabilities.dtype), probabilities], dim=-1)
 
 
 def has_nan(best: Sequence[Sequence[float]]) -> bool:
-    """Return whether a probability in `best`, a list form of the result of `best_tokens`, is NaN."""
+    """Return whether a probability in `best` is NaN; `best` is a result of `best_tokens` as a list."""
     return any(math.isnan(score) for _, score in best)
 
 
 def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: bool = True) -> list[Candidate]:
-    """Return the tokens of `best_tokens` as texts with their probabilities.
+    """Return the tokens found by `best_tokens` as texts with their probabilities.
 
     Args:
         best: Pairs of id and probability.
@@ -135,14 +138,14 @@ def candidates(best: Sequence[Sequence[float]], processor: Processor, *, strip: 
 
 @final
 class TokenSums(Results[Tensor, None]):
-    """Sums up loss and correct tokens batch by batch, so that no logits are stored: for perplexity and accuracy."""
+    """Sums up loss and correct tokens batch by batch, for perplexity and accuracy. Logits are not stored."""
 
     def __init__(self) -> None:
         self._loss, self._correct, self._count = 0.0, 0, 0
         self._invalid_row: int | None = None
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Add the tokens that have a label.
+        """Add the tokens of a batch that have a label to the sums.
 
         Args:
             rows: Indices of the rows in the batch.
@@ -170,7 +173,7 @@ class TokenSums(Results[Tensor, None]):
         return self._invalid_row
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
-        """Return "perplexity", which is exp(mean loss per token) and at most exp(700), and "accuracy".
+        """Return "accuracy" and "perplexity". The perplexity is exp(mean loss per token), at most exp(700).
 
         Raises:
             DataError: If no token has a label.

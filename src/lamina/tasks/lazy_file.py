@@ -17,21 +17,21 @@ _MOST_BYTES = 1 << 30  # of one file
 
 @dataclass(frozen=True)
 class LazyFile(ABC):
-    """A file, a part of a tar file, or bytes in memory, which are decoded on access.
+    """A file, a part of a tar file, or bytes in memory, decoded only on access. Subclasses are images and audio clips.
 
     Attributes:
-        name: How messages call the file.
+        name: Name of the file in messages.
         path: The file, or the tar file that contains it.
         offset: Position of the first byte in `path`.
         size: Number of bytes. None: all from `offset` on.
         data: The bytes, if they are in memory.
-        column: Usual name of a column of such files, which is also how messages name a task ("an image task").
+        column: Default name of a column of such files ("image"). Messages use it too ("an image task").
         op: Operation with which error messages begin.
-        one: How messages call one file, with its article ("an image").
-        many: How messages call several files.
+        one: Word of messages for one file, with its article ("an image").
+        many: Word of messages for several files ("images").
         endings: Extensions of the files that are read from folders.
         feature: Name of the feature class of `datasets` for a column of such files.
-        units: What `decoded_size` counts ("pixels").
+        units: Unit in which `decoded_size` counts ("pixels").
         forms: The forms in which users may pass such files, for messages.
     """
 
@@ -53,18 +53,18 @@ class LazyFile(ABC):
     @classmethod
     @abstractmethod
     def of_object(cls, name: str, entry: object) -> Self | None:
-        """Return a file with the content of an object in memory, such as an array; None if its form is unknown."""
+        """Return a file made from an object in memory, such as an array; None if the object has an unknown form."""
 
     @classmethod
     def of(cls, name: str, entry: object) -> Self:
-        """Return a file from a path, from bytes, from a mapping with either (as in `datasets`), or from an object.
+        """Return a file made from a path, bytes, a mapping with either (as in `datasets`), or another object.
 
         Args:
-            name: How messages call the file, unless `entry` is a path.
-            entry: What a user passed, or the cell of a table. None becomes a file that cannot be read.
+            name: Name of the file in messages, unless `entry` is a path.
+            entry: What a user passed, or the cell of a table. None gives a file that cannot be read.
 
         Raises:
-            TypeError: If `entry` has no known form. Its text begins with a verb.
+            TypeError: If `entry` has an unknown form. The error's text begins with a verb.
         """
         if isinstance(entry, Mapping) and (entry.keys() & {"bytes", "path"}) and entry.get("array") is None:
             return cls(name, entry.get("path"), data=entry.get("bytes"))
@@ -79,15 +79,18 @@ class LazyFile(ABC):
 
     @abstractmethod
     def decoded_size(self) -> int:
-        """Return the number of `units`, from the file's header, without decoding; raise DataError on failure."""
+        """Return the file's size in `units` by its header, without decoding it; raise DataError on failure."""
 
     @classmethod
     def bad(cls, path: str | Path, problem: str) -> DataError:
-        """Return an error that names a file; `problem` continues the message after the name, beginning with a verb."""
+        """Return a DataError about the file `path`.
+
+        `problem` continues the message after its name, and begins with a verb.
+        """
         return DataError(f"{cls.op}: {path} {problem}", path=str(path))
 
     def source(self) -> Path | BytesIO:
-        """Return the path of a file on disk, or else the bytes in memory; raise DataError if reading fails."""
+        """Return the path if the file is a whole file on disk, else its bytes; raise DataError if reading fails."""
         if self.data is None and self.path is not None and not self.offset and self.size is None:
             self._read(0)
             return Path(self.path)
@@ -107,7 +110,7 @@ class LazyFile(ABC):
         return data
 
     def _read(self, most: int) -> tuple[bytes, int]:
-        """Return the bytes in `path` and their number; no bytes if there are more than `most`."""
+        """Return the bytes and how many there are; the bytes are empty if there are more than `most`."""
         if self.path is None:
             raise self.bad(self.name, f"is empty; every row of an {self.column} task has {self.one}.")
         path = Path(self.path)

@@ -38,7 +38,7 @@ REPLACED, RANDOM = 0.8, 0.1  # shares of these that become the mask token, and a
 
 
 class MaskAnswer(TypedDict):
-    """The prediction for one mask token: its character range in the text, and the most probable tokens for it."""
+    """The prediction for one mask token: its character range in the text, and the most probable tokens there."""
 
     start: int
     end: int
@@ -56,10 +56,10 @@ def mask_token(processor: Processor) -> str:
 
 @dataclass(frozen=True)
 class Masking:
-    """Chooses and masks tokens: 15 % of the ordinary tokens of a row, and at least one.
+    """Chooses 15 % of a row's ordinary tokens, at least one, and masks them.
 
-    80 % of the chosen tokens become the mask token, 10 % any token of the vocabulary, and 10 % are unchanged. The
-    choice depends on the row and the seed only, never on the batch.
+    80 % of the chosen tokens become the mask token, 10 % a random token of the vocabulary, and 10 % stay as they are.
+    The choice depends only on the row and the seed, never on the batch.
 
     Attributes:
         token: Id of the mask token.
@@ -76,7 +76,7 @@ class Masking:
 
     @classmethod
     def of(cls, processor: Processor) -> Masking:
-        """Return the masking for a tokenizer, or a processor that has one; raise ConfigError without a mask token."""
+        """Return the masking for a tokenizer or a processor that has one; raise ConfigError if it has no mask token."""
         mask_token(processor)
         tokenizer = tokenizer_of(processor)
         return cls(int(tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
@@ -108,11 +108,11 @@ class Masking:
 @final
 @dataclass(frozen=True)
 class MaskedInputs(Windows):
-    """Blocks or rows of text with masked tokens; an `Inputs`.
+    """Blocks or rows of text with masked tokens. It is a `lamina.tasks.base.Inputs`.
 
     Attributes:
-        masking: How tokens are chosen.
-        seed: Seed of the train split, in which other tokens are masked in each epoch. None: the same in all epochs.
+        masking: Chooses and masks the tokens.
+        seed: Seed of the train split, which is masked differently in each epoch. None: the same in all epochs.
         part: Name of the split.
     """
 
@@ -122,11 +122,11 @@ class MaskedInputs(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states for these rows cannot be cached, in words."""
+        """Why the model's hidden states for these rows cannot be cached, as text."""
         return "the texts are masked anew in each epoch"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the rows with these indices, with masked tokens; "labels": the original ids there, else -100."""
+        """Return masked rows; "labels" holds the original id at each masked token, and -100 elsewhere."""
         seeds = () if self.seed is None else (self.seed, epoch)
         batch = self.encoded.batch(rows, self.padding)
         lengths = self.encoded.lengths[list(rows)]
@@ -150,7 +150,7 @@ class MaskedLMKind(LanguageModelingKind):
     draws = True
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
-        """Return blocks or rows with masked tokens; for prediction the windows of each text as it is.
+        """Return blocks or rows with masked tokens; for prediction, unmasked windows of each text.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or the tokenizer no mask token.
@@ -162,7 +162,7 @@ class MaskedLMKind(LanguageModelingKind):
         return MaskedInputs(encode_running(split, processor, options), processor, masking, seed, options.part)
 
     def examples(self, raw: Sequence[object], processor: Processor) -> Split:
-        """Return the user's texts for `predict`, with the character range of each mask token as their `words`.
+        """Return a user's texts for `predict` as a split; its `words` hold the character range of each mask token.
 
         Raises:
             ConfigError: If an example is not a text, or the tokenizer has no mask token.
@@ -171,12 +171,12 @@ class MaskedLMKind(LanguageModelingKind):
         return Split.of(texts, words=[[match.span() for match in regex.finditer(token, str(text))] for text in texts])
 
     def answers(self, task: TaskLike, split: Split, inputs: Windows, processor: Processor) -> Results:
-        """Return an empty collection of the most probable tokens for each mask token."""
+        """Return an empty collection for the most probable tokens at each mask token."""
         return _FilledMasks(split, inputs, processor)
 
 
 class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
-    """Collects the most probable tokens for the mask tokens of texts."""
+    """Collects the most probable tokens at each mask token of each text."""
 
     def __init__(self, split: Split, inputs: Windows, processor: Processor) -> None:
         self._processor, self._masks = processor, list(split.words or ())
@@ -195,10 +195,10 @@ class _FilledMasks(Results[Tensor, list[MaskAnswer]]):
         return next((text for text, best in zip(texts, self._best, strict=True) if has_nan(best)), None)
 
     def predictions(self) -> list[list[MaskAnswer]]:
-        """Return for each text a list with the prediction for each of its mask tokens."""
+        """Return for each text a list with one prediction per mask token."""
         best = iter(self._best)
         return [[self._to_prediction(span, next(best)) for span in masks] for masks in self._masks]
 
     def _to_prediction(self, mask: tuple[int, int], best: Sequence[Sequence[float]]) -> MaskAnswer:
-        """Return the prediction for a mask token, from its character range and the result of `best_tokens`."""
+        """Return the prediction for a mask token with the character range `mask`; `best` comes from `best_tokens`."""
         return {"start": mask[0], "end": mask[1], "candidates": candidates(best, self._processor)}

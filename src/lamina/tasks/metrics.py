@@ -46,14 +46,17 @@ _PACKAGES = {  # metric -> the modules that compute it, which the extra "metrics
 
 
 def require_metrics(op: str, metrics: Iterable[str]) -> None:
-    """Raise MissingExtraError, with `op` as the operation, if a metric needs a package that is not installed."""
+    """Raise MissingExtraError if a metric needs a package that is not installed.
+
+    `op` is the operation, for the message.
+    """
     require_packages(op, "metrics", *(module for name in metrics for module in _PACKAGES.get(name, ())))
 
 
 def usual_positive(labels: Sequence[str]) -> str | None:
-    """Return the positive one of two classes: "1" beside "0", "yes" beside "no", "true" beside "false", in any case.
+    """Return which of two classes is usually the positive one: "1" (beside "0"), "yes" or "true", in any case.
 
-    None for other labels.
+    Other labels give None.
     """
     names = {name.lower(): name for name in labels}
     return names.get(_USUAL.get(frozenset(names), "")) if len(labels) == 2 else None
@@ -62,12 +65,13 @@ def usual_positive(labels: Sequence[str]) -> str | None:
 def metrics_of(
     kind: Kind, problem_type: str, labels: Sequence[str], first: str | None, positive: str | None, op: str
 ) -> tuple[str, ...]:
-    """Return the metrics of a task, the one that the user has named (`first`) before the others.
+    """Return the metrics of a task. If the user has named one (`first`), it comes before the others.
 
-    Metrics about a positive class are left out if there are two classes and neither is known to be positive.
+    Metrics about a positive class are left out if there are two classes and neither is known to be positive. `op` is
+    the operation, for messages.
 
     Raises:
-        UnknownNameError: If there is no such metric. The message begins with `op`.
+        UnknownNameError: If there is no such metric.
         ConfigError: If the metric that the user has named needs a positive class.
     """
     known, further = kind.metrics(problem_type, labels), kind.further_metrics(problem_type, labels)
@@ -82,21 +86,24 @@ def metrics_of(
 
 
 def better(metric: str, new: float, old: float, *, by: float = 0.0) -> bool:
-    """Return whether the score `new` is better than `old` by more than `by`; False if they are equal or one is NaN."""
+    """Return whether score `new` is better than `old` by more than `by`; False if they are equal or one is NaN.
+
+    For metrics such as perplexity, lower is better.
+    """
     return new < old - by if metric in LOWER else new > old + by
 
 
 def score_classes(
     metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, positive: int | None = 1
 ) -> dict[str, float]:
-    """Return "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1": those of them that `metrics` names.
+    """Return metric -> score for those of "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1" in `metrics`.
 
     Args:
         metrics: Names of the metrics.
         predictions: Predicted class ids `[rows]`.
         targets: True class ids `[rows]`.
         classes: Number of classes. "macro_f1" is the mean over the classes that occur among predictions or targets.
-        positive: Id of the class that "f1" is the F1 of, if there are two classes. With more classes, or None, "f1" is
+        positive: With two classes, the id of the class whose F1 is "f1". With more classes, or None, "f1" equals
             "macro_f1".
     """
     _check_rows(predictions, targets)
@@ -119,7 +126,8 @@ def score_classes(
 def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
     """Return Matthews' correlation for any number of classes; 0 if all rows, or all predictions, have one class.
 
-    `right` (correct), `true` and `predicted` are numbers of rows per class. Source: Gorodkin 2004, equation 8.
+    `right`, `true` and `predicted` are numbers of rows per class: predicted correctly, true, and predicted. Source:
+    Gorodkin 2004, equation 8.
     """
     rows = true.sum()
     variances = (rows**2 - (true**2).sum()) * (rows**2 - (predicted**2).sum())
@@ -127,12 +135,12 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return how well scores separate the positive one of two classes (1 in `targets`) from the negative one.
+    """Return metric -> score of how well scores separate two classes, with 1 in `targets` for the positive one.
 
-    "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the fractions of positive
-    rows whose scores reach a threshold: the lowest that at most 1 % or 5 % of the negative rows reach, as
-    `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, that threshold lies above all
-    of their scores. All three are 0 if one of the classes has no row.
+    "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the fractions of positive rows with a
+    score above a threshold. The threshold is the lowest that at most 1 % or 5 % of the negative rows reach, as
+    `monitors.Calibration` chooses it. With fewer than 100 or 20 negative rows, it lies above all of their scores. All
+    three metrics are 0 if one of the classes has no row.
 
     Args:
         metrics: Names of the metrics.
@@ -167,7 +175,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
-    """Return the fraction of positive rows that score higher than all but a fraction `rate` of the negative rows.
+    """Return the fraction of positive rows that reach the threshold which at most `rate` of the negative rows reach.
 
     `positive` is a mask `[rows]`. The result is 0 if one of the classes has no row.
     """
@@ -179,7 +187,7 @@ def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
 
 
 def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return "accuracy" (the fraction of rows that are right in all classes) and "f1" (over all labels together).
+    """Return "accuracy" (the fraction of rows with every class right) and "f1" (micro-averaged over all labels).
 
     `predictions` and `targets` are 0 and 1 `[rows, classes]`.
     """
@@ -193,7 +201,7 @@ def score_multi_label(metrics: Sequence[str], predictions: Tensor, targets: Tens
 
 
 def score_numbers(metrics: Sequence[str], predictions: Sequence[float], targets: Sequence[float]) -> dict[str, float]:
-    """Return the "pearson" and "spearman" correlation of predictions with targets; 0 if either is constant."""
+    """Return the "pearson" and "spearman" correlation of predictions with targets; 0 if either side is constant."""
     _check_rows(predictions, targets)
     both = [torch.as_tensor(rows, dtype=torch.float64).reshape(-1) for rows in (predictions, targets)]
     varies = all(bool((row != row[0]).any()) and bool(row.isfinite().all()) for row in both)
@@ -255,10 +263,10 @@ def score_texts(metrics: Sequence[str], predictions: Sequence[str], references: 
 
 
 def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> list[ClassRow]:
-    """Return a row of scores per class, and then the averages that scikit-learn and seqeval print.
+    """Return one row of scores per class, followed by the averages that scikit-learn and seqeval print.
 
-    The averages are "micro avg" (of all classes together), "macro avg" (the mean over the classes that occur) and
-    "weighted avg" (the mean weighted by the number of true rows).
+    The averages are "micro avg" (all classes pooled), "macro avg" (the mean over the classes that occur) and "weighted
+    avg" (the mean weighted by the number of true rows).
 
     Args:
         predictions: Predicted class ids `[rows]`, or 0 and 1 `[rows, classes]`.
@@ -273,9 +281,9 @@ def class_table(predictions: Tensor, targets: Tensor, labels: Sequence[str]) -> 
 
 
 def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[ClassRow]:
-    """Return the rows of `class_table` for the labels of spans.
+    """Return the rows of `class_table` for spans, one per span label.
 
-    A predicted span is correct if label, start and end equal those of a true span. seqeval finds the spans.
+    A predicted span is correct if its label, start and end equal those of a true span. seqeval finds the spans.
 
     Args:
         predictions: For each text the id of the predicted tag of every word.
@@ -291,16 +299,16 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
 
 
 def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[Any]:
-    """Return the spans that seqeval finds in the tags of a text, which are numbers of `labels`."""
+    """Return the spans that seqeval finds in one text's tags; `tags` are ids, and `labels` the names of all tags."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     return set(get_entities(_names(labels, [tags])))
 
 
 def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[ClassRow]:
-    """Return a row per class, then "micro avg", "macro avg" and "weighted avg".
+    """Return one row per class, then "micro avg", "macro avg" and "weighted avg".
 
-    `counts` has three numbers of rows for each class: predicted correctly, predicted, and true.
+    `counts` has for each class its numbers of rows predicted correctly, predicted, and true.
     """
     rows = [_class_row(label, *class_counts) for label, class_counts in zip(labels, counts, strict=True)]
     total = _class_row("micro avg", *(sum(column) for column in zip(*counts, strict=True)))
@@ -314,7 +322,7 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
 
 
 def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return a row with the weighted means of precision, recall and F1 over classes, and the counts of `total`."""
+    """Return an average as a row: weighted means of precision, recall and F1 over `rows`; counts from `total`."""
     whole = sum(weights) or 1
 
     def mean(values: Iterable[float]) -> float:
@@ -331,9 +339,9 @@ def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Seq
 
 
 def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Tensor | float]]) -> dict[str, float]:
-    """Return metric -> score in the order of `metrics`, with 0 in place of NaN and infinity.
+    """Compute the metrics in `metrics` in their order; NaN and infinity become 0.
 
-    `known` maps the name of each metric to a function that computes it; another name is an UnknownNameError.
+    `known` maps the name of a metric to a function that computes it. Any other name raises UnknownNameError.
     """
     check_known("metrics", metrics, known, "metric")
     scores = {name: float(known[name]()) for name in metrics}
@@ -341,7 +349,7 @@ def named_scores(metrics: Sequence[str], known: Mapping[str, Callable[[], Tensor
 
 
 def _check_rows(predictions: Sized, targets: Sized) -> None:
-    """Raise DataError if there are no targets, or not as many predictions."""
+    """Raise DataError if there are no targets, or if the number of predictions differs."""
     if len(predictions) != len(targets):
         raise DataError(f"metrics: {len(predictions)} predictions for {len(targets)} targets; every row has both.")
     if len(targets) == 0:
@@ -352,13 +360,16 @@ _AS_IOBES = {"L": "E", "U": "S"}  # marks of BILOU tags -> those of IOBES, which
 
 
 def _names(labels: Sequence[str], rows: Tags) -> list[list[str]]:
-    """Return the names of tags, in the form that seqeval reads, text by text; `labels` are all tag names."""
+    """Return tag ids as tag names, text by text, in the form that seqeval reads; `labels` are all tag names."""
     named = [_AS_IOBES.get(label[0], label[0]) + label[1:] for label in labels]
     return [[named[int(tag)] for tag in row] for row in rows]
 
 
 def _class_row(label: str, both: int = 0, guesses: int = 0, trues: int = 0) -> ClassRow:
-    """Return the scores of a class from its numbers of rows: predicted correctly, predicted, and true; 0 for 0 / 0."""
+    """Return one class's scores from its numbers of rows: predicted correctly (`both`), predicted, and true.
+
+    0 / 0 counts as 0.
+    """
     return {
         "label": label,
         "precision": both / guesses if guesses else 0.0,
@@ -371,7 +382,7 @@ def _class_row(label: str, both: int = 0, guesses: int = 0, trues: int = 0) -> C
 
 @lru_cache(maxsize=1)
 def _porter() -> Callable[[str], str]:
-    """Return the function that stems a word by Porter's algorithm."""
+    """Return a function that stems a word by Porter's algorithm."""
     from snowballstemmer import stemmer
 
     return stemmer("porter").stemWord
@@ -389,7 +400,7 @@ def _words(text: str) -> list[str]:
 
 
 def _rouge(name: str, predictions: list[str], references: list[str]) -> Tensor | float:
-    """Return the mean F-measure of one ROUGE metric that does not split sentences."""
+    """Return the mean F-measure of a ROUGE metric that compares whole texts, such as "rouge1"."""
     from torchmetrics.functional.text import rouge_score
 
     scores = rouge_score(predictions, references, tokenizer=_words, rouge_keys=name)  # pyright: ignore[reportArgumentType]
@@ -397,7 +408,7 @@ def _rouge(name: str, predictions: list[str], references: list[str]) -> Tensor |
 
 
 def _rouge_lsum(*texts: list[str]) -> float:
-    """Return the mean F-measure of rougeLsum; `texts` are the predictions and the references."""
+    """Return the mean F-measure of rougeLsum. The arguments are the predictions and the references."""
     # The public function splits sentences with a model that it downloads; this one splits after their last sign.
     from torchmetrics.functional.text.rouge import _rouge_lsum_score
 
@@ -417,14 +428,14 @@ _SENTENCES = re.compile(
 
 
 def _of_corpus(name: str, predictions: list[str], references: list[str]) -> float:
-    """Return a score of a whole corpus; `name` is a class of `sacrebleu.metrics`."""
+    """Return a score over the whole corpus; `name` is the name of a class in `sacrebleu.metrics`."""
     from sacrebleu import metrics
 
     return getattr(metrics, name)().corpus_score(predictions, [references]).score
 
 
 def _check_tags(predictions: Tags, targets: Tags) -> None:
-    """Raise DataError if there are no words, or a text has fewer or more predicted tags than words."""
+    """Raise DataError if there are no words, or if a text does not have one predicted tag per word."""
     _check_rows(predictions, targets)
     if not any(len(row) for row in targets):
         raise DataError("metrics: there are no words; a score needs at least one.")
@@ -435,9 +446,9 @@ def _check_tags(predictions: Tags, targets: Tags) -> None:
 
 
 def marks_spans(tags: Iterable[str]) -> bool:
-    """Return whether a set of tags marks spans, as named entities do, and does not just classify single words.
+    """Return whether tags mark spans, as for named entities, and do not just classify single words.
 
-    It does if every tag is "O" or a mark of IOB, IOBES or BILOU with a label, such as "B-PER", and not all are "O".
+    They do if every tag is "O" or an IOB, IOBES or BILOU mark with a label, such as "B-PER", and not all are "O".
     """
     seen = set(tags)
     return bool(seen - {"O"}) and all(_SPAN_TAG.fullmatch(tag) for tag in seen)

@@ -21,7 +21,7 @@ NOTHING_SPARE = (
 
 
 def input_column(text: str | int, inputs: str | int | None) -> str | int:
-    """Return the column of the inputs, which the user has named by `inputs`, or by `text`; ConfigError if by both."""
+    """Return the column of the inputs, which users name by `text` or by `inputs`; ConfigError if they use both."""
     if inputs is None:
         return text
     if text not in ("sentence", inputs):
@@ -41,11 +41,11 @@ def warn_of_cases(name: str, labels: Sequence[str]) -> None:
 
 
 def check_spec(spec: ColumnSpec) -> None:
-    """Check that a kind allows the user's choices, as far as that can be known without the data.
+    """Check that a kind allows the user's choices, as far as this is known without the data.
 
     Raises:
         UnknownNameError: If the kind has no such problem type, or no such value of `missing_labels`.
-        ConfigError: If a label is named twice, or the kind has no running text or no pairs.
+        ConfigError: If a label is named twice, or the choices need running text or pairs and the kind reads none.
     """
     kind, labels = spec.kind, spec.labels
     if spec.missing_labels is not None:
@@ -63,6 +63,6 @@ def check_spec(spec: ColumnSpec) -> None:
 
 
 def classes_without_rows(names: Sequence[str], classes: Iterable[Sequence[int]]) -> list[str]:
-    """Return the names of the classes that no row has; `classes` has the class ids of each row."""
+    """Return the names of the classes that no row has; `classes` holds the class ids of each row."""
     seen = set(chain.from_iterable(classes))
     return [name for number, name in enumerate(names) if number not in seen]

@@ -1,4 +1,4 @@
-"""Interfaces of outputs and of their collections: labels, results, tables per class, wrong answers."""
+"""Interfaces of the collections that gather a model's outputs, and the records that they return."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ AnswerT = TypeVar("AnswerT")  # the predictions that it returns, one per example
 
 
 class WrongAnswer(TypedDict):
-    """An example with a wrong prediction.
+    """A record of an example with a wrong prediction.
 
     Attributes:
         row: Index of the example in its split.
         text: The example: a text, a pair as a list of two texts, or the name of a file. None until it is looked up.
         true: The correct answer.
         predicted: The predicted answer.
-        confidence: Probability of the predicted answer; not for regressions.
+        confidence: Probability of the predicted answer; absent for regressions.
         error: Predicted minus correct number; only for regressions.
     """
 
@@ -61,14 +61,17 @@ class ClassRow(TypedDict):
 
 @runtime_checkable
 class Results(Protocol[OutputsT, AnswerT]):
-    """Collects outputs batch by batch; returns scores, tables and predictions once all batches were added.
+    """Collects a model's outputs batch by batch. Once all are added, it returns scores, tables and predictions.
 
     A subclass must define `add`, and those of the other methods that its kind of task needs; the defaults return
     nothing.
     """
 
     def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:
-        """Add the outputs for the rows with these indices; `labels` are given if they come from the inputs."""
+        """Add the outputs for the rows with these indices.
+
+        `labels` are passed if they are made with the inputs, else None.
+        """
 
     def first_not_finite(self) -> int | None:
         """Return the index of the first example (or row) whose outputs are NaN or infinite; None if all are finite."""
@@ -79,33 +82,36 @@ class Results(Protocol[OutputsT, AnswerT]):
         return {}
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the one answer that is right most often, and metric -> score of always giving it, from labels alone.
+        """Return the best constant prediction, and metric -> its score, computed from the labels alone.
 
-        None for kinds of task that have no such answer.
+        Kinds without such a prediction return None.
         """
         return None
 
     def compare(self, metrics: Sequence[str]) -> Mapping[str, object]:
-        """Return the fields of `comparison.Comparison`; {} for kinds whose scores are not compared."""
+        """Return the fields of `comparison.Comparison`.
+
+        {} for kinds whose scores are not compared with a constant prediction.
+        """
         return {}
 
     def per_class(self) -> list[ClassRow]:
-        """Return the rows of a table of scores per class, as `metrics.class_table` does; [] without classes."""
+        """Return a table of scores per class, in the form of `metrics.class_table`; [] without classes."""
         return []
 
     def errors(self, count: int) -> list[WrongAnswer]:
-        """Return at most `count` wrong answers, the most confident first, as `class_results.error_rows` does."""
+        """Return at most `count` wrong predictions, the most confident first; see `class_results.error_rows`."""
         return []
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
-        """Use the facts that a reader keeps from its training, which `Kind.learnt` returned; the default has none."""
+        """Use facts that `Kind.learnt` returned in training and the reader has saved; the default ignores them."""
 
     def predictions(self) -> list[AnswerT]:
         """Return the JSON-ready prediction for each example."""
         return []
 
     def raw_predictions(self) -> list[Any]:
-        """Return the predictions with logits in place of probabilities, if the kind of task has logits."""
+        """Return predictions with logits in place of probabilities; kinds without logits return `predictions`."""
         return self.predictions()
 
     def guesses(self) -> list[Label]:
@@ -114,7 +120,7 @@ class Results(Protocol[OutputsT, AnswerT]):
 
 
 def first_invalid_row(logits: Tensor) -> int | None:
-    """Return the index of the first row of `logits` `[rows, classes]` whose softmax is NaN; None if there is none.
+    """Return the index of the first row of `logits` `[rows, classes]` with a NaN in its softmax; None if there is none.
 
     A -inf beside finite numbers is valid: its probability is 0.
     """

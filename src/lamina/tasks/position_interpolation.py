@@ -1,4 +1,4 @@
-"""Run models on images of another size than they are built for, by interpolating their position embeddings."""
+"""Run models on images of another size than their own, by interpolating their position embeddings."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _INTERPOLATE = "interpolate_pos_encoding"  # argument of many vision models
 
 
 def size_arguments(model: PreTrainedModel, batch: Batch) -> dict[str, bool]:
-    """Return additional arguments with which to call a model on a batch.
+    """Return additional arguments for the model's call on a batch.
 
-    If the images of the batch have another size than the model's, and the model can interpolate its position
-    embeddings, this is the argument that turns interpolation on; otherwise the result is empty.
+    If the images have another size than the model's own, and the model can interpolate its position embeddings, the
+    argument turns that on. In all other cases there are none.
     """
     return {_INTERPOLATE: True} if _other_size(model, batch) and _interpolates(model) else {}
 
 
 def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
-    """Return in words that a model failed on a batch because its images have another size than the model's.
+    """Return a text that says that a model failed on a batch because of the size of its images.
 
     None if that was not the reason: the size is right or not known, or the model can interpolate.
     """
@@ -35,7 +35,7 @@ def size_problem(model: PreTrainedModel, batch: Batch) -> str | None:
 
 
 def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (height, width) of a batch's images and of the model's; None if they are equal or not known."""
+    """Return (height, width) of a batch's images and of the model's own; None if they are equal or not known."""
     image_size = getattr(getattr(model.config, "vision_config", model.config), "image_size", None)
     values = batch.get("pixel_values")
     if values is None or values.ndim != 4 or image_size is None:
@@ -46,7 +46,7 @@ def _other_size(model: PreTrainedModel, batch: Batch) -> tuple[tuple[int, ...], 
 
 
 def _interpolates(model: PreTrainedModel) -> bool:
-    """Return whether a model has the argument, or passes unknown arguments on to a module that has it."""
+    """Return whether a model's `forward` has the argument for interpolation, or passes it on to a module with it."""
     parameters = inspect.signature(model.forward).parameters
     if _INTERPOLATE in parameters:
         return True

@@ -26,26 +26,28 @@ _LANGUAGE = re.compile(r"[a-z]{2,}(-[a-z]+)*")
 
 @dataclass(frozen=True)
 class Preset:
-    """A public task, as `presets.yaml` describes it.
+    """A public task, as described in `presets.yaml`.
 
     Attributes:
         hub: Name of the dataset on the hub.
         columns: Columns of text, second text (or None) and label in the published files.
         labels: Class names in the order of their ids. Empty: those of the hub dataset, or the names of the folders.
         metrics: All metrics that are reported; the first one picks the best checkpoint.
-        rows: Split with labels -> its number of rows. With several languages, the numbers are those of English.
-        length: Mean tokens of an example, special tokens included; for images, patches of 16 pixels in 224.
-        files: Split -> possible names of its file, pair of files, or folder.
+        rows: Name of each split with labels -> its number of rows. With several languages, the numbers are those of
+            English.
+        length: Mean tokens of an example, special tokens included; for images, the number of 16-pixel patches at size
+            224.
+        files: Split name -> possible names of its file, pair of files, or folder.
         kind: Name of the kind of task.
         problem_type: One of the kind's problem types.
         config: Configuration of the hub dataset.
         revision: Revision of the hub dataset.
-        hub_columns: Columns of the hub dataset. None: those of `columns`.
+        hub_columns: Columns of the hub dataset. None: the same as `columns`.
         header: Column names of files that have none.
-        stand_ins: Names of files that replace the train split if no published file is found.
+        stand_ins: Names of files to use as the train split if no published train file is found.
         languages: Whether `config` is a language, which may follow the name of the preset: "wikiann/de".
         classes: Number of classes, if `labels` is empty.
-        positive: The class that "f1" is about, if there are two.
+        positive: With two classes, the class that "f1" is about.
     """
 
     hub: str
@@ -70,7 +72,7 @@ class Preset:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The class names, or numbers if the names are only known from the data."""
+        """The class names; "0", "1" and so on if the names are only known from the data."""
         return self.labels or tuple(map(str, range(self.classes)))
 
 
@@ -81,7 +83,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(TypeAdapter(dict[str, Preset]).
 
 
 def find_preset(name: str) -> tuple[str, Preset]:
-    """Return the name of a task, and its preset.
+    """Return a preset and the name of its task.
 
     Args:
         name: Name of the preset, as in "cola", "glue/cola" or (with a language) "wikiann/de".
@@ -104,10 +106,10 @@ def find_preset(name: str) -> tuple[str, Preset]:
 
 
 def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path | tuple[Path, Path]]:
-    """Return split -> file, pair of files or folder, for the published files of a preset that a folder contains.
+    """Return split name -> file, pair of files or folder, for a preset's published files in a local folder.
 
-    If there is no train file, a warning says which file replaces it: for running text the validation file, otherwise
-    one of the preset's `stand_ins`. `name` is how messages call the task.
+    Without a train file, another one replaces it, with a warning: the validation file for running text, otherwise one
+    of the preset's `stand_ins`. `name` is the task's name in messages.
 
     Raises:
         DataError: If there is nothing to train on.
@@ -130,9 +132,9 @@ def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path |
 
 
 def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
-    """Download a preset's dataset from the hub, and return split -> rows, without splits that have no labels.
+    """Download a preset's dataset from the hub, and return split name -> rows. Splits without labels are left out.
 
-    `name` is how messages call the task.
+    `name` is the task's name in messages.
 
     Raises:
         DataError: If the dataset cannot be downloaded.
@@ -148,7 +150,7 @@ def fetch(name: str, preset: Preset) -> dict[str, datasets.Dataset]:
 
 
 def _first_present(folder: Path, names: Sequence[str | tuple[str, str]]) -> Path | tuple[Path, Path] | None:
-    """Return the path of the first of `names` (files, pairs of files or folders) that a folder contains, or None."""
+    """Return the path of the first of `names` (files, pairs of files or folders) that exists in a folder, or None."""
     for name in names:
         paths = [folder / file for file in ((name,) if isinstance(name, str) else name)]
         if all(is_file(path) or is_dir(path) for path in paths):

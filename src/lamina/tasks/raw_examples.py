@@ -1,4 +1,4 @@
-"""The examples that a user passes to `predict`, as lists of one type."""
+"""Check the examples that a user passes to `predict`, and return them as lists of one type."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def as_examples(examples: object) -> list[object]:
     """Return the examples that a user passed to `predict` as a list.
 
     Args:
-        examples: A list or another iterable with a fixed order, such as a NumPy array, a tensor or a column of pandas.
-            An array of numbers with several axes is a list of images or clips.
+        examples: A list or another ordered iterable, such as a NumPy array, a tensor or a pandas column. An array of
+            numbers with several axes is a list of images or clips.
 
     Raises:
         ConfigError: If `examples` is a single text or path, a mapping, a set or a table.
@@ -32,7 +32,7 @@ def as_examples(examples: object) -> list[object]:
 
 
 def checked_texts(raw: Sequence[object], *, pairs: bool) -> list[str] | list[tuple[str, str]]:
-    """Return the examples that a user passed to `predict` as texts, or as pairs of texts.
+    """Check that a user's examples are all texts, or all pairs of texts, and return them.
 
     Args:
         raw: The examples; either all of them are texts, or all are pairs (tuples or lists of two texts).
@@ -61,5 +61,5 @@ def _checked_pair(row: int, entry: object) -> tuple[str, str]:
 
 
 def _not_alike(row: int, entry: object) -> ConfigError:
-    """Return the error that an example differs in type from the first one."""
+    """Return the ConfigError for an example whose type differs from that of the first one."""
     return ConfigError(f"predict: entry {row} is {type(entry).__name__}; all must be texts, or all pairs of texts.")

@@ -1,4 +1,4 @@
-"""Examples whose hidden states are in files: splits of them, and the inputs that training and scoring read."""
+"""Examples whose hidden states were recorded in files: their splits, and the inputs for training and scoring."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ ROW = "\0row"  # column with the number of each row; no file has it
 
 @final
 class RecordedTables(dict[str, Table]):
-    """Part -> table of its labels, with the number of each row in the column `ROW`.
+    """The tables of a task over recorded states: split name -> table of labels. Column `ROW` has the row's number.
 
     Attributes:
-        states: Part -> its states.
+        states: Split name -> its recorded states.
         spec: The kind of task, and which column has the labels.
     """
 
@@ -51,14 +51,14 @@ class RecordedTables(dict[str, Table]):
 
     @property
     def name(self) -> str:
-        """The name of the first folder."""
+        """The name of the first folder of states."""
         return next(iter(self.states.values())).folder.name
 
 
 @final
 @dataclass(frozen=True)
 class RecordedRow:
-    """Function from the cells of a split's row to the name of the example, for tables of errors.
+    """A function that names an example of recorded states, for tables of errors. It is the split's `open_text`.
 
     Attributes:
         recorded: The states of all rows.
@@ -68,27 +68,27 @@ class RecordedRow:
 
     @property
     def digest(self) -> str:
-        """A hash of the states."""
+        """A hash of the recorded states."""
         return self.recorded.digest
 
     def __call__(self, text: str, row: int) -> str:
-        """Return the text of a row, or its number if there is no text."""
+        """Return a row's text, or its number if the text is empty."""
         return text or f"row {row} of {self.recorded.folder}"
 
 
 @final
 class StatesInputs:
-    """Rows of recorded states, as training and scoring read them; an `Inputs`.
+    """Rows of recorded states for training and scoring. It is a `lamina.tasks.base.Inputs`.
 
     Args:
-        split: A split that `recorded_splits` made.
+        split: A split built from recorded states.
         recorded: Its states.
         with_words: Whether each token has a label.
 
     Attributes:
-        states: The states of the rows, for `Group.states`.
-        processor: None: nothing is tokenized.
-        lengths: Tokens of each row.
+        states: The states of the rows, in the form that `Group.states` needs.
+        processor: Always None, because nothing is tokenised.
+        lengths: Number of tokens of each row.
     """
 
     def __init__(self, split: Split, recorded: RecordedStates, *, with_words: bool) -> None:
@@ -100,17 +100,17 @@ class StatesInputs:
 
     @property
     def uncacheable(self) -> str:
-        """Why a model's states for these rows cannot be cached, in words: they are kept already."""
+        """Why a model's states for these rows cannot be cached, as text: they are stored already."""
         return "the states are recorded"
 
     @property
     def digest(self) -> str:
-        """A hash that is equal for equal states."""
+        """A hash of the states."""
         return hashlib.sha256(self.recorded.digest.encode() + self._rows.tobytes()).hexdigest()
 
     @cached_property
     def encoded(self) -> Encoded:
-        """The rows as windows of tokens without ids: each token is a word, and each row has one window."""
+        """The rows as windows without token ids: each row has one window, and each token counts as a word."""
         rows = []
         for number, row in enumerate(self._rows.tolist()):
             count = self.recorded.tokens(row)
@@ -120,7 +120,7 @@ class StatesInputs:
         return Encoded(window_table(rows))
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the mask of some rows, under the names that models have for it."""
+        """Return the mask of a batch of rows, under the argument names that models use for it."""
         counts = torch.tensor([self.recorded.tokens(int(self._rows[row])) for row in rows])
         mask = (torch.arange(int(counts.max())) < counts[:, None]).long()
         name = "decoder_attention_mask" if self.recorded.manifest.stack == "decoder" else "attention_mask"
@@ -130,13 +130,13 @@ class StatesInputs:
 @final
 @dataclass(frozen=True)
 class RowsOfStates:
-    """The recorded states of chosen rows; a `RowStates`.
+    """The recorded states of chosen rows; implements `RowStates`.
 
     Attributes:
         recorded: The states of all rows.
-        rows: The rows, as an array.
+        rows: The indices of the chosen rows, as an array.
         layers: The layers that are read. None: all that were recorded.
-        device: The device of the states.
+        device: The device on which states are returned.
     """
 
     recorded: RecordedStates
@@ -145,11 +145,14 @@ class RowsOfStates:
     device: torch.device | str = "cpu"
 
     def longest(self) -> int:
-        """Return the number of states of the row that has most."""
+        """Return the number of states of the longest row."""
         return 1 if self.recorded.manifest.pooling else int(self.recorded.lengths[self.rows].max())
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Return the states of rows: stack -> layer -> `[batch, tokens, width]`; DataError if one is no number."""
+        """Return the states of some rows: stack name -> layer -> `[batch, tokens, width]`.
+
+        Raises DataError if a state is NaN or infinite.
+        """
         return self.recorded.batch([int(self.rows[row]) for row in rows], self.layers, self.device)
 
 
@@ -159,17 +162,18 @@ def recorded_of(split: Split) -> RecordedStates | None:
 
 
 def recorded_inputs(split: Split, kind: Kind) -> StatesInputs | None:
-    """Return the inputs of a split whose states are recorded; None for any other split."""
+    """Return the inputs of a split whose states were recorded; None for any other split."""
     recorded = recorded_of(split)
     return None if recorded is None else StatesInputs(split, recorded, with_words=kind.per_token)
 
 
 def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options: Mapping[str, Any]) -> RecordedTables:
-    """Read the labels of recorded states, and open the states.
+    """Read the labels that belong to recorded states, and open the states.
 
     Args:
         kind: The kind of task.
-        sources: For each of "train", "validation" and "test" a folder of states, or that folder and its table, or None.
+        sources: For each of "train", "validation" and "test": a folder of states, a pair of that folder and its table,
+            or None.
         options: Further options of `Task.from_states`, by name.
 
     Raises:
@@ -205,7 +209,7 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
 
 
 def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: ColumnSpec) -> Table:
-    """Return the table of a part: a file, rows in memory, or the table that the manifest names."""
+    """Return the table of the split `part`: a file, rows in memory, or the table that the states' manifest names."""
     if rows is None:
         if (name := recorded.manifest.table) is None:
             got = f"{recorded.folder} names no table with labels"
@@ -217,13 +221,13 @@ def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: 
 
 
 def _row_cells(recorded: RecordedStates, kind: Kind) -> Iterator[str | list[str]]:
-    """Yield for each row a text with its number; for a kind that labels tokens, a list with one word per token."""
+    """Yield a text with the number of each row; for a kind that labels tokens, a list with one word per token."""
     for row in range(len(recorded)):
         yield [f"t{row}"] * recorded.tokens(row) if kind.per_token else f"t{row}"
 
 
 def _check_alike(states: Mapping[str, RecordedStates]) -> None:
-    """Raise ConfigError unless the states of all parts are of one model, as far as their manifests tell."""
+    """Raise ConfigError if the manifests show that the splits' states come from different models."""
     for (first, one), (second, other) in pairwise(states.items()):
         for fact in ("stack", "depth", "width", "layers", "pooling", "fingerprint"):
             values = [getattr(part.facts, fact) for part in (one, other)]
@@ -233,14 +237,17 @@ def _check_alike(states: Mapping[str, RecordedStates]) -> None:
 
 
 def build_rows(spec: ColumnSpec, tables: RecordedTables) -> tuple[ColumnSpec, dict[str, Split]]:
-    """Make the examples of every split from what `recorded_tables` returned; see `Kind.build`."""
+    """Make the examples of every split from the tables that `recorded_tables` returned; see `Kind.build`."""
     built, splits = spec.kind.build(replace(spec, text=ROW), tables)
     states = tables.states
     return replace(built, text=spec.text), {part: _with_states(split, states[part]) for part, split in splits.items()}
 
 
 def _with_states(split: Split, recorded: RecordedStates) -> Split:
-    """Return a split, built from a table of `recorded_tables`, whose examples are rows of recorded states."""
+    """Return a split whose examples are rows of recorded states.
+
+    `split` was built from a table of `recorded_tables`.
+    """
     numbers = [int(cast("str", text).partition(" ")[0][1:]) for text in split.texts]
     rows: Any = split.rows.remove_columns("text").add_column("row", numbers)  # pyright: ignore[reportArgumentType]
     rows = rows.add_column("text", [""] * len(numbers))

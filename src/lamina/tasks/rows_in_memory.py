@@ -1,4 +1,4 @@
-"""Rows that a user has in memory: which splits of a dataset a task reads, and their rows as columns."""
+"""Rows that a user has in memory: choose the splits of a dataset that a task reads, and return rows as columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def named_parts(
     name: str, dataset: Mapping[str, object], parts: Mapping[str, str] | None, label: str
 ) -> dict[str, object]:
-    """Return part ("train", "validation" or "test") -> its rows in a dataset; see `Task.from_dataset`.
+    """Return the rows for each of "train", "validation" and "test" that a dataset has; see `Task.from_dataset`.
 
     Raises:
         UnknownNameError: If `parts` names a part or a split that does not exist, or a split of another name has labels.
@@ -38,7 +38,7 @@ def named_parts(
 
 
 def _has_labels(rows: object, label: str) -> bool:
-    """Return whether a row of a dataset, or of a list of dicts, has a label; True for anything else."""
+    """Return whether a row of a dataset, or of a list of dicts, has a label; True for other types."""
     if isinstance(rows, Sequence):
         return not all(is_hidden(row.get(label)) for row in rows if isinstance(row, Mapping))
     import datasets
@@ -49,7 +49,7 @@ def _has_labels(rows: object, label: str) -> bool:
 
 
 def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | dict[str, list[object]]:
-    """Return the rows of a split as a dataset, or as a mapping of columns if they are dicts.
+    """Return the rows of a split as a dataset; or, if they are dicts, as a mapping of columns.
 
     Args:
         part: Name of the split, for messages.
@@ -79,9 +79,9 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
 
 
 def _plain(cell: Any, *, whole: bool) -> object:  # noqa: ANN401
-    """Return a number of NumPy or torch as a number of Python, and any other cell as it is.
+    """Return a NumPy or torch number as a Python number, and any other cell unchanged.
 
-    `whole` says that arrays become lists too; in other columns they are images or audio.
+    With `whole`, arrays become lists too. In columns of inputs they stay arrays: images or audio.
     """
     is_array = hasattr(cell, "dtype") and hasattr(cell, "tolist")
     return cell.tolist() if is_array and (whole or not getattr(cell, "ndim", 0)) else cell

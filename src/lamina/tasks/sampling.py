@@ -1,4 +1,4 @@
-"""Subsamples of a train split: how many rows they have, and which."""
+"""Subsamples of a train split: how many rows they have, and which rows these are."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SampleSize:
                 raise ConfigError(f"subsample: {name} is {value!r}; it must be {rule}.")
 
     def chosen(self) -> dict[str, float]:
-        """Return name -> value of the field that is set."""
+        """Return {name: value} of the field that is set."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
     def count(self, classes: int, total: int) -> int:
@@ -69,15 +69,15 @@ class SampleSize:
 def subsample_rows(
     names: Sequence[str], classes: Sequence[Sequence[int]], size: SampleSize, *, stratified: bool, seed: int
 ) -> list[int]:
-    """Draw a subsample without replacement, and return the indices of its rows in ascending order.
+    """Draw rows without replacement, and return their indices in ascending order.
 
     Args:
         names: Class names.
         classes: The class ids of each row.
         size: Size of the subsample.
-        stratified: Whether to draw the same number of rows of each class (`size.per_class`), or the same fraction;
-            otherwise rows are drawn uniformly.
-        seed: Seed of the choice.
+        stratified: Whether to draw the same number of rows of each class (with `size.per_class`), or the same fraction
+            of each class. False: rows are drawn uniformly.
+        seed: Seed of the draw.
 
     Raises:
         ConfigError: If the size does not fit, or a class has too few rows.

@@ -30,7 +30,7 @@ _CONFIG = {
 
 @final
 class SequenceClassificationKind(TextClassKind):
-    """The kind of task that predicts one thing about a whole text or pair of texts: a class, classes, or a number."""
+    """The kind of task that predicts a class, any number of classes, or a number for a whole text or pair of texts."""
 
     name = "sequence_classification"
     problem_types = {
@@ -63,11 +63,11 @@ class SequenceClassificationKind(TextClassKind):
         return spec, {name: _split(table, spec, is_hot=is_hot) for name, table in tables.items()}
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the ranking metrics, such as "auroc", if there are two classes."""
+        """Return the ranking metrics, such as "auroc", if there are two classes; else none."""
         return RANKING if problem_type == "classification" and len(labels) == 2 else ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the class names, and the numbers of the classes of each example."""
+        """Return the class names of a task, and the class ids of each example."""
         if task.problem_type == "multi_label":
             rows = [tuple(number for number, is_set in enumerate(row) if is_set > 0) for row in split.labels]
             return tuple(task.labels), rows
@@ -79,14 +79,14 @@ class SequenceClassificationKind(TextClassKind):
         config.problem_type = _CONFIG[task.problem_type]  # pyright: ignore[reportAttributeAccessIssue]
 
     def model_labels(self, labels: Tensor, task: TaskLike) -> Tensor:
-        """Return the labels of a batch as transformers' losses expect them: floats for multi-label tasks."""
+        """Return a batch's labels in the dtype that transformers' losses expect: floats for multi-label tasks."""
         return labels.float() if task.problem_type == "multi_label" else labels
 
 
 def _split(table: Table, spec: ColumnSpec, *, is_hot: bool) -> Split:
-    """Return the examples in a table: texts or pairs of texts, with class ids, numbers, or 0 and 1 per class.
+    """Return the examples in a table: texts or pairs, with class ids, numbers, or 0 and 1 per class as labels.
 
-    `is_hot` says that lists of labels are 0 and 1 per class.
+    `is_hot` says that the lists in the label column are already 0 and 1 per class.
     """
     every, classes = lab.every_row(table), spec.labels or ()
     texts = lab.texts(every, spec.text)

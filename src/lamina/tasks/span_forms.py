@@ -1,8 +1,8 @@
 """Read spans of characters in the forms that annotation tools write, and find their places in a text.
 
 The forms are: a text; `[start, end]`; `[start, end, label]` (spaCy, doccano); and objects with the keys of Label
-Studio, of pipelines of transformers, of doccano, of Prodigy and others. The text that a span carries is checked against
-its characters.
+Studio, of pipelines of transformers, of doccano, of Prodigy and others. If a span states its own text, it is compared
+with the characters at its place.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class SpanError(LabelCellError):
 
 
 class UnplacedSpanError(SpanError):
-    """Raised when a span is not in its text, or has no tags of its own; its row may stay without labels."""
+    """Raised when a span is not in its text, or cannot be turned into tags; its row may stay without labels."""
 
 
 @final
 @dataclass(frozen=True)
 class SpanMark:
-    """A span as a cell has it.
+    """A span as it stands in a cell, before it is found in the text.
 
     Attributes:
-        cell: The span for messages.
+        cell: The span as messages quote it.
         label: Its label.
-        edges: What it counts as its start and end. None: it is found by its text.
-        text: The text that it carries; None if it carries none.
-        by_tokens: Whether the text is put together from tokens, which may have lost capitals and accents.
+        edges: Its start and end, in the unit that the annotation tool counts. None: it is found by its text.
+        text: The text that the span states; None if it states none.
+        by_tokens: Whether that text was put together from tokens, and so may lack capitals and accents.
     """
 
     cell: str
@@ -84,7 +84,7 @@ def read_spans(cell: object, default: str = SPAN_LABEL) -> list[SpanMark]:
 
 
 def _spelled(text: str) -> object:
-    """Return what a text in JSON, or a list in Python's form, spells; raise SpanError if it is neither."""
+    """Return the value that a text spells in JSON, or as a Python list; raise SpanError if it spells neither."""
     try:
         return parse_json(text) if text[0] == "{" else plain(spelled_list(text))
     except ValueError:
@@ -92,7 +92,7 @@ def _spelled(text: str) -> object:
 
 
 def _list_of(cell: Mapping[str, object]) -> object:
-    """Return the list of spans in an object; the object itself in a list if it is a span."""
+    """Return the list of spans inside an object; if the object is itself a span, a list with only it."""
     for key in _CONTAINERS:
         if key in cell and not any(name in cell for name in _STARTS):
             inner = cell[key]
@@ -110,7 +110,7 @@ def _list_of(cell: Mapping[str, object]) -> object:
 
 
 def _mark(span: object, default: str) -> SpanMark:
-    """Return one span of a list; raise SpanError if it has an unknown form."""
+    """Return one entry of a list of spans as a `SpanMark`; raise SpanError if it has an unknown form."""
     entries = plain(span)
     if isinstance(entries, str):
         return SpanMark(shown(span), default, text=entries)
@@ -124,7 +124,7 @@ def _mark(span: object, default: str) -> SpanMark:
 
 
 def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
-    """Return a span that is an object; raise SpanError if it has no place or label under a known key."""
+    """Return a span given as an object; raise SpanError if no known key holds its place or label."""
     fields: Mapping[str, object] = span
     if isinstance(span.get("value"), Mapping):  # Label Studio, whose "type" beside it is the type of the form
         fields = cast("Mapping[str, object]", span["value"])
@@ -149,7 +149,7 @@ def _object_mark(span: Mapping[str, object], default: str) -> SpanMark:
 
 
 def _label(span: object, labels: Sequence[object], default: str) -> str:
-    """Return the label of a span from what stands under its keys of labels: a name, or a list with one name.
+    """Return the label of a span. Each of its label keys may hold a name, or a list with one name.
 
     Raises:
         SpanError: If a label is no name, or is a tag such as "B-PER".
@@ -177,7 +177,7 @@ _ONE_LABEL = f"a word has one label. Make a task per label; {_IGNORE}."
 
 
 def _is_offset(value: object) -> bool:
-    """Return whether a value counts characters: an int, or a float that is whole."""
+    """Return whether a value can be a character offset: an int, or a float that is whole."""
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
@@ -185,9 +185,9 @@ def _is_offset(value: object) -> bool:
 
 
 def utf16_units(text: str) -> list[int]:
-    """Return the character at each UTF-16 unit of a text, and the text's end; inside a pair of units it is -1.
+    """Return a list from UTF-16 offset to character offset in a text; -1 for an offset inside a surrogate pair.
 
-    JavaScript, and with it most annotation tools in a browser, counts UTF-16 units: an emoji is two.
+    JavaScript counts UTF-16 units, and so do most annotation tools in a browser: an emoji is two units.
     """
     ends = accumulate((1 + (ord(char) > 0xFFFF) for char in text), initial=0)
     units = [-1] * (len(text) + sum(ord(char) > 0xFFFF for char in text) + 1)
@@ -197,15 +197,16 @@ def utf16_units(text: str) -> list[int]:
 
 
 def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
-    """Return the characters of a span in its text; every place where it occurs if it is found by its text alone.
+    """Return the (start, end) characters of a span in its text. A span without edges gives every place of its text.
 
     Args:
         mark: The span.
         text: The text.
-        units: The character of each unit that edges count. None: they count characters.
+        units: The list of `utf16_units`, if edges count UTF-16 units. None: edges count characters.
 
     Raises:
-        UnplacedSpanError: If the span is not in the text, or the characters there are not the text that it carries.
+        UnplacedSpanError: If the span is not in the text, or the characters there differ from the text that the span
+            states.
     """
     if mark.edges is None:
         wanted = (mark.text or "").strip()
@@ -226,9 +227,9 @@ def places(mark: SpanMark, text: str, units: Units | None = None) -> list[Span]:
 
 
 def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
-    """Return whether a span's characters are the text that it carries, apart from blanks and Unicode's forms.
+    """Return whether the characters of a span equal the text that it states, apart from blanks and Unicode forms.
 
-    `loosely` compares without capitals, accents, blanks and the marks of tokenizers, and allows unknown tokens.
+    With `loosely`, capitals, accents, blanks and tokenizers' marks are ignored too, and unknown tokens match anything.
     """
     if loosely and "[UNK]" in carried:
         return True
@@ -240,7 +241,7 @@ def _agree(characters: str, carried: str, *, loosely: bool) -> bool:
 
 
 def _explained(mark: SpanMark, text: str) -> str:
-    """Return a sentence that says what a span's edges may count, if its text shows that; otherwise nothing."""
+    """Return a sentence that says what a span's edges may count, if the text shows it; otherwise ""."""
     start, end = cast("tuple[int, int]", mark.edges)
     in_bytes = text.encode()[max(0, start) : max(0, end)].decode(errors="replace")
     guesses = {
@@ -255,7 +256,7 @@ def _explained(mark: SpanMark, text: str) -> str:
 
 
 def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSpan]) -> list[str]:
-    """Return the IOB2 tag of each word of a text: that of the span with which it shares characters.
+    """Return the IOB2 tag of each word of a text. A word gets the tag of the span that it shares characters with.
 
     Raises:
         UnplacedSpanError: If two spans share a word, or a span shares characters with no word.
@@ -282,11 +283,11 @@ def tags_of_spans(text: str, words: Sequence[Span], spans: Collection[LabelledSp
 
 
 def _quoted(text: str, span: LabelledSpan) -> str:
-    """Return a span for a message: its characters and its label."""
+    """Return the characters and the label of a span, as messages quote them."""
     return f"{shown(text[slice(*span[0])])} ({span[1]})"
 
 
 def cuts_word(words: Sequence[Span], spans: Collection[LabelledSpan]) -> bool:
-    """Return whether a span begins or ends inside a word, so that the whole word is learnt and predicted."""
+    """Return whether a span begins or ends inside a word. The whole word is then learnt and predicted."""
     edges = {edge for span in spans for edge in span[0]}
     return any(not edges.isdisjoint(range(start + 1, end)) for start, end in words) if edges else False

@@ -27,15 +27,15 @@ _SIDES = ("text", "text_pair")
 
 @final
 class Split:
-    """The examples of a split with their labels, stored in Arrow; most are made by `Split.of`.
+    """The examples of one split of a task, with their labels, stored in Arrow. Most are made by `Split.of`.
 
     Args:
         rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
-        open_text: Function from the cells in columns "text" and "row" to the example, for instance a file that is
-            opened on access. None: the cell in "text" is the example.
+        open_text: Function that returns the example from the cells in "text" and "row", such as a file that is opened
+            on access. None: the cell in "text" is the example.
         labels: A dataset whose column "label" replaces that of `rows`.
-        strata: A dataset whose column "strata" has the numbers of each row's classes in all label columns of the
-            source. None: they are unknown.
+        strata: A dataset whose column "strata" has the class ids of each row in all label columns of the source, for
+            stratified sampling. None: they are unknown.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Split:
         labels: Iterable[object] | None = None,
         words: Iterable[Sequence[tuple[int, int]]] | None = None,
     ) -> Split:
-        """Return a split from columns of Python values, which are read one by one.
+        """Return a split made from Python values, which are read one by one.
 
         Characters that UTF-8 cannot encode are replaced.
 
@@ -69,9 +69,9 @@ class Split:
 
     @classmethod
     def of_texts(cls, texts: Sequence[Any]) -> Split:
-        """Return a split of texts, or of pairs of texts, without labels and for one use, as `predict` makes it.
+        """Return a split of unlabelled texts or pairs of texts, for a single use in `predict`.
 
-        The texts stay in memory; they are written to Arrow only if something asks for `rows`.
+        The texts stay in memory. They are written to Arrow only if something reads `rows`.
         """
         split = cls.__new__(cls)
         split._open_text = split._other_labels = split._strata = None
@@ -81,12 +81,12 @@ class Split:
 
     @cached_property
     def rows(self) -> datasets.Dataset:
-        """The examples as a dataset; see the argument `rows`."""
+        """The examples as a dataset, with the columns listed for the argument `rows`."""
         return dataset_of(_tables({"text": self.texts}))
 
     @property
     def _labels(self) -> datasets.Dataset:
-        """The dataset that may have the column "label"."""
+        """The dataset whose column "label", if it has one, holds the labels."""
         return self.rows if self._other_labels is None else self._other_labels
 
     @cached_property
@@ -97,17 +97,24 @@ class Split:
 
     @property
     def open_text(self) -> Callable[[Any, int], object] | None:
-        """The argument `open_text`."""
+        """The function that returns an example from its cells, as passed to the constructor.
+
+        None if cells are examples.
+        """
         return self._open_text
 
     @property
     def written(self) -> bool:
-        """Whether examples are texts or pairs of texts, and not files or chats."""
+        """Whether examples are texts or pairs of texts. False for files and chats."""
         return self._open_text is None
 
     @cached_property
     def labels(self) -> Column:
-        """For each example a class id, a number, 0 and 1 per class, a class id per word, a target text, or None."""
+        """The label of each example; None if examples have no labels.
+
+        A label is a class id, a number, a tuple of 0 and 1 per class, a tuple with a class id per word, or a target
+        text.
+        """
         rows = self._labels
         if "label" not in rows.column_names:
             rows = dataset_of([pa.table({"label": pa.nulls(len(rows))})])
@@ -115,17 +122,17 @@ class Split:
 
     @cached_property
     def unlabelled(self) -> int:
-        """Number of examples without a label among others that have one; 0 for running text, which has no labels."""
+        """Number of examples without a label; 0 if no example has one, as in running text."""
         return sum(map(is_missing, self.labels)) if self.labelled else 0
 
     @cached_property
     def strata(self) -> Column | None:
-        """For each example the numbers of its classes in all label columns of the source; None if they are unknown."""
+        """Class ids of each example in all label columns of the source; None if unknown."""
         return None if self._strata is None else Column(self._strata, ["strata"], _as_tuple)
 
     @cached_property
     def words(self) -> Column | None:
-        """For each text the character range (start, end) of every word. None for tasks without words."""
+        """The character range (start, end) of every word of each text; None for tasks without words."""
         return Column(self.rows, ["words"], _as_spans) if "words" in self.rows.column_names else None
 
     @property
@@ -163,31 +170,31 @@ class Split:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
     def select_rows(self, rows: Sequence[int]) -> Split:
-        """Return a split of the rows with these indices, in the given order."""
+        """Return a split of the rows with these indices, in the order of the indices."""
         other = self._other_labels
         labels = None if other is None else derived(other.select(rows), other)
         strata = None if self._strata is None else derived(self._strata.select(rows), self._strata)
         return Split(derived(self.rows.select(rows), self.rows), self._open_text, labels, strata)
 
     def with_labels(self, labels: Sequence[object]) -> Split:
-        """Return a split with the same examples and other labels; -100 stands for a missing class."""
+        """Return a split with the same examples and other labels; -100 marks a missing class."""
         column = dataset_of([pa.table({"label": pa.array(labels)})])
         changed = Split(self.rows, self._open_text, column, self._strata)
         changed.key = self.key
         return changed
 
     def with_strata(self, strata: Strata | None) -> Split:
-        """Return the same split with the classes of each row in all label columns of its source; None: unknown."""
+        """Return the same split with other `strata`: the class ids of each row, or None if they are unknown."""
         if strata is None:
             return self
         column = dataset_of([pa.table({"strata": pa.array(map(list, strata), pa.list_(pa.int32()))})])
         return Split(self.rows, self._open_text, None if self._labels is self.rows else self._labels, column)
 
     def without_labels(self, *, rows: bool = False) -> Split:
-        """Return a split of the texts without labels; blank texts are left out.
+        """Return a split of the same texts without labels; blank texts are left out.
 
         Args:
-            rows: Whether pairs stay pairs; otherwise each of their texts becomes an example.
+            rows: Whether pairs stay pairs. False: each text of a pair becomes an example of its own.
         """
         sides = ((text, (text,) if isinstance(text, str) else text) for text in self.texts)
         if rows:
@@ -196,9 +203,9 @@ class Split:
 
 
 def is_missing(label: object) -> bool:
-    """Return whether a label in `Split.labels` says that the example has none: -100, NaN, or -1 or -100 in each place.
+    """Return whether a label of `Split.labels` stands for "no label": -100, NaN, or only -1 and -100 in a list.
 
-    The label of a text without words, which is empty, is not missing.
+    The empty label of a text without words is not missing.
     """
     if isinstance(label, tuple | list):
         return bool(label) and all(part in (IGNORED, -1) for part in label)
@@ -206,7 +213,7 @@ def is_missing(label: object) -> bool:
 
 
 def _as_tuple(label: object) -> object:
-    """Return a label that is a list as a tuple, and any other label as it is."""
+    """Return a label that is a list as a tuple, and any other label unchanged."""
     return tuple(label) if isinstance(label, list) else label
 
 
@@ -216,7 +223,7 @@ def _as_spans(flat: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 
 def _tables(columns: dict[str, Iterable[object]]) -> Iterator[pa.Table]:
-    """Yield the columns "text" (or "text" and "text_pair"), "label" and "words" as Arrow tables of 1,000 rows.
+    """Yield the examples as Arrow tables of 1,000 rows, with columns "text" (perhaps "text_pair"), "label" and "words".
 
     The first label and the first text decide the types of the columns.
     """
@@ -240,7 +247,7 @@ def _tables(columns: dict[str, Iterable[object]]) -> Iterator[pa.Table]:
 
 
 def _type_of(labels: Sequence[object]) -> pa.DataType:
-    """Return the Arrow type of a column of labels, by its first label."""
+    """Return the Arrow type for a column of labels, decided by the first label."""
     first = labels[0] if labels else None
     if isinstance(first, list | tuple):
         return pa.list_(pa.int64())
@@ -248,7 +255,7 @@ def _type_of(labels: Sequence[object]) -> pa.DataType:
 
 
 def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit") -> Split:
-    """Return a split of at most `limit` rows, drawn uniformly without replacement, in their original order.
+    """Return a split of at most `limit` rows, drawn uniformly without replacement and left in their order.
 
     Args:
         split: The split.
@@ -270,16 +277,16 @@ def limited(split: Split, limit: int | None, seed: int, *, option: str = "limit"
 def held_out(
     split: Split, *, stratify: bool, seed: int, last: bool = False, classes: Strata | None = None
 ) -> tuple[Split, Split]:
-    """Cut a tenth of the rows off a train split for validation, and return train and validation split.
+    """Move a tenth of the rows of a train split to a validation split; return both splits.
 
     Args:
         split: The train split.
-        stratify: Whether both splits get the same share of each class: of all label columns of the source, if these are
-            known, otherwise of the labels of the split.
-        seed: Seed of the choice.
-        last: Whether to cut off the last rows, for running text, whose lines belong together.
-        classes: The numbers of the task's classes in each row. No class loses its last row, so the validation split may
-            have fewer rows, or none. None: any row may be taken.
+        stratify: Whether both splits get the same share of each class. Classes are those of all label columns of the
+            source if they are known, otherwise those of the split.
+        seed: Seed of the draw.
+        last: Whether to move the last rows instead of a random choice; for running text, whose lines belong together.
+        classes: The class ids of each row. No class loses its last training row, so the validation split may get fewer
+            rows, or none. None: any row may be moved.
 
     Raises:
         DataError: If there are fewer than two rows.
@@ -299,6 +306,6 @@ def held_out(
 
 
 def _strata_of_labels(labels: Iterable[object]) -> Strata:
-    """Return one class number per row: equal labels have equal numbers."""
+    """Return one number per row, equal for rows with equal labels."""
     number: dict[object, int] = {}
     return [(number.setdefault(label, len(number)),) for label in labels]

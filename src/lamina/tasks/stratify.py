@@ -26,10 +26,10 @@ _PLAIN_FEATURES = frozenset({"Value", "ClassLabel", "List", "LargeList", "Sequen
 
 
 def label_columns(table: Table, texts: Collection[str]) -> dict[str, list[list[Hashable]]]:
-    """Return the columns of a table that hold labels: name -> the labels of each row, none for an empty cell.
+    """Return the columns of a table that hold labels: name -> the list of each row's labels, empty for an empty cell.
 
-    These are the columns whose cells are names, numbers or lists of them (or spans with a "label"), with at least two
-    values and at most half as many values as the table has rows. The columns in `texts` are left out.
+    A column counts if its cells are names, numbers or lists of them (or spans with a "label"), and if it has at least
+    two distinct values and at most half as many as the table has rows. The columns named in `texts` are left out.
     """
     limit = min(MAX_CLASSES, len(table) // 2)
     columns = {name: cells for name, cells in table.columns.items() if name not in texts and _is_plain(cells)}
@@ -44,13 +44,19 @@ def _is_plain(cells: Sequence[object]) -> bool:
 
 
 def _nested(feature: object) -> list[object]:
-    """Return a feature of `datasets` and, for a list, the feature of its items; spans (dicts) count as their list."""
+    """Return a feature of `datasets`, or for a list the feature of its items.
+
+    Spans, which are dicts, count as such items.
+    """
     inner = getattr(feature, "feature", None)
     return [feature] if inner is None or isinstance(inner, dict) else [feature, *_nested(inner)]
 
 
 def _few_values(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
-    """Return the labels in each cell; None if a cell holds none, or there are less than two or more than `limit`."""
+    """Return the labels in each cell of a column; None if it is no label column.
+
+    It is none if a cell cannot be a label, or if the number of distinct labels is below two or above `limit`.
+    """
     seen: set[Hashable] = set()
     rows: list[list[Hashable]] = []
     for cell in cells:
@@ -64,7 +70,7 @@ def _few_values(cells: Iterable[object], limit: int) -> list[list[Hashable]] | N
 
 
 def _labels_in(cell: object) -> list[Hashable] | None:
-    """Return the labels in a cell: one, those of a list, or none if it is empty; None if the cell cannot be a label."""
+    """Return the labels in a cell as a list, empty for an empty cell; None if the cell cannot hold labels."""
     if isinstance(cell, list | tuple):
         parts = [_labels_in(part.get("label") if isinstance(part, Mapping) else part) for part in cell]
         return None if None in parts else list(dict.fromkeys(label for part in parts for label in part or ()))
@@ -77,9 +83,10 @@ def _labels_in(cell: object) -> list[Hashable] | None:
 
 
 def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
-    """Return the numbers of the classes of each row in all label columns; None if the table has no such column.
+    """Return each row's class ids over all label columns of a table; None if the table has no such column.
 
-    A column with empty cells has one more class, of the rows that have a label. The columns in `texts` are left out.
+    A column with empty cells gets one more class, of all rows that have a label. The columns named in `texts` are left
+    out.
     """
     columns = label_columns(table, texts)
     number: dict[tuple[str, Hashable], int] = {}
@@ -94,7 +101,7 @@ def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
 
 
 def choose(strata: Strata, count: int, seed: int) -> set[int]:
-    """Return the indices of `count` rows that have about the same share of every class as all rows.
+    """Return the indices of `count` rows in which each class has about the same share as in all rows.
 
     No class loses its last row to the choice, unless too few other rows are left.
 
@@ -113,7 +120,7 @@ def choose(strata: Strata, count: int, seed: int) -> set[int]:
 
 
 def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
-    """Return `count` rows, of each class in proportion to its size; every row has one class."""
+    """Draw `count` rows, from each class in proportion to its size, for rows with one class each; `rng` draws."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, label in enumerate(strata):
         groups[label].append(row)
@@ -122,7 +129,10 @@ def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
 
 
 def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
-    """Return `count` rows: class by class, the rarest first, each row goes to the side that lacks its class most."""
+    """Draw `count` rows by iterative stratification, for rows with several classes.
+
+    Classes are handled from the rarest on; each row goes to the side that needs its class most.
+    """
     members: dict[int, list[int]] = defaultdict(list)
     order = rng.sample(range(len(strata)), len(strata))
     for row in order:
@@ -153,13 +163,15 @@ def _iteratively(strata: Strata, count: int, rng: random.Random) -> set[int]:
 
 
 def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = False) -> set[int]:
-    """Return the chosen rows after giving back the last row of every class, in exchange for rows of larger classes.
+    """Exchange chosen rows so that no class has all of its rows chosen; return the new choice.
+
+    The last row of a class is given back, and a row of larger classes is chosen in its place.
 
     Args:
         chosen: Indices of the chosen rows.
-        strata: The classes of each row.
+        strata: The class ids of each row.
         seed: Seed of the exchange.
-        strict: Whether a last row is given back even if no other row can be taken in its place.
+        strict: Whether a last row is given back even if no other row can replace it.
     """
     left = Counter(label for row, labels in enumerate(strata) if row not in chosen for label in labels)
     lost = [row for row in sorted(chosen) if any(not left[label] for label in strata[row])]
@@ -183,14 +195,14 @@ def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = Fa
 
 
 def _is_spare(row: int, strata: Strata, left: Mapping[int, int]) -> bool:
-    """Return whether every class of a row has another row among those that are left."""
+    """Return whether each class of a row has another row among those not chosen; `left` counts these per class."""
     return all(left[label] > 1 for label in strata[row])
 
 
 def shares(sizes: list[int], total: int) -> list[int]:
-    """Return how many members of each group to draw, so that `total` are drawn in proportion to the groups' `sizes`.
+    """Return how many items to draw from each group: `total` in all, in proportion to the groups' `sizes`.
 
-    Counts are rounded down; what is missing goes to the groups with the largest remainders.
+    Counts are rounded down, and the rest goes to the groups with the largest remainders.
     """
     exact = [total * size / sum(sizes) for size in sizes]
     whole = [int(x) for x in exact]

@@ -21,10 +21,10 @@ _KEPT = re.compile(r"O|[BIESLU]-.+")  # tags that metrics and answers read as th
 @final
 @dataclass(frozen=True)
 class TagScheme:
-    """One way to write tags.
+    """One way to write tags that mark spans.
 
     Attributes:
-        form: A pattern with the groups "mark" and "label" that matches every tag but `outside`.
+        form: A regular expression with the groups "mark" and "label" that matches every tag but `outside`.
         outside: The tag of words outside spans.
     """
 
@@ -32,14 +32,17 @@ class TagScheme:
     outside: str
 
     def read(self, tag: str) -> tuple[str, str] | None:
-        """Return the mark of a tag, as a capital letter, and its label; ("O", "") outside spans; None for others."""
+        """Return (mark, label) of a tag, the mark as a capital letter; ("O", "") outside spans.
+
+        None if the tag does not fit.
+        """
         if tag == self.outside:
             return "O", ""
         match = self.form.fullmatch(tag)
         return match and (match["mark"].upper(), match.groupdict().get("label") or SPAN_LABEL)
 
     def marks(self, tags: Iterable[str]) -> set[str]:
-        """Return the marks of the tags that this scheme reads."""
+        """Return the set of marks among the tags that fit this scheme."""
         return {found[0] for tag in tags if (found := self.read(tag)) is not None}
 
 
@@ -54,7 +57,7 @@ _SCHEMES = tuple(
 
 
 def recognise(tags: Iterable[str]) -> TagScheme | None:
-    """Return the scheme in which all of these tags are written; None if they mark no spans, or only some do."""
+    """Return the scheme in which all of these tags are written; None if they do not all mark spans in one scheme."""
     tags = set(tags)
     for scheme in _SCHEMES:
         if all(scheme.read(tag) is not None for tag in tags) and _marks_spans(scheme, tags):
@@ -63,10 +66,10 @@ def recognise(tags: Iterable[str]) -> TagScheme | None:
 
 
 def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
-    """Return whether tags that a scheme reads are likely to mark spans, and do not only look like it.
+    """Return whether tags that fit a scheme are likely to mark spans, and do not fit only by chance.
 
-    In the usual scheme a mark such as "B" or "S" is enough; in the others there must be "B", and "O" or a mark for the
-    words that follow. Tags without labels must have both "B" and such a mark.
+    In the usual scheme a mark such as "B" or "S" is enough. In the others there must be "B", and also "O" or a mark for
+    the words that follow. Tags without labels need both "B" and such a mark.
     """
     marks = scheme.marks(tags)
     if scheme == _USUAL:
@@ -76,9 +79,9 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
 
 
 def odd_tag(tags: Iterable[str]) -> str | None:
-    """Return a tag that keeps the others from marking spans, such as "0" among "B-x" and "I-x"; None without one.
+    """Return a tag that keeps a column from having a scheme, such as "0" among "B-x" and "I-x"; None if there is none.
 
-    The tags are those of a column in which `recognise` finds no scheme.
+    Call it with tags for which `recognise` returned None.
     """
     tags = list(dict.fromkeys(tags))
     for scheme in _SCHEMES:
@@ -91,7 +94,7 @@ def odd_tag(tags: Iterable[str]) -> str | None:
 
 
 def is_kept(labels: Iterable[str]) -> bool:
-    """Return whether class names that a user passes stay as they are, although their tags mark spans: "B-x", "S-x"."""
+    """Return whether a user's class names stay as they are: IOB2 tags mixed with single-word marks, such as "S-x"."""
     return all(_KEPT.fullmatch(label) for label in labels)
 
 
@@ -102,9 +105,9 @@ def is_iob2(labels: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
-    """Return the tags of one sentence as IOB2; None, for a word without a tag, stays.
+    """Return one sentence's tags as IOB2; None, which stands for a word without a tag, stays None.
 
-    A mark for the inside of a span begins one if no span with its label goes on, as in IOB1.
+    A mark for the inside of a span begins a span if none with its label is open, as in IOB1.
     """
     changed: list[str | None] = []
     before = ""  # label of the span that goes on, if there is one
@@ -122,22 +125,22 @@ def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str
 
 
 def iob2_labels(names: Sequence[str], scheme: TagScheme) -> tuple[str, ...]:
-    """Return the IOB2 tags for class names of another scheme, in their order, with missing ones at the end."""
+    """Return the IOB2 tags for class names of another scheme, in the same order; tags that were missing come last."""
     read = [found for name in names if (found := scheme.read(name)) is not None]
     tags = ["O" if mark == "O" else f"{'B' if mark in 'B' + _SINGLE else 'I'}-{label}" for mark, label in read]
     return tuple(dict.fromkeys([*tags, *sorted(both_ends(tags))]))
 
 
 def both_ends(labels: Iterable[str]) -> set[str]:
-    """Return IOB tags with `B-x` added for every `I-x`, `I-x` for every `B-x`, and `O`."""
+    """Return IOB tags completed: each `I-x` has its `B-x`, each `B-x` its `I-x`, and there is "O"."""
     types = {label[2:] for label in labels if label != "O"}
     return {"O"} | {f"{mark}-{type_}" for mark in "BI" for type_ in types}
 
 
 def continued(labels: Sequence[str]) -> list[int]:
-    """Return for each tag the number of the tag that the further tokens, or further words of one token, have.
+    """Return for each tag the id of the tag of the tokens that continue its word: `I-x` for `B-x`, else the tag itself.
 
-    It is `I-x` for `B-x` if there is such a tag, otherwise the tag itself.
+    Words that share a token with the word before get it too. If the tags have no `I-x`, `B-x` stays.
     """
     number = {label: at for at, label in enumerate(labels)}
     return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]

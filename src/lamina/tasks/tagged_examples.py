@@ -1,4 +1,4 @@
-"""Make the examples of taggers: from lists of words and tags, or from texts and spans of characters."""
+"""Make the examples of tagging tasks: from lists of words and tags, or from texts and spans of characters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
     """Make the examples of every split from lists of words and tags; see `Kind.build`.
 
-    Tags that mark spans in another way than IOB2 become IOB2, unless `spec.labels` has them as they are.
+    Tags that mark spans in another scheme than IOB2 are rewritten as IOB2, unless `spec.labels` names them as they are.
     """
     tags = {name: _tags(table, spec) for name, table in tables.items()}
     if spec.labels is None:
@@ -62,7 +62,7 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
 
 
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
-    """Return the names of the tags in each row of a table, None for -100; raise DataError unless all words have one."""
+    """Return the tag names of each row, with None in place of -100; raise DataError unless each word has a tag."""
     tags: list[tuple[str | None, ...]] = []
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
@@ -81,9 +81,9 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
 
 
 def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
-    """Return the name of a tag in a file; None for -100, which stands for a word whose tag does not count.
+    """Return the name of a tag in a file; None for -100, which marks a word whose tag does not count.
 
-    A tag may be the number of one of `labels`, if no label is a number itself.
+    A tag may be the number of one of `labels`, unless a label is a number itself.
     """
     mark = plain(mark)
     if isinstance(mark, int) and not isinstance(mark, bool) and str(mark) not in labels:
@@ -95,7 +95,7 @@ def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
 
 
 def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: ColumnSpec, odd: str | None) -> None:
-    """Raise DataError that names the first word with the tag `odd`, unless it is None."""
+    """Raise DataError that names the first word with the tag `odd`; do nothing if `odd` is None."""
     words = table.column(spec.text) if odd is not None else ()
     for row, sentence, marks in zip(table.rows, words, tags, strict=False):
         if odd in marks:
@@ -108,7 +108,7 @@ def _refuse_odd_tag(table: Table, tags: Sequence[Sequence[str | None]], spec: Co
 
 
 def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) -> tuple[str, ...]:
-    """Return the class names of a task, from `spec.labels` or the tags of the train split, in `names`."""
+    """Return the class names of a task: `spec.labels`, or the tags found in the train split (`names`)."""
     if scheme is None or (spec.labels is not None and is_kept(spec.labels)):
         return spec.labels or lab.infer_labels(names)
     labels = iob2_labels(names, scheme)
@@ -116,7 +116,10 @@ def _labels(spec: ColumnSpec, names: Sequence[str], scheme: TagScheme | None) ->
 
 
 def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]]) -> Split:
-    """Return the examples in a table, whose rows have these tags; a tag that is not in `spec.labels` is a DataError."""
+    """Return the examples in a table with the `tags` of its rows.
+
+    Raise DataError for a tag that is not in `spec.labels`.
+    """
     names = spec.labels or ()
     index: dict[str | None, int] = {None: IGNORED, **{name: number for number, name in enumerate(names)}}
     for row, marks in zip(table.rows, tags, strict=True):
@@ -133,14 +136,14 @@ def _split(table: Table, spec: ColumnSpec, tags: Sequence[Sequence[str | None]])
 
 
 class _TaggedText(NamedTuple):
-    """The words of a text, and the IOB2 tag of each; None instead of the tags if the text stays without labels."""
+    """The words of a text with one IOB2 tag each; the tags are None if the text stays without labels."""
 
     words: list[Span]
     tags: list[str] | None
 
 
 def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
-    """Make the examples of every split from texts and lists of spans; with `spec.text_pair` from pairs of texts.
+    """Make the examples of every split from texts and lists of spans; with `spec.text_pair`, from pairs of texts.
 
     Every word that shares a character with a span is tagged. The forms of spans are those of `span_forms`; a span that
     is a text is labelled wherever it occurs. The spans of a pair are in its second text. `spec.labels` may have labels
@@ -171,15 +174,15 @@ def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSp
 
 
 def _labelled_texts(table: Table, spec: ColumnSpec) -> Sequence[str]:
-    """Return the column of the texts that have spans: the second texts, if examples are pairs."""
+    """Return the column of the texts that have spans: for pairs, the second text."""
     return lab.texts(table, spec.text if spec.text_pair is None else spec.text_pair)
 
 
 def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedText]:
     """Return the words of each row with their tags.
 
-    Edges of spans count characters. If that cannot be, because spans carry other texts or lie outside, and all of them
-    fit as UTF-16 units, they are read as these, which a warning tells.
+    Edges of spans count characters. If some span does not fit that way, and all of them fit as UTF-16 units, they are
+    read as UTF-16 units, with a warning.
 
     Args:
         table: The table of a split.
@@ -212,7 +215,7 @@ def _tagged_texts(table: Table, spec: ColumnSpec, default: str) -> list[_TaggedT
 
 
 def _warn(table: Table, rows: Sequence[int], what: str) -> None:
-    """Log how many rows of a table, whose indices are `rows`, have something, with their numbers in the file."""
+    """Log how many rows of a table have the problem `what`, with row numbers in the file; `rows` are indices."""
     if rows:
         numbers = lab.listed([table.rows[row] for row in rows])
         logger.warning("task: %s: %d of %d rows have %s (%s)", table.path, len(rows), len(table), what, numbers)
@@ -225,7 +228,7 @@ def _placed(
 
     Args:
         texts: The texts.
-        marks: The spans of each text, or why they cannot be read.
+        marks: The spans of each text, or the error that says why they cannot be read.
         utf16: Whether edges of spans count UTF-16 units.
     """
     rows: list[_TaggedText] = []
@@ -247,7 +250,7 @@ def _placed(
 
 
 def _span_split(table: Table, spec: ColumnSpec, rows: Sequence[_TaggedText]) -> Split:
-    """Return the examples in a table, with the tags of each row; a tag that is not in `spec.labels` is a DataError."""
+    """Return the examples in a table with the tags of its rows; DataError for a tag that is not in `spec.labels`."""
     number = {label: at for at, label in enumerate(spec.labels or ())}
     for row, (_, tags) in zip(table.rows, rows, strict=True):
         if unknown := [tag for tag in tags or () if tag not in number]:

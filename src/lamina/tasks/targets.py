@@ -1,4 +1,4 @@
-"""Labels as tensors: what several kinds of task share."""
+"""Labels as tensors, shared by several kinds of task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Array: TypeAlias = npt.NDArray[np.generic]
 @final
 @dataclass(frozen=True)
 class RowTargets:
-    """One label per row of the inputs, `[rows]`, or 0 and 1 per class, `[rows, classes]`; a `Targets`."""
+    """One label per row `[rows]`, or 0 and 1 per class `[rows, classes]`. It is a `lamina.tasks.base.Targets`."""
 
     values: Array
 
@@ -36,7 +36,7 @@ class RowTargets:
 
 @final
 class WordTargets:
-    """A label for every token of every row, -100 for none, stored in Arrow; a `Targets`.
+    """A label for every token of every row, -100 for none, stored in Arrow. It is a `lamina.tasks.base.Targets`.
 
     The argument `labels` yields the labels of one row after the other.
     """
@@ -52,7 +52,7 @@ class WordTargets:
 
 
 def first_window_targets(split: Split, encoded: Encoded) -> RowTargets:
-    """Return the label of each text for the text's first window; further windows have NaN, -1 or -100 instead."""
+    """Return targets with each text's label at its first window; further windows get NaN, -1 or -100 for no label."""
     labels = label_array(split)
     values = labels[encoded.text]
     values[encoded.window > 0] = math.nan if values.dtype == np.float32 else -1 if values.ndim > 1 else IGNORED

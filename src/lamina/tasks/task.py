@@ -83,7 +83,7 @@ class Task:
     columns: Mapping[str, str | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Look up the kind where its name was passed, and check the positive class.
+        """Look up the kind if its name was passed, and check the positive class.
 
         Raises:
             UnknownNameError: If no such kind is registered, or there is no such class.
@@ -118,7 +118,7 @@ class Task:
 
     @property
     def pairs(self) -> bool:
-        """Whether the examples are pairs of texts."""
+        """Whether each example is a pair of texts."""
         return any(split.pairs for split in self.splits.values())
 
     def split(self, name: str) -> Split:
@@ -195,7 +195,7 @@ class Task:
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
-        """Return a task of language modelling over the same texts, with `short` added to its name; see `masked_lm`."""
+        """Return a language modelling task over the same texts, named "<name>-<short>"; see `masked_lm` for `rows`."""
         if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
         task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")
@@ -240,7 +240,7 @@ class Task:
         return replace(self, splits={part: split for part, split in splits.items() if split is not None})
 
     def _with_validation(self, seed: int, stratify: bool) -> Task:
-        """Return the task with a tenth of its training rows as validation split; log a warning if no row can be one."""
+        """Return the task with a tenth of its training rows as validation split, and warn if no row could be moved."""
         train, validation = self._cut(seed, stratify)
         if not len(validation):
             logger.warning("task %s: %s", self.name, NOTHING_SPARE)
@@ -249,7 +249,7 @@ class Task:
         return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
 
     def _cut(self, seed: int, stratify: bool) -> tuple[Split, Split]:
-        """Return the train split without a tenth of its rows, and this tenth; see `held_out`."""
+        """Return the train split without a tenth of its rows, and the split of that tenth; see `held_out`."""
         kind, whole = self.kind, self.split("train")
         stratify = stratify and (whole.strata is not None or kind.single_label(self.problem_type))
         _, classes = kind.row_classes(self, whole)
@@ -257,11 +257,14 @@ class Task:
         return held_out(whole, stratify=stratify, seed=seed, last=last, classes=classes)
 
     def without_test(self) -> Task:
-        """Return the same task without its test split, for training that does not score it."""
+        """Return the same task without its test split, for training that does not use it."""
         return replace(self, splits={part: split for part, split in self.splits.items() if part != "test"})
 
     def sized(self, image_size: int | None) -> Task:
-        """Return the same task with another `image_size` (None: unchanged); raise ConfigError if it does not fit."""
+        """Return the same task with another `image_size`; None leaves it unchanged.
+
+        ConfigError if the size does not fit.
+        """
         if image_size is None:
             return self
         check_image_size(image_size, self.kind, f"task {self.name}")

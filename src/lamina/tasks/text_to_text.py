@@ -40,21 +40,21 @@ class TextAnswer(TypedDict):
 @final
 @dataclass(frozen=True)
 class PairInputs(Windows):
-    """Tokenised source texts, with their target texts if these are known; an `Inputs`.
+    """Tokenised source texts, with target texts where they are known. It is a `lamina.tasks.base.Inputs`.
 
     Attributes:
-        targets: The tokens of the texts to generate. None: they are not known, as in prediction.
+        targets: The token ids of the texts to generate. None: they are not known, as in prediction.
     """
 
     targets: Encoded | None = None
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states cannot be cached, in words: they depend on the text that was generated so far."""
+        """Why a model's states cannot be cached, as text: they depend on the text that was generated so far."""
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the sources with these indices; "labels" are the targets, not shifted, padded with -100."""
+        """Return the sources with these indices; "labels" holds the target tokens, not shifted, padded with -100."""
         read = self.encoded.batch(rows, self.padding)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:
@@ -65,7 +65,7 @@ class PairInputs(Windows):
 class _TargetTokenizer:
     """A tokenizer that reads every text as a target: in the target language, with the target's special tokens.
 
-    If the tokenizer has languages and no target language is set, targets are read in the source language, with a
+    If the tokenizer has languages and no target language is set, it reads targets in the source language, with a
     warning.
     """
 
@@ -90,7 +90,7 @@ class _TargetTokenizer:
 
 
 def texts_of(ids: Int[Tensor, "batch tokens"], processor: Processor, *, strip: bool = True) -> list[str]:
-    """Decode each row of token ids without special tokens and -100; `strip` removes spaces at the ends of texts."""
+    """Decode each row of token ids, leaving out special tokens and -100; `strip` removes spaces at a text's ends."""
     tokenizer = tokenizer_of(processor)
     rows = [[token for token in row if token != IGNORED] for row in ids.tolist()]
     texts = tokenizer.batch_decode(rows, skip_special_tokens=True)
@@ -100,7 +100,10 @@ def texts_of(ids: Int[Tensor, "batch tokens"], processor: Processor, *, strip: b
 def generate(
     model: PreTrainedModel, batch: Batch, options: GenerationOptions, **more: int
 ) -> Int[Tensor, "batch tokens"]:
-    """Return the token ids that a model generates for a batch, without sampling; `more` is for `model.generate`."""
+    """Return the token ids that a model generates for a batch, without sampling.
+
+    `more` holds further arguments for `model.generate`.
+    """
     beams = options.num_beams
     search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
     arguments = {**batch, "do_sample": False, "max_new_tokens": options.max_target_length, **search, **more}
@@ -108,7 +111,7 @@ def generate(
 
 
 class TextToTextKind(Kind[PairInputs]):
-    """A kind that generates a text from a text; only whole models with an encoder and a decoder can do it."""
+    """Base class of kinds that generate a text from a text. Only encoder-decoder models can do it, no readers."""
 
     auto_class = "AutoModelForSeq2SeqLM"
     inputs = predict_inputs = "text_to_text"
@@ -141,8 +144,8 @@ class TextToTextKind(Kind[PairInputs]):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> PairInputs:
         """Tokenise the sources, each with the prefix in front, and the targets, which are the split's labels.
 
-        A tokenizer with languages reads sources in its source language and targets in its target language; if no target
-        language is set, targets are read in the source language, with a warning. The tokenizer is left unchanged.
+        A tokenizer with languages reads sources in its source language and targets in its target language. If no target
+        language is set, it reads targets in the source language, with a warning. The tokenizer itself is not changed.
 
         Raises:
             ConfigError: If the processor has no tokenizer.
@@ -172,11 +175,11 @@ class TextToTextKind(Kind[PairInputs]):
         return PairInputs(sources, processor, encoded)
 
     def truncated(self, inputs: PairInputs) -> int:
-        """Return how many sources, or how many targets if these are more, lost their end."""
+        """Return the number of sources that lost their end, or of targets if more of these did."""
         return max(inputs.encoded.truncated, 0 if inputs.targets is None else inputs.targets.truncated)
 
     def model_problem(self, model: PreTrainedModel) -> str | None:
-        """Return in words why the model is not an encoder-decoder that generates text; None if it is one."""
+        """Return why the model is no encoder-decoder that generates text, as text; None if it is one."""
         generates = model.config.is_encoder_decoder and model.can_generate()
         return None if generates else "it is not an encoder-decoder that generates text"
 
@@ -193,7 +196,7 @@ class TextToTextKind(Kind[PairInputs]):
 
 @final
 class SummarizationKind(TextToTextKind):
-    """The kind of task that makes short texts of long ones."""
+    """The kind of task that summarises a text."""
 
     name = "summarization"
     problem_types = {"generation": ("rougeL", "rouge1", "rouge2", "rougeLsum")}
@@ -201,7 +204,7 @@ class SummarizationKind(TextToTextKind):
 
 @final
 class TranslationKind(TextToTextKind):
-    """The kind of task that translates texts into another language."""
+    """The kind of task that translates a text into another language."""
 
     name = "translation"
     problem_types = {"generation": ("bleu", "chrf")}
@@ -228,7 +231,7 @@ class _GeneratedTexts(Results[Sequence[str], TextAnswer]):
 
 
 def _split(table: Table, spec: ColumnSpec) -> Split:
-    """Return the examples in a table: sources, with their targets as labels; DataError if a source is blank."""
+    """Return the examples in a table: source texts with targets as labels; raise DataError if a source is blank."""
     texts = lab.texts(table, spec.text)
     for row, text in zip(table.rows, texts, strict=True):
         if not text.strip():

@@ -44,11 +44,11 @@ class SpanAnswer(TypedDict):
     """A predicted span of a text.
 
     Attributes:
-        start: Its first character.
-        end: The character after its last one.
-        label: Its label; the tag of the word where tags mark no spans.
+        start: Offset of its first character.
+        end: Offset after its last character.
+        label: Its label; if tags mark no spans, the tag of the word.
         text: Its characters.
-        score: Mean probability of the tags of its words.
+        score: Mean probability of the predicted tags of its words.
         error: In tables of wrong answers, why it is wrong; see `wrong_spans`.
     """
 
@@ -79,9 +79,9 @@ class TokenClassificationKind(TextClassKind):
     def build(self, spec: ColumnSpec, tables: Mapping[str, Table]) -> tuple[ColumnSpec, dict[str, Split]]:
         """Make the examples of every split, from lists of words and tags or from texts and spans.
 
-        Columns of CoNLL files are numbers: by default the first has the words and the last the tags. If the text column
-        has texts and not lists of words, labels are spans; see `span_splits`. Other schemes of tags that mark spans
-        become IOB2; see `tag_splits`. See `Kind.build` for arguments, result and errors.
+        Columns of CoNLL files are numbers; by default the first one has the words and the last one the tags. If the
+        text column has texts and not lists of words, labels are spans; see `span_splits`. Tags that mark spans in other
+        schemes become IOB2; see `tag_splits`. See `Kind.build` for arguments, result and errors.
         """
         if all(table.numbered for table in tables.values()):
             text, label = self.usual_columns
@@ -95,12 +95,12 @@ class TokenClassificationKind(TextClassKind):
         return tag_splits(lab.labelled(tables, spec), spec)
 
     def metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return the metrics, "span_f1" only if the tags mark spans."""
+        """Return the metrics for these labels; "span_f1" is among them only if the tags mark spans."""
         known = self.problem_types[problem_type]
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the span labels, or the tags where they mark no spans, and which of them each example has.
+        """Return the span labels (or tags, if they mark no spans), and for each example those that occur in it.
 
         CoNLL-2003 has four span labels, which is how papers on few-shot learning count its classes.
         """
@@ -111,11 +111,14 @@ class TokenClassificationKind(TextClassKind):
         return names, [tuple(sorted({number[tag] for tag in row if tag in number})) for row in split.labels]
 
     def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> WordTargets:
-        """Return each word's tag for the token that decides about it, or with `task.label_all_tokens` for all tokens.
+        """Return each word's tag at the one token that decides about it.
+
+        With `task.label_all_tokens`, at all its tokens.
 
         Where tags mark spans, a listed word that a plain text would divide, such as "C++", has its tag at the first
-        token of each part, so that plain texts are tagged as the listed words are. A word in several windows has its
-        tag in the window that shows most context around it. A warning counts the words that no token can tell apart.
+        token of each part. So plain texts are tagged as the listed words are. A word in several windows has its tag in
+        the window that shows most context around it. A warning counts the words that share a token and need different
+        tags.
         """
         words, labels = _plain_words(task, split)
         pieces = Pieces.learnt(inputs.encoded, words, labels, task.labels)
@@ -126,17 +129,20 @@ class TokenClassificationKind(TextClassKind):
         return WordTargets(word_labels(inputs.encoded, words, labels, others))
 
     def learnt(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> dict[str, JSON]:
-        """Return where spans begin and end inside tokens that have characters of several words; see `Pieces`."""
+        """Return where spans begin and end inside tokens that cover several words, counted in the train split.
+
+        See `Pieces`.
+        """
         listed = Pieces.learnt(inputs.encoded, list(split.words or ()), list(split.labels), task.labels)
         pieces = listed | Pieces.learnt(inputs.encoded, *_plain_words(task, split), task.labels)
         return {PIECES: pieces.as_json()} if pieces.tags else {}
 
     def results(self, task: TaskLike, split: Split, inputs: EncodedInputs) -> Results:
-        """Return an empty collection of the logits of every word."""
+        """Return an empty collection for the logits of every word."""
         return _TagResults(task, split, inputs)
 
     def examples(self, raw: Sequence[object], processor: object) -> Split:
-        """Return the texts or pairs that a user passed to `predict`, split into words at their letters and signs.
+        """Split the texts or pairs that a user passed to `predict` into words, and return them as a split.
 
         Raises:
             ConfigError: If an example is neither a text nor a pair of texts.
@@ -146,7 +152,7 @@ class TokenClassificationKind(TextClassKind):
 
 
 class _TagResults(Results[Tensor, list[SpanAnswer]]):
-    """Collects the logits of every word, which are those of the token that decides about the word.
+    """Collects the logits of every word. A word has the logits of the one token that decides about it.
 
     Words that share a token, and words that the tokenizer drops, are tagged as `Pieces.spread` says.
     """
@@ -165,31 +171,31 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         self._pieces = Pieces(task.labels, {})
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
-        """Use the pieces that the reader has seen in training."""
+        """Use the pieces that the reader counted in training, from its saved `info`."""
         self._pieces = Pieces.from_json(self._task.labels, info.get(PIECES))
 
     def add(self, rows: Sequence[int], outputs: Tensor, labels: Tensor | None = None) -> None:
-        """Store the logits of each word from those of its token, `[batch, tokens, classes]`."""
+        """Store the logits of each word, picked from the logits `[batch, tokens, classes]` of all tokens."""
         places = [(at, *place) for at, row in enumerate(rows) for place in self._places.get(row, ())]
         if places:
             at, position, word = torch.tensor(places).T
             self._logits[word] = outputs.float().cpu()[at, position]
 
     def first_not_finite(self) -> int | None:
-        """Return the number of the first text with a word whose logits are NaN or infinite; None if there is none."""
+        """Return the index of the first text with a word whose logits are NaN or infinite; None if there is none."""
         word = first_invalid_row(self._logits)
         return None if word is None else bisect_right(list(accumulate(self._counts)), word)
 
     def guesses(self) -> list[Label]:
-        """Return for each text the number of the predicted tag of every word."""
+        """Return for each text the id of the predicted tag of every word."""
         return [*self._tags()]
 
     def _tags(self) -> list[tuple[int, ...]]:
-        """Return the predicted tag of every word, text by text."""
+        """Return the predicted tag ids of each text's words."""
         return [tags for _, tags in self._decided()]
 
     def _decided(self) -> Iterator[tuple[list[float], tuple[int, ...]]]:
-        """Yield for each text the probability and the number of the predicted tag of every word."""
+        """Yield for each text the probabilities and the ids of its words' predicted tags."""
         scores, tags = (values.tolist() for values in self._logits.softmax(-1).max(-1))
         self._pieces.spread(self._groups, tags, scores)
         first = 0
@@ -202,7 +208,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return score_tags(metrics, *self._both(), self._task.labels)
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
-        """Return the most frequent tag, and the scores of giving it to every word."""
+        """Return the most frequent tag, and metric -> score of giving it to every word."""
         always, constant = most_frequent_tag(self._both()[1], self._task.labels)
         return always, score_tags(metrics, constant, self._both()[1], self._task.labels)
 
@@ -211,14 +217,14 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return compare_tags(metrics, *self._both(), self._task.labels)
 
     def _both(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """Return the predicted tags and the true tags of the words that have labels, text by text."""
+        """Return predicted and true tags, text by text, for the words that have labels."""
         both = zip(self._tags(), self._split.labels, strict=True)
         known = ([pair for pair in zip(*rows, strict=True) if pair[1] != IGNORED] for rows in both)
         scored = [tuple(zip(*pairs, strict=True)) if pairs else ((), ()) for pairs in known]
         return [guess for guess, _ in scored], [truth for _, truth in scored]
 
     def per_class(self) -> list[ClassRow]:
-        """Return the rows of a table of scores per span label, or per tag if tags mark no spans."""
+        """Return a table of scores per span label, or per tag if the tags mark no spans."""
         labels, (guesses, truths) = self._task.labels, self._both()
         if marks_spans(labels):
             return span_table(guesses, truths, labels)
@@ -230,7 +236,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         return error_rows(self._wrong(), self._split.texts, count)
 
     def _wrong(self) -> Iterator[WrongAnswer]:
-        """Yield the texts whose spans are wrong, without their texts; words without labels are skipped."""
+        """Yield the texts with wrong spans; their characters are added later. Words without labels are skipped."""
         texts = zip(self._decided(), self._texts(), self._split.labels, strict=True)
         for row, ((scores, ids), (text, words), truth) in enumerate(texts):
             known = [at for at, tag in enumerate(truth) if tag != IGNORED]
@@ -242,7 +248,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
                     yield wrong
 
     def _texts(self) -> Iterator[tuple[str, Sequence[Span]]]:
-        """Yield for each example the text that is tagged, and the characters of its words."""
+        """Yield for each example the text that is tagged, and the character ranges of its words."""
         return zip(map(_tagged, self._split.texts), self._split.words or (), strict=True)
 
     def predictions(self) -> list[list[SpanAnswer]]:
@@ -252,7 +258,7 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 
 
 def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
-    """Return the words of each text and their labels; where tags mark spans, words as plain texts are divided."""
+    """Return each text's words and their labels. Where tags mark spans, words are divided as in a plain text."""
     words: list[Sequence[Span]] = list(split.words or ())
     labels: list[Sequence[int]] = list(split.labels)
     if not marks_spans(task.labels):
@@ -264,7 +270,7 @@ def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], li
 
 
 def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], further: Sequence[int]) -> list[int]:
-    """Return the labels of the parts of words: the word's for its first part, and `further[label]` for the others."""
+    """Return one label per part: the word's own label for its first part, `further[label]` for its other parts."""
     return [
         label if at == 0 or label == IGNORED else further[label]
         for label, of_word in zip(labels, parts, strict=True)
@@ -273,7 +279,7 @@ def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], fur
 
 
 def _check_columns(tables: Mapping[str, Table]) -> None:
-    """Raise DataError if a CoNLL file has one column, which would be words and tags at once."""
+    """Raise DataError if a CoNLL file has a single column, which cannot hold both words and tags."""
     for table in tables.values():
         if len(table.columns) < 2:
             rule = "a file of words and tags has two or more, divided by tabs or blanks"
@@ -288,14 +294,14 @@ def _tagged(text: Text) -> str:
 def spans_of_tags(
     tags: Sequence[int], scores: Sequence[float], labels: Sequence[str], text: str, words: Sequence[Span]
 ) -> list[SpanAnswer]:
-    """Return the spans that the tags of a text mark; if tags mark no spans, every word is one.
+    """Return the spans that the tags of a text mark. If tags mark no spans, every word is a span.
 
     Args:
-        tags: Number of each word's tag.
+        tags: Id of each word's tag.
         scores: Probability of each word's tag; the score of a span is their mean.
         labels: The tags' names.
         text: The text.
-        words: Characters of each word.
+        words: Character range of each word.
     """
     joins, before = marks_spans(labels), ""
     spans: list[SpanAnswer] = []
@@ -323,16 +329,16 @@ def spans_of_tags(
 
 
 def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAnswer]) -> WrongAnswer | None:
-    """Return the spans of a text that are in error; None if all are right.
+    """Return a record of the wrong spans of a text; None if all are right.
 
-    The "error" of a span is "missed" (a true span where none was predicted), "extra" (a predicted span where there is
-    none), or "wrong" (a true and a predicted span that overlap, but differ in ends or label). The confidence is the
-    highest score of an extra, wrong predicted or missed span.
+    Each span in it has an "error": "missed" (a true span where none was predicted), "extra" (a predicted span where
+    there is none), or "wrong" (a true and a predicted span overlap, but differ in ends or label). The record's
+    confidence is the highest score of these spans.
 
     Args:
-        row: Number of the text.
-        true: The true spans; a score is the mean probability of the tags that were predicted for the span's words.
-        predicted: The predicted spans; a score is the mean probability of the tags of the span's words.
+        row: Index of the text.
+        true: The true spans. The score of each is the mean probability of the tags that were predicted for its words.
+        predicted: The predicted spans. The score of each is the mean probability of the tags of its words.
     """
     right = {_key(span) for span in true} & {_key(span) for span in predicted}
     missed = [_with_error(span, predicted, "missed") for span in true if _key(span) not in right]
@@ -344,11 +350,11 @@ def wrong_spans(row: int, true: Sequence[SpanAnswer], predicted: Sequence[SpanAn
 
 
 def _key(span: SpanAnswer) -> tuple[int, int, str]:
-    """Return what two equal spans have in common: characters and label."""
+    """Return what identifies a span: its characters and label."""
     return span["start"], span["end"], span["label"]
 
 
 def _with_error(span: SpanAnswer, others: Sequence[SpanAnswer], error: str) -> SpanAnswer:
-    """Return a copy of `span` with "error": "wrong" if it overlaps one of the `others`, otherwise `error`."""
+    """Return a copy of `span` with its "error": "wrong" if it overlaps one of the `others`, otherwise `error`."""
     overlaps = any(span["start"] < other["end"] and other["start"] < span["end"] for other in others)
     return {**span, "error": "wrong" if overlaps else error}

@@ -1,8 +1,8 @@
-"""Tags of words that share a token, or have none.
+"""Tag words that share a token with others, or that have no token.
 
-A tokenizer for Chinese or Japanese joins several words into one token, and byte-level tokenizers do so with signs, as
-in "C++". A model has one state for such a token, and so one tag. How far a span reaches inside the token is learnt by
-counting: for the token, its number of words and its tag, the most frequent tags of these words in the train split.
+A tokenizer for Chinese or Japanese joins several words into one token; byte-level tokenizers join signs, as in "C++". A
+model has one state for such a token, and so predicts one tag. How far a span reaches inside the token is learnt by
+counting in the train split: token, number of words and predicted tag -> the most frequent tags of the words.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class WordGroup(NamedTuple):
     Attributes:
         first: Index of the first word among the words of all texts.
         size: Number of words.
-        token: The token's id; -1 for a dropped word.
-        place: The token's window and position in it; None for a dropped word.
+        token: Id of the token; -1 for a dropped word.
+        place: The token's window and its position there; None for a dropped word.
         text: Index of the text.
     """
 
@@ -42,7 +42,7 @@ class WordGroup(NamedTuple):
 
 
 def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[WordGroup]:
-    """Return the words of all texts in groups that one token decides about; see `deciding_tokens`."""
+    """Return the words of all texts in groups; one token decides about each group. See `deciding_tokens`."""
     groups: list[WordGroup] = []
     texts = [text for text, row in enumerate(words) for _ in row]
     for number, (text, place) in enumerate(zip(texts, deciding_tokens(encoded, words), strict=True)):
@@ -56,11 +56,11 @@ def decided_words(encoded: Encoded, words: Sequence[Sequence[Span]]) -> list[Wor
 @final
 @dataclass(frozen=True)
 class Pieces:
-    """The tags of words that share a token, as far as they differ from one span that goes on.
+    """The learnt tags of words that share a token, stored only where they differ from one continuing span.
 
     Attributes:
         labels: The class names.
-        tags: Token, number of words and tag of the first word -> the tags of the words.
+        tags: (token id, number of words, tag of the first word) -> the tags of all the words.
     """
 
     labels: Sequence[str]
@@ -93,29 +93,29 @@ class Pieces:
         return cls(names, tags_of)
 
     def __or__(self, other: Pieces) -> Pieces:
-        """Return the tags of both; those of `other` count where a key is in both."""
+        """Return the union of both; if both have a key, the tags of `other` win."""
         return Pieces(self.labels, {**self.tags, **other.tags})
 
     @classmethod
     def from_json(cls, labels: Sequence[str], saved: JSON) -> Pieces:
-        """Return the pieces that `as_json` wrote; none for None."""
+        """Return the pieces that `as_json` wrote; `saved` None gives an object without pieces."""
         rows = cast("list[list[int]]", saved or [])
         return cls(labels, {(token, len(tags), tags[0]): tuple(tags) for token, *tags in rows})
 
     def as_json(self) -> JSON:
-        """Return a list with a row for each piece: the token, and the tags of its words."""
+        """Return a JSON-ready list with a row for each piece: the token, and the tags of its words."""
         return [[token, *tags] for (token, _, _), tags in self.tags.items()]
 
     def spread(self, groups: Sequence[WordGroup], tags: list[int], scores: list[float]) -> None:
-        """Change the tags of words in place that share a token or have none.
+        """Set the tags of words that share a token or have none, in place.
 
-        The words of a token have the tags that were counted in training, otherwise they go on with the first word's
-        span. A dropped word is inside the span of its neighbours if that goes on after it, and otherwise keeps its tag.
+        Words that share a token get the tags counted in training, or else continue the first word's span. A dropped
+        word joins the span around it if that continues after the word; otherwise it keeps its tag.
 
         Args:
             groups: The words of all texts.
-            tags: Number of each word's tag, which is that of its token for the first word of a group.
-            scores: Probability of each word's tag.
+            tags: Id of each word's tag. The first word of a group must have the tag that was predicted for the token.
+            scores: Probability of each word's tag; changed in place too.
         """
         further = continued(self.labels)
         for at, group in enumerate(groups):
@@ -131,7 +131,7 @@ class Pieces:
                     tags[group.first], scores[group.first] = inside, scores[group.first - 1]
 
     def lost(self, encoded: Encoded, words: Sequence[Sequence[Span]], labels: Sequence[Sequence[int]]) -> int:
-        """Return how many words with these labels have another tag even if the tag of every token is right."""
+        """Return the number of words that get a wrong tag even if the tag of every token is predicted right."""
         true, groups = list(chain.from_iterable(labels)), decided_words(encoded, words)
         tags = [max(tag, 0) for tag in true]
         for group in groups:
@@ -142,6 +142,6 @@ class Pieces:
 
 
 def _going_on(key: Key, further: Sequence[int]) -> tuple[int, ...]:
-    """Return the tags of the words of a token if the first word's span goes on to the last."""
+    """Return the tags of a token's words if the first word's span continues to the last word."""
     _, count, first = key
     return (first, *[further[first]] * (count - 1))

@@ -27,15 +27,15 @@ _ONE = regex.compile(r"\X")
 
 
 def word_spans(text: str) -> list[Span]:
-    """Return the characters of every word of a text."""
+    """Return the character range (start, end) of every word of a text."""
     return [match.span() for match in _WORD.finditer(text)]
 
 
 def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
-    """Return words as one text, as it would be written, and the characters of each word in it.
+    """Join listed words into a text as it would be written, and return it with the character range of each word.
 
-    There is a space between two words, but none beside a character of a script that puts no spaces between words. If
-    all words are single characters and one of them is of such a script, there is none at all.
+    Words are joined by a space, except beside a character of a script that puts no spaces between words. If all words
+    are single characters and one of them is of such a script, there are no spaces at all.
     """
     texts = [str(word) for word in words]
     single = any(map(_NO_SPACE.search, texts)) and all(map(_ONE.fullmatch, texts))
@@ -51,9 +51,9 @@ def join(words: Sequence[object]) -> tuple[str, tuple[Span, ...]]:
 
 
 def divided(text: str, words: Sequence[Span]) -> list[list[Span]]:
-    """Return for each listed word the words into which `word_spans` divides it, which is what a plain text would have.
+    """Divide each listed word as `word_spans` divides a plain text, and return the parts' character ranges per word.
 
-    The first begins and the last ends with the listed word. A word without letters or signs is not divided.
+    The first part begins and the last part ends with the listed word. A word without letters or signs is not divided.
     """
     found = word_spans(text)
     parts: list[list[Span]] = []
