@@ -41,10 +41,10 @@ _IN_MEMORY = ("processor", "other_processor", "batches")  # parameters that hold
 
 
 class Loads(Enum):
-    """The meaning of a string in a recipe, where the study's parameter is a model, a bank or a checkpoint.
+    """The meaning of a string in a recipe, if the study's parameter is a model, a bank or a checkpoint.
 
-    MODEL and BANK are loaded before the study's function is called. The study loads a CHECKPOINT itself; here its name
-    is only replaced by the folder's path, if there is such a folder.
+    MODEL and BANK are loaded before the study's function is called. A CHECKPOINT is loaded by the study itself; here
+    its name is only replaced by the folder's path, if there is such a folder.
     """
 
     MODEL = "model"  # loaded here
@@ -120,9 +120,9 @@ def run_study(
 
 
 def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, object]:
-    """Return those of a recipe's model, processor, tasks and texts that the study has as parameters, by name.
+    """Return a study's arguments from a recipe: those of model, processor, tasks and texts that it needs.
 
-    If the study's parameter `model` accepts a name, the model's name is returned instead of a loaded model, because the
+    If the study's parameter `model` accepts a name, the model's name is passed instead of a loaded model, because the
     study's cells load it.
 
     Raises:
@@ -191,7 +191,7 @@ def source_of(name: str, data: str | Path | None) -> str:
 
 
 def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | None) -> dict[str, object]:
-    """Return the options of a study with the names of models, banks and checkpoints replaced by the objects or paths.
+    """Return a study's options; names of models, banks and checkpoints are replaced by the objects or paths.
 
     An option may be one name, or a list or mapping of names. `data` is the data folder, which is searched first.
     """
@@ -220,7 +220,7 @@ def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | 
 
 
 def _loads(annotation: object) -> Loads | None:
-    """Return the first member of `Loads` in the metadata of an annotated type, at any depth; None if there is none."""
+    """Return the `Loads` member in the metadata of an annotated type, at any depth; None if there is none."""
     if isinstance(annotation, Loads):
         return annotation
     metadata = getattr(annotation, "__metadata__", ())
@@ -255,7 +255,7 @@ class TextsRecipe(Strict):
 
 
 def _lines(texts: object) -> object:
-    """Return a plain list of texts as `{"lines": texts}`, the long form of `TextsRecipe`; anything else unchanged."""
+    """Return a plain list of texts in the long form `{"lines": texts}`; anything else is returned unchanged."""
     return {"lines": texts} if isinstance(texts, list) else texts
 
 
@@ -335,7 +335,10 @@ def options_of(name: str) -> type[BaseModel]:
 
 
 def _types_of(name: str, keys: tuple[str, ...]) -> dict[str, object]:
-    """Return parameter name -> type, as a union with None; metadata from `Loads` marks names to be loaded."""
+    """Return parameter name -> type, each in a union with None.
+
+    Names that must be loaded carry a `Loads` in the metadata.
+    """
     return {key: field.annotation for key, field in _model_of(name, keys).model_fields.items()}
 
 

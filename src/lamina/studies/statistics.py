@@ -23,9 +23,9 @@ _AT_ONCE = 1 << 22  # bootstrap weights held in memory at a time
 @final
 @dataclass(frozen=True)
 class Difference:
-    """The difference between the scores of two methods on the same rows, as `paired_bootstrap` returns it.
+    """The difference between the scores of two methods on the same rows. `paired_bootstrap` returns it.
 
-    Printed, it is a sentence that says what may be concluded.
+    `str()` of it is a sentence that says what may be concluded.
 
     Attributes:
         first: Name of the first method.
@@ -53,7 +53,10 @@ class Difference:
 
     @property
     def conclusive(self) -> bool:
-        """Whether one method may be called better: more than one seed, 0 outside the interval, and a small p value."""
+        """Whether one method may be called better.
+
+        It may if there is more than one seed, 0 lies outside the interval, and the p value is at most 0.05.
+        """
         p = self.p if self.holm is None else self.holm
         return self.seeds > 1 and self.low * self.high > 0 and p <= 1 - self.confidence
 
@@ -148,7 +151,7 @@ def _as_counts(scores: Array, metric: Metric | None) -> Array:
 
 
 def _sizes(total: int, most: int) -> list[int]:
-    """Divide `total` resamples into parts of at most `most`, and return the sizes of the parts."""
+    """Divide `total` resamples into parts of at most `most`, and return the parts' sizes."""
     return [min(most, total - start) for start in range(0, total, most)]
 
 
@@ -168,7 +171,7 @@ def holm(values: Sequence[float]) -> list[float]:
 
 
 def corrected(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the comparisons with Holm-corrected p values; a single comparison is returned unchanged."""
+    """Return the comparisons with Holm's correction for all of them; a single comparison is returned unchanged."""
     if len(differences) < 2:
         return list(differences)
     values = holm([difference.p for difference in differences])
@@ -229,5 +232,5 @@ def _number(value: float) -> str:
 
 
 def _p_value(p: float) -> str:
-    """Return a p value with its relation sign, such as "= 0.04" or "< 0.001"."""
+    """Return a p value as text with its relation sign, such as "= 0.04" or "< 0.001"."""
     return "< 0.001" if p < 0.001 else f"= {p:.3f}" if p < 0.01 else f"= {p:.2f}"

@@ -110,7 +110,7 @@ class _StudyFacts(SavedFacts):
 
 
 def _undefined(table: DataFrame) -> str | None:
-    """Return the sentence that says how many scores of a study's table are NaN or infinite; None if all are finite."""
+    """Return a sentence that says how many scores of a study's table are NaN or infinite; None if all are finite."""
     if "score" not in table or table["score"].dtype.kind != "f":
         return None
     bad = table[~(table["score"].abs() < float("inf"))]

@@ -1,1 +1,1 @@
-"""A comparison of readers with rival methods on public probing data sets."""
+"""Compare readers with rival methods on public probing data sets."""

@@ -153,7 +153,9 @@ def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | N
 
 
 def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
-    """Return the points of a setting, each of which is one cell per set; (None,) for a setting without points.
+    """Return the points of a setting, each of which makes one cell per data set; (None,) for a setting without points.
+
+    A point is a number of training rows (setting "scarce") or a share of the positive class (setting "imbalance").
 
     Raises:
         ConfigError: If points are given to a setting without them, or one is out of range.
@@ -185,7 +187,7 @@ def _check_disk(stack: LayerStack, settings: CellSettings) -> None:
 
 
 def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
-    """Return the study of finished cells: their rows, what they say together, charts and conclusions."""
+    """Return the study of finished cells: their rows, the comparison over all data sets, charts and conclusions."""
     scored = rows.assign(measure="score")
     more: list[Row] = []
     told: list[str] = []
@@ -204,7 +206,7 @@ def benchmark_study(rows: Frame, settings: Mapping[str, JSON]) -> Study:
 
 
 class _Summary:
-    """What the rows of one point say over all sets.
+    """The comparison of methods over all data sets at one point (see `_points`).
 
     Attributes:
         rows: Table rows of the measures "mean", "rank" and "ahead".
@@ -216,7 +218,10 @@ class _Summary:
 
 
 def _over_sets(part: Frame) -> _Summary:
-    """Return what the scores of one point say over the sets that every method has."""
+    """Compare the methods at one point, over the data sets that every method has a score for.
+
+    `part` holds the rows of that point.
+    """
     scores = _scores(part)
     sets = next(iter(scores.values())).shape[1]
     best = "default" if "default" in scores else max(scores, key=lambda name: scores[name].mean())
@@ -237,14 +242,17 @@ def _over_sets(part: Frame) -> _Summary:
 
 
 def _scores(part: Frame) -> dict[str, np.ndarray]:
-    """Return method -> scores `[seeds, sets]`, over the sets that every method has; methods without seeds have one."""
+    """Return method -> scores `[seeds, sets]`, over the data sets that every method has.
+
+    Methods without seeds have one row.
+    """
     wide = part.assign(seed=part["seed"].fillna(-1)).pivot_table("score", ["method", "seed"], "set", sort=False)
     wide = wide.dropna(axis=1)
     return {str(method): own.to_numpy() for method, own in wide.groupby(level="method", sort=False)}
 
 
 def _figures(*, several: bool) -> dict[str, Figure]:
-    """Return chart name -> chart; with several points, curves over them instead of bars."""
+    """Return chart name -> chart: bars over the data sets, or with `several` points curves over the points."""
     mean, title = {"measure": "mean"}, "Mean AUC over the sets"
     if several:
         axes = {"x": "point", "colour": "method", "x_title": "training rows, or share of the positive class"}

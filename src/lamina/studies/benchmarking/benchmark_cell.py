@@ -1,4 +1,7 @@
-"""One cell of the benchmark: every method on one portion of one probing set, from states that are computed once."""
+"""One cell of the benchmark: run every method on one portion of one data set.
+
+A portion is the rows that are drawn to train on, and those to score. The model computes its states once.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ ReaderOf: TypeAlias = Callable[[Task, int], Reader]  # task and seed -> the read
 
 
 def _with_linear_head(fusion: Any, **head: Any) -> ReaderOf:  # noqa: ANN401 any config, any setting of the head
-    """Return a function that makes a reader of a fusion, with one linear map as its head."""
+    """Return a function that makes a reader from a fusion and one linear map as its head."""
     return lambda task, seed: Reader(fusion, SequenceClassification(task.labels, **head), seed=seed)
 
 
@@ -84,13 +87,14 @@ class CellSettings:
 
     Attributes:
         setting: "normal", "scarce", "imbalance" or "shift".
-        methods: Names of the methods, of `METHODS` or of `readers`.
+        methods: Names of the methods: keys of `METHODS` or of `readers`.
         seeds: Seeds of the readers: initial weights and dropout. The other methods have one result.
         scored: Maximum number of scored rows. None: all.
         unique: Whether each text counts once; see `ProbingSet.without_repeats`.
         max_length: Maximum tokens per text.
-        draw: Seed of the rows that are drawn.
-        readers: More methods: name -> the reader. Not part of what a saved cell is compared by.
+        draw: Seed of the choice of rows.
+        readers: Further methods: name -> reader. They are left out when a saved cell's settings are compared with
+            these.
         training: Options of `lamina.fit` that replace those of `LaminaClassifier`.
     """
 
@@ -106,11 +110,11 @@ class CellSettings:
 
 
 def cell_portion(folder: Path, name: str, point: float | None, settings: CellSettings) -> Portion:
-    """Read a set, and draw the rows of one point of the setting.
+    """Read a data set, and draw the rows to train on and to score.
 
     Args:
         folder: The folder of the data files.
-        name: Name of the set.
+        name: Name of the data set.
         point: Number of training rows in the setting "scarce", share of the positive class in "imbalance"; else None.
         settings: Settings of the benchmark.
 
@@ -173,14 +177,14 @@ def cell_rows(
 def portion_means(
     model: PreTrainedModel, processor: Processor | None, drawn: Portion, settings: CellSettings, cache_dir: str
 ) -> dict[str, Matrix]:
-    """Return "train" and "test" -> mean of each layer's states over the tokens, `[rows, layers, width]`."""
+    """Return "train" and "test" -> the mean over a row's tokens of each layer's states, `[rows, layers, width]`."""
     with _frozen(model) as base:
         return _States(base, processor, drawn, settings, cache_dir).means
 
 
 @contextmanager
 def _frozen(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Give the model in eval mode; on leaving, restore its mode and its `requires_grad`."""
+    """Yield the model frozen and in eval mode; afterwards restore its mode and its parameters' `requires_grad`."""
     base = unwrapped(model)
     trainable = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
     with evaluating(base):
@@ -192,7 +196,7 @@ def _frozen(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
 
 
 class _States:
-    """The hidden states of a portion, computed when an instance is made, and the methods that read them.
+    """The hidden states of a portion's rows, and the methods that read them. The model runs when an instance is made.
 
     Args:
         model: The frozen model.
@@ -202,7 +206,7 @@ class _States:
         cache_dir: Folder of the states.
 
     Attributes:
-        seconds: How long the model took to read all texts.
+        seconds: Seconds that the model took to read all texts.
     """
 
     def __init__(
@@ -249,13 +253,16 @@ class _States:
         return group
 
     def _group(self, bank: ReaderBank, names: Sequence[str], part: str) -> Group:
-        """Return the encoded rows of a part, as a group of the readers with these names."""
+        """Return the encoded rows of `part` ("train" or "test"), as input for the readers with these names."""
         tasks = dict.fromkeys(names, self._task)
         (group,) = groups_of(self._runner(bank), tasks, part, self._options, self._encodings)
         return group
 
     def train(self, method: str, make: ReaderOf) -> list[Row]:
-        """Train a reader for every seed, all at the same time, and return a row for each."""
+        """Train one reader per seed of a method, all at the same time, and return a row for each.
+
+        `make` makes a reader.
+        """
         readers = {f"seed-{seed}": make(self._task, seed) for seed in self._settings.seeds}
         bank = self._new_bank(readers)
         task = replace(self._task, splits={"train": self._task.split("train")})
@@ -279,7 +286,7 @@ class _States:
         ]
 
     def fit(self, method: str) -> Row:
-        """Fit a method on fixed features, and return its row."""
+        """Fit a method on fixed features, and return its table row."""
         check_known(_OP, [method], METHODS, "method")
         start = time.perf_counter()
         fitted, chosen = self._fitted(method)
@@ -289,7 +296,7 @@ class _States:
         return row | ({} if chosen is None else {"chosen": chosen})
 
     def _fitted(self, method: str) -> tuple[Fitted, int | None]:
-        """Return the result of a method, and the layer that it chose (None: it chooses none)."""
+        """Fit a method on fixed features; return its result and the layer that it chose (None for most methods)."""
         classes, seed = self._drawn.train.labels, self._settings.draw
         if method == "majority":
             return regressions.Fitted(np.zeros(len(self._drawn.test.labels)), 0.5, 0), None
@@ -313,7 +320,7 @@ class _States:
 
     @cached_property
     def means(self) -> dict[str, Matrix]:
-        """Part -> mean of each layer's states over the tokens, `[rows, layers, width]`."""
+        """Name of a split -> the mean over a row's tokens of each layer's states, `[rows, layers, width]`."""
         return {part: mean_states(group) for part, group in self._groups.items()}
 
 

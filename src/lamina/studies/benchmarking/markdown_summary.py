@@ -1,4 +1,4 @@
-"""Write what a benchmark found as a page of Markdown: the methods over all sets, the conclusions, and every set."""
+"""Write the results of a benchmark as a page of Markdown: the methods over all data sets, and each data set."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _TITLES = {
 
 
 def over_sets(study: Study) -> Frame:
-    """Return a row per point and method of a benchmark, the best mean first.
+    """Return a row per point and method of a benchmark, the best mean first. Points are explained in `_points`.
 
-    Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the sets of the standard deviation over
-    seeds), "rank" (mean rank), "seconds" and "bytes"; then the comparison of the leading method with this one:
+    Columns: "point" and "method"; "score" (mean AUC), "spread" (mean over the data sets of the standard deviation over
+    seeds), "rank" (mean rank), "seconds" and "bytes". Then follows the comparison of the leading method with this one:
     "behind_by", "low", "high", "p", "wins", "level" and "losses".
     """
     table: Frame = study.table
@@ -47,7 +47,7 @@ def over_sets(study: Study) -> Frame:
 
 
 def markdown_summary(study: Study) -> str:
-    """Return the page: the methods over all sets, the conclusions, the sets that failed, and the AUC on every set."""
+    """Return the page: methods over all data sets, conclusions, data sets that failed, and the AUC on each data set."""
     table = over_sets(study)
     rows = [_cells(cast("Mapping[str, object]", row)) for row in table.to_dict("records")]
     used = [name for name in _TITLES if any(row[name] for row in rows)]
@@ -69,7 +69,7 @@ def markdown_summary(study: Study) -> str:
 
 
 def _cells(row: Mapping[str, object]) -> dict[str, str]:
-    """Return column -> text of a row of `over_sets`; "" where a method has no value."""
+    """Return a row of `over_sets` as text: column -> text, "" where a method has no value."""
     value = {name: cell for name, cell in row.items() if not _is_missing(cell)}
     cells = {"point": f"{value['point']:g}" if "point" in value else "", "method": str(value["method"])}
     cells |= {name: _number(value.get(name)) for name in ("score", "spread", "rank", "behind_by")}

@@ -1,7 +1,7 @@
-"""Public binary probing data sets, as the package sae-probes carries them: find, read, and divide into rows.
+"""Find and read the public binary probing data sets of the package sae-probes, and draw rows from them.
 
-The sets are those of Kantamneni et al. 2025, arXiv:2502.16681, "Are Sparse Autoencoders Useful?". Only the data files
-of the package are read; it is not imported, because it needs libraries that Lamina does not.
+The data sets are those of Kantamneni et al. 2025, arXiv:2502.16681, "Are Sparse Autoencoders Useful?". Only the data
+files of the package are read; it is not imported, because it needs libraries that Lamina does not.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _OP = "bench"
 @final
 @dataclass(frozen=True)
 class ProbingSet:
-    """One data set: its texts, and the class (0 or 1) of each.
+    """One probing data set: its texts, and the class (0 or 1) of each.
 
     Attributes:
         name: Name of the set, with its number, such as "87_glue_cola".
@@ -49,7 +49,7 @@ class ProbingSet:
     labels: Rows
 
     def without_repeats(self) -> ProbingSet:
-        """Return the set with each text once; texts that have both classes are left out.
+        """Return the data set with each text once; texts that occur with both classes are left out.
 
         The published sets repeat texts of the rarer class until both classes have as many rows.
         """
@@ -63,7 +63,7 @@ class ProbingSet:
 @final
 @dataclass(frozen=True)
 class Portion:
-    """The rows of a set that are trained on, and those that are scored.
+    """The rows drawn from a data set: those to train on, and those to score.
 
     Attributes:
         train: Texts and classes to train on.
@@ -98,7 +98,9 @@ def find_data(data: str | Path | None) -> Path:
 
 
 def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
-    """Return the names of the binary sets, in their published order; for "shift" those that have a shifted twin.
+    """Return the names of the data sets in their published order; for "shift", only those with a shifted version.
+
+    A shifted version has the same classes and texts of another kind.
 
     Raises:
         DataError: If the list of the sets cannot be read.
@@ -111,7 +113,7 @@ def set_names(folder: Path, setting: Setting = "normal") -> tuple[str, ...]:
 
 
 def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
-    """Read one set, or its twin with texts of another kind.
+    """Read a data set, or with `shifted` its version with texts of another kind.
 
     Raises:
         DataError: If its file is missing or damaged, or does not have two classes.
@@ -129,15 +131,15 @@ def read_set(folder: Path, name: str, *, shifted: bool = False) -> ProbingSet:
 
 
 def read_names(folder: Path, name: str) -> list[str]:
-    """Return the names of the classes of a set, the negative one first."""
+    """Return the class names of a data set, the negative one first."""
     table = _read(folder / _SETS / f"{name}.csv.zst", ("target",))
     return sorted(set(table["target"].dropna().astype(str)))
 
 
 def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the class names of a shifted set in the order of the classes of the set itself.
+    """Return the class names of a shifted data set, in the class order of the original data set.
 
-    A published twin (90_glue_qnli) has "1" and "not_entailment" where the set has 1 and 0.
+    One shifted set (90_glue_qnli) has "1" and "not_entailment" where the original has 1 and 0.
     """
     if set(known) == set(names):
         return list(known)
@@ -180,15 +182,15 @@ def portion(
     """Draw the rows to train on and the rows to score.
 
     At most 1,024 rows are trained on, and at least 100 are left to be scored. Both have the same share of the positive
-    class. The draw for the largest number of rows is that of the package sae-probes; smaller numbers are the first rows
+    class. The draw for the largest number of rows is that of the package sae-probes. Smaller numbers are the first rows
     of each class of the same draw, so that all sizes are scored on the same rows.
 
     Args:
-        data: The set.
-        rows: Number of training rows. None: as many as there are.
+        data: The data set.
+        rows: Number of training rows. None: as many as possible.
         share: Share of the positive class.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A set with other texts, which is scored instead.
+        other: A data set with other texts, which is scored instead.
         seed: Seed of the draw.
 
     Raises:
@@ -223,7 +225,10 @@ def _select(data: ProbingSet, rows: Rows) -> ProbingSet:
 
 
 def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple[Rows, Rows]:
-    """Return the training and test rows that `get_train_test_indices` of sae-probes 0.4.2 draws."""
+    """Return row indices of the training and test rows, drawn like `get_train_test_indices` of sae-probes 0.4.2.
+
+    `train` and `test` are their numbers, and `share` is the share of the positive class.
+    """
     rng = np.random.RandomState(seed)
     positives, negatives = np.flatnonzero(labels == 1), np.flatnonzero(labels == 0)
     trained, scored = int(np.ceil(share * train)), int(np.ceil(share * test))
@@ -238,7 +243,7 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
 
 
 def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the sets to run: those named, by their full names or their numbers; None: all of the setting.
+    """Return the data sets to run: those with these full names or numbers. None: all of the setting.
 
     Raises:
         ConfigError: If none is named, or one twice.

@@ -21,7 +21,7 @@ _ALPHA = 0.05
 
 
 def compare_methods(scores: Scores, best: str) -> list[Row]:
-    """Compare one method with each other one over the same sets.
+    """Compare one method with each of the others over the same data sets.
 
     Args:
         scores: Method -> its scores `[seeds, sets]`. Methods without seeds have one row.
@@ -55,7 +55,7 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
 
 
 def _paired(first: NDArray[np.floating], second: NDArray[np.floating]) -> tuple[NDArray[np.floating], ...]:
-    """Return two score matrices with the same number of seeds; a method without seeds repeats its only row."""
+    """Return two score matrices with the same number of seeds; a matrix with one row is repeated."""
     seeds = max(len(first), len(second))
     return tuple(np.repeat(matrix, seeds, 0) if len(matrix) == 1 else matrix[:seeds] for matrix in (first, second))
 
@@ -82,7 +82,10 @@ def critical_difference(methods: int, sets: int) -> float:
 
 
 def sentences(compared: Sequence[Row], sets: int, seeds: int, where: str = "") -> list[str]:
-    """Return a sentence per comparison that `compare_methods` made; `where` is said first, such as "64 rows: "."""
+    """Return one sentence for each comparison of `compare_methods`; all begin with `where`, such as "64 rows: ".
+
+    `sets` and `seeds` are the numbers of data sets and of seeds.
+    """
     return [_sentence(row, sets, seeds, where) for row in compared]
 
 

@@ -1,6 +1,6 @@
 """Rival methods on fixed features: logistic regression, PCA with regression, nearest neighbours and XGBoost.
 
-They follow sae-probes 0.4.2: the same grids, folds and final fits, so that their scores can be laid beside the paper's.
+They follow sae-probes 0.4.2: the same grids, folds and final fits, so that scores can be compared with the paper's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
 
     Attributes:
         scores: Scores of the test rows, higher for class 1.
-        held_out: Mean AUC on the held-out rows of the training rows, for the chosen setting.
+        held_out: Mean AUC of the chosen setting on the held-out part of the training rows.
         size: Number of parameters of the final model.
     """
 
@@ -44,10 +44,10 @@ class Fitted(NamedTuple):
 
 
 def folds_of(classes: Classes, seed: int) -> Folds:
-    """Return the (training, held-out) rows that choose a setting; folds whose held-out rows lack a class are left out.
+    """Return pairs of (training rows, held-out rows) for choosing a setting.
 
-    Up to 12 rows: all pairs; below 128: six stratified folds; from 128: the last fifth, at most 100 rows. If every
-    fold lacks a class, the result is empty.
+    Up to 12 rows: all pairs of rows are held out in turn. Below 128: six stratified folds. From 128: the last fifth, at
+    most 100 rows. Folds whose held-out rows lack a class are left out, so the result may be empty.
     """
     from sklearn.model_selection import LeavePOut, StratifiedKFold
 
@@ -73,7 +73,10 @@ def auc(classes: Classes, scores: Matrix) -> float:
 
 
 def _held_out(make: Callable[[], Any], features: Matrix, classes: Classes, folds: Folds) -> float:
-    """Return the mean AUC of new models over folds; a fold whose training rows have one class counts 0.5."""
+    """Return the mean AUC over folds of a new model per fold, made by `make`.
+
+    A fold whose training rows have one class counts 0.5.
+    """
     scores: list[float] = []
     for train, held in folds:
         if len(np.unique(classes[train])) < 2:
@@ -94,7 +97,14 @@ def _quietly() -> Iterator[None]:
 
 
 def logistic(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit a logistic regression with an L2 penalty, whose strength the held-out rows choose."""
+    """Fit a logistic regression with an L2 penalty; its strength is chosen on held-out rows.
+
+    Args:
+        train: Features of the training rows, `[rows, features]`.
+        classes: Their classes, 0 or 1.
+        test: Features of the rows to score.
+        seed: Seed of the folds.
+    """
     size = train.shape[1] + 1
     train, test = fewer_columns(train, test)
     folds = folds_of(classes, seed) if len(classes) > 3 else []
@@ -113,10 +123,10 @@ def _regression(strength: float, seed: int) -> Any:  # noqa: ANN401 scikit-learn
 
 
 def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
-    """Rotate features so that no more columns than training rows are left.
+    """Rotate features so that there are no more columns than training rows.
 
-    A regression with an L2 penalty has the same solution before and after, since its weights lie in the span of the
-    training rows; L-BFGS also takes the same steps to it. With several times more features than rows it is faster.
+    A regression with an L2 penalty has the same solution before and after, because its weights lie in the span of the
+    training rows; L-BFGS also takes the same steps. With several times more features than rows it is faster.
     """
     rows, columns = train.shape
     if columns <= rows or not isinstance(train, np.ndarray):
@@ -126,7 +136,10 @@ def fewer_columns(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit a logistic regression on the first principal components, whose number the held-out rows choose."""
+    """Fit a logistic regression on the first principal components; their number is chosen on held-out rows.
+
+    The arguments are those of `logistic`.
+    """
     from sklearn.decomposition import PCA
 
     train, test = _standardised(train, test)
@@ -146,7 +159,10 @@ def principal_components(train: Matrix, classes: Classes, test: Matrix, *, seed:
 
 
 def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Vote among the nearest training rows, whose number the held-out rows choose."""
+    """Classify by a vote of the nearest training rows; their number is chosen on held-out rows.
+
+    The arguments are those of `logistic`.
+    """
     from sklearn.neighbors import KNeighborsClassifier
 
     train, test = _standardised(train, test)
@@ -161,7 +177,9 @@ def neighbours(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> F
 
 
 def boosted_trees(train: Matrix, classes: Classes, test: Matrix, *, seed: int) -> Fitted:
-    """Fit XGBoost; the held-out rows choose among ten random settings.
+    """Fit XGBoost; one of ten random settings is chosen on held-out rows.
+
+    The arguments are those of `logistic`.
 
     Raises:
         MissingExtraError: If XGBoost is not installed.
@@ -204,5 +222,5 @@ def _standardised(train: Matrix, test: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def _spaced(most: int) -> list[int]:
-    """Return up to ten whole numbers from 1 to `most`, each about as many times larger than the one before."""
+    """Return up to ten whole numbers from 1 to `most`, spaced evenly on a logarithmic scale."""
     return np.unique(np.logspace(0, np.log2(most), num=10, base=2, dtype=int)).tolist()

@@ -75,7 +75,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class _Start:
-    """State that the cells of the study share: the model, its processor, the stack's name and the training options."""
+    """State that all cells of the study share: the model, its processor, the stack's name and the training options."""
 
     model: Source
     processor: Processor | None
@@ -84,7 +84,7 @@ class _Start:
 
 
 class _Folders(NamedTuple):
-    """The folders that the result for one task is saved in: one for the cut model, one for the bank with its reader."""
+    """The folders for the result of one task: one for the cut model, one for the bank with its reader."""
 
     model: Path
     readers: Path
@@ -204,7 +204,7 @@ def advise(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 def _folders(output: Path | None, task: str) -> _Folders | None:
-    """Return the folders for one task's result, inside `output`; None if `output` is None: nothing is saved."""
+    """Return the folders for one task's result inside `output`; None if `output` is None: nothing is saved."""
     return None if output is None else _Folders(output / "models" / slug(task), output / "readers" / slug(task))
 
 
@@ -398,6 +398,6 @@ def _costs_text(rows: DataFrame) -> str:
 
 
 def _and(layers: Sequence[int]) -> str:
-    """Return layer numbers as text, such as "2, 3 and 4"."""
+    """Return layer numbers as a phrase, such as "2, 3 and 4"."""
     *most, last = map(str, layers)
     return f"{', '.join(most)} and {last}" if most else last

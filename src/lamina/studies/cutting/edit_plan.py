@@ -1,4 +1,4 @@
-"""A plan of edits in a YAML file, for `lamina edit --plan`: what to change in a model, in which order."""
+"""Read and apply a plan of edits: a YAML file for `lamina edit --plan` with the edits of a model, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DROP_LEAST = "drop_least"  # an entry of a plan only: it needs a task
 
 
 class DropLeast(Strict):
-    """The arguments of `drop_least`: drop the blocks that matter least to the plan's task."""
+    """Arguments of the edit `drop_least`, which drops the blocks that matter least to the plan's task."""
 
     count: PositiveInt
     by: Literal["influence", "loss", "readers"] = "influence"
@@ -35,7 +35,7 @@ class DropLeast(Strict):
 
 
 def _check(edit: Fields) -> None:
-    """Raise ConfigError or ValidationError unless an edit is one known name with allowed arguments."""
+    """Raise ConfigError or ValidationError unless `edit` has one known name and arguments that it allows."""
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
@@ -52,7 +52,7 @@ _NAMED = BeforeValidator(lambda value: {"preset": value} if isinstance(value, st
 
 
 class EditPlan(Strict):
-    """A plan: the edits in order, and the task that `drop_least` measures on."""
+    """A plan: a list of edits in order, and the task for the edit `drop_least`."""
 
     edits: list[Annotated[Fields, checked(_check)]]
     seed: Seed = 0  # of random weights, and of healing
@@ -61,7 +61,7 @@ class EditPlan(Strict):
     def __call__(
         self, model: PreTrainedModel, processor: Processor | None, data: Path | None = None
     ) -> list[LeastBlocks]:
-        """Apply the edits to a model, in place; return what was lost by each `drop_least`.
+        """Apply the edits to a model, in place; return a report of what the model lost for each `drop_least`.
 
         Args:
             model: The model.
@@ -86,14 +86,14 @@ class EditPlan(Strict):
         return reports
 
     def needs_weights(self) -> bool:
-        """Return whether the plan measures a model, which has to have its weights for that."""
+        """Whether the model must have its weights, because the plan measures it."""
         return any(DROP_LEAST in edit for edit in self.edits)
 
 
 def _drop_least(
     model: PreTrainedModel, task: Task, options: DropLeast, processor: Processor | None, seed: int
 ) -> LeastBlocks:
-    """Drop the blocks that matter least to a task, and return what was lost."""
+    """Drop the blocks that matter least to a task, and return a report of what the model lost."""
     chosen: dict[str, Any] = options.model_dump(exclude={"count"})
     return drop_least_(model, task, options.count, processor=processor, seed=seed, **chosen)
 
@@ -111,7 +111,10 @@ def read_plan(path: Path) -> EditPlan:
 
 
 def parse_plan(fields: Fields, *, op: str = "plan", file: Any = None) -> EditPlan:  # noqa: ANN401 a `YamlFile`
-    """Return a plan from its fields; `op` begins error messages, which name a line if there is a `file`."""
+    """Return a plan from its fields.
+
+    `op` is the operation, for messages. If there is a `file`, messages name its line.
+    """
     try:
         return EditPlan.model_validate(fields)
     except ValidationError as error:
@@ -119,5 +122,5 @@ def parse_plan(fields: Fields, *, op: str = "plan", file: Any = None) -> EditPla
 
 
 def task_fields(name: str) -> str | Fields:
-    """Return the task of a plan from --task: the name of a preset, or a YAML file with the keys of a task."""
+    """Return the fields of the task given by --task: the name of a preset, or a YAML file with the keys of a task."""
     return read_yaml(Path(name)).fields if is_file(name) else name

@@ -123,12 +123,12 @@ def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) ->
 
 
 def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:
-    """Return a sentence that compares the scores of edited models with those of unedited models, seed by seed.
+    """Return a sentence that compares the scores of edited with those of unedited models, seed by seed.
 
     Args:
-        what: The beginning of the sentence, which names the two kinds of models.
-        scores: Seed -> score of the edited model that was trained with this seed.
-        reference: Seed -> score of the unedited model that was trained with this seed.
+        what: Start of the sentence; it names the two kinds of models.
+        scores: Seed -> score of the edited model trained with this seed.
+        reference: Seed -> score of the unedited model trained with this seed.
     """
     seeds = [seed for seed in scores if seed in reference]
     if not seeds:

@@ -1,4 +1,4 @@
-"""Greedy continuations of prompts, and the share of one continuation that another one repeats."""
+"""Greedy continuations of prompts, and how much of one continuation another one repeats."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def continuations(
 
 
 def same_share(whole: Sequence[int], other: Sequence[int]) -> float:
-    """Return the share of the tokens of `whole`, from 0 to 1, that come before its first difference from `other`."""
+    """Return the share of the tokens of `whole` before its first difference from `other`, from 0 to 1."""
     pairs = enumerate(zip(whole, other, strict=False))
     equal = next((place for place, (token, other_token) in pairs if token != other_token), None)
     return (min(len(whole), len(other)) if equal is None else equal) / len(whole)

@@ -34,7 +34,9 @@ _NONE = "none"  # the end and the start of a model without inserted layers
 
 
 class _Insertion(NamedTuple):
-    """One setting of the study: which blocks get inserted layers, with which initial weights. Its fields are columns.
+    """One setting of the study: which blocks get inserted layers, with which initial weights.
+
+    Its fields are table columns.
 
     Attributes:
         end: Whether the blocks are the "top" or the "bottom" ones of the stack; "none" if no block gets a layer.
@@ -139,7 +141,7 @@ def insertion(  # noqa: D417, PLR0913 the options of a public entry point
 
 
 def _edits(stack: LayerStack, inserted: _Insertion, position: str) -> Edits:
-    """Return the edits that insert layers into the blocks that `inserted` describes; [] if it describes none."""
+    """Return the edits that insert layers at `position` in the blocks of one setting; [] if it inserts none."""
     if not inserted.inserted:
         return []
     first = 1 if inserted.end == "bottom" else stack.depth - inserted.inserted + 1
@@ -155,7 +157,7 @@ def _cell(
     seed: int,
     training: Training,
 ) -> list[FinetunedRow]:
-    """Run one cell: insert layers into a fresh model, and score the model before and after fine-tuning."""
+    """Run one cell: insert layers into a newly loaded or copied model, and score it before and after fine-tuning."""
     return finetuned_rows(model, processor, task, edits, seed, training, score_start=True)
 
 
@@ -168,7 +170,7 @@ def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
 
 
 def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
-    """Return the sentence that compares a model with inserted layers with the model without any, for one task."""
+    """Return the sentence for one task that compares a model with inserted layers with one without, by the metric."""
     blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
     what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
     scores = trained_scores(table, task, metric, **inserted._asdict())

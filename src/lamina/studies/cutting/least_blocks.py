@@ -42,18 +42,19 @@ _PARTS = 10  # of the validation split
 @final
 @dataclass(frozen=True)
 class LeastBlocks:
-    """What `drop_least_` did, and what the model lost.
+    """The report of `drop_least_`: which blocks it dropped, and what the model lost.
 
     Attributes:
         task: Name of the task.
-        metric: Its metric.
-        by: How the blocks were chosen.
+        metric: The task's metric.
+        by: The method of choosing blocks, as passed to `drop_least_`.
         dropped: Numbers of the dropped blocks, before the edit.
-        costs: Number of a block -> its influence, or by how much the score falls without it, where it was measured.
+        costs: Number of a block -> its influence, or how much the score falls without it; only blocks that were
+            measured.
         scored_by: "head": the model's own head, on parts of the validation split; "readers": linear readers of the last
             layer, one per seed, trained on the whole model and again on the cut one.
-        whole, cut, healed: Mean scores before, after the cut, and after healing (None: it was not healed).
-        change: Mean of the differences between the last score and the score of the whole model.
+        whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).
+        change: Mean difference between the last score and the score of the whole model.
         interval: Half the width of the 95 % interval of `change`; None if there is one value.
         values: Number of values that `change` is the mean of: parts, or seeds.
         speedup: Time of a pass of the whole model divided by that of the cut one.
@@ -89,7 +90,7 @@ class LeastBlocks:
         }
 
     def sentence(self) -> str:
-        """Return what was lost, as a sentence."""
+        """Return a sentence that says what the model lost."""
         blocks = ", ".join(map(str, self.dropped))
         interval = "" if self.interval is None else f" ± {self.interval:.3f}"
         over = f"95 % interval over {self.values} {'parts of the rows' if self.scored_by == 'head' else 'seeds'}"
@@ -116,18 +117,19 @@ def drop_least_(  # noqa: PLR0913 options of the command
 ) -> LeastBlocks:
     """Drop the `count` blocks that matter least to a task, in place, and measure what the model lost.
 
-    Blocks are chosen on training rows only; scores are those of the validation split.
+    Blocks are chosen on training rows only. Scores are measured on the validation split.
 
     Args:
-        model: A model. With a head for the task, its own answers are scored, otherwise linear readers of its last
+        model: A model. If it has a head for the task, its own answers are scored, otherwise linear readers of its last
             layer.
         task: The task, with the splits "train" and "validation".
         count: Number of blocks to drop, less than the depth.
-        by: "influence": the blocks that move the tokens least, 1 - mean cosine between a block's input and output.
-            "loss": one block after the other, each time the one without which the model's own score falls least; the
-            model needs a head for the task. "readers": the blocks without which trained linear readers lose least.
+        by: How blocks are chosen. "influence": the blocks that change the tokens' states least, by 1 - mean cosine
+            between a block's input and output. "loss": one block after the other, each time the one without which the
+            score of the model's head falls least; the model needs a head for the task. "readers": the blocks without
+            which the scores of trained linear readers fall least.
         heal_epochs: Epochs of fine-tuning after the cut; the model needs a head for the task. 0: none.
-        processor: Tokenizer or image processor.
+        processor: Tokenizer or image processor. None: the one saved with the model.
         stack: Name of the stack. None: the only one, or the encoder.
         seed: Seed of the parts of the validation split and of healing.
         progress: Whether to show progress bars.
@@ -182,7 +184,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
 
 
 def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -> bool:
-    """Return whether the model's own head answers the task."""
+    """Return whether the model has a head that fits the task."""
     try:
         evaluate(model, {task.name: _rows_of(task, range(min(2, len(task.split("validation")))))}, processor=processor)
     except (LaminaError, ValueError, TypeError):
@@ -191,14 +193,17 @@ def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -
 
 
 def _rows_of(task: Task, rows: Sequence[int]) -> Task:
-    """Return the task with some rows of its validation split as its validation split."""
+    """Return the task with its validation split reduced to the rows with these indices."""
     return replace(task, splits={**task.splits, "validation": task.split("validation").select_rows(rows)})
 
 
 def _scores(
     model: PreTrainedModel, task: Task, processor: Processor | None, stack: str, seed: int, *, own: bool
 ) -> list[float]:
-    """Return the scores of the model's head on parts of the validation split, or those of linear readers per seed."""
+    """Return scores on the validation split: with `own`, those of the model's head on parts of the split.
+
+    Without `own`, one score per seed, of a linear reader of the last layer that is trained with it.
+    """
     if not own:
         return [_reader_score(model, task, processor, stack, reader_seed) for reader_seed in _SEEDS]
     count = len(task.split("validation"))
@@ -209,7 +214,10 @@ def _scores(
 
 
 def _reader_score(model: PreTrainedModel, task: Task, processor: Processor | None, stack: str, seed: int) -> float:
-    """Train a linear reader of the last layer, and return its score."""
+    """Train a linear reader of the stack's last layer, and return its score on the validation split.
+
+    `seed` decides the reader's initial weights and the order of the rows.
+    """
     required = [parameter for parameter in model.parameters() if parameter.requires_grad]
     bank = ReaderBank(model, processor)
     bank.add("task", linear_reader(task, seed=seed, stack=stack))
@@ -225,7 +233,7 @@ def _sizes(model: PreTrainedModel) -> tuple[int, int]:
 
 
 def _speedup(whole: PreTrainedModel, cut: PreTrainedModel, task: Task, processor: Processor | None) -> float:
-    """Return how many times as fast a pass of the cut model is, as a median over passes in turns."""
+    """Return how many times as fast the cut model is as the `whole` one: the median over alternating passes."""
     validation = task.split("validation")
     rows = range(min(len(validation), TIMED_ROWS))
     inputs = encode_rows(task, validation.select_rows(rows), whole, processor, None)
@@ -241,7 +249,10 @@ _Choice = tuple[dict[int, float], list[int]]
 def _by_influence(
     model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack
 ) -> _Choice:
-    """Choose the blocks with the least block influence on training rows."""
+    """Choose the blocks with the lowest block influence on training rows.
+
+    Returns block number -> influence, and the numbers of the chosen blocks.
+    """
     train = task.split("train")
     rows = range(min(len(train), _ROWS))
     inputs = encode_rows(task, train.select_rows(rows), model, processor, None)
@@ -255,7 +266,7 @@ def _by_influence(
 
 
 def _by_loss(model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack) -> _Choice:
-    """Choose one block after the other: the one without which the score on held-out training rows falls least."""
+    """Choose blocks one after the other: each time the one without which the score on training rows falls least."""
     held_out = task.held_out(0).without_test()
     sign = -1 if task.metric in LOWER else 1
     costs: dict[int, float] = {}
@@ -276,7 +287,7 @@ def _by_loss(model: PreTrainedModel, task: Task, count: int, processor: Processo
 def _by_readers(
     model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack
 ) -> _Choice:
-    """Choose the blocks without which linear readers, trained on the whole model, lose least on held-out rows."""
+    """Choose the blocks without which the scores of linear readers of the whole model fall least, on held-out rows."""
     held_out = task.held_out(0).without_test()
     study = removal(model, held_out, processor=processor, stack=stack.name, seeds=_SEEDS[:1])
     drops = rows_where(study.table, {"measure": "drop"})
@@ -288,7 +299,7 @@ def _by_readers(
 
 
 def _least(costs: Mapping[int, float], count: int) -> list[int]:
-    """Return the numbers of the `count` blocks with the lowest costs, in ascending order; of equals the highest."""
+    """Return the numbers of the `count` blocks with the lowest costs, ascending; of equals the highest are taken."""
     return sorted(sorted(costs, key=lambda layer: (costs[layer], -layer))[:count])
 
 

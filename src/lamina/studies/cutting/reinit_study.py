@@ -144,7 +144,10 @@ def _cell(
     seed: int,
     training: Training,
 ) -> list[FinetunedRow]:
-    """Run one cell: edit a fresh model, fine-tune it on a share `fraction` of the training rows, return its scores."""
+    """Run one cell: edit a new copy of the model, fine-tune it on a share of the training rows, return its scores.
+
+    `fraction` is the share, and `seed` decides the new weights, the rows and their order.
+    """
     sample = task if fraction == 1 else task.subsample(fraction=fraction, seed=seed)
     return finetuned_rows(model, processor, sample, edits, seed, training)
 

@@ -190,7 +190,7 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
 
 @dataclass(frozen=True)
 class _Start:
-    """State that the cells of the study have in common.
+    """State that all cells of the study share.
 
     Attributes:
         source: A model, which the cell copies, or the name or folder to load it from.
@@ -208,7 +208,7 @@ class _Start:
 
 
 class _CellModel:
-    """The model of one cell, which is copied or loaded when an instance is created, and the measurements on it.
+    """The model of one cell, and measurements on it. The model is copied or loaded when an instance is made.
 
     Attributes:
         model: The model.
@@ -474,9 +474,9 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 
 
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
-    """Return the sentence that names the range of blocks whose removal costs least, by the mean drop over seeds.
+    """Return a sentence that names the block range whose removal lowers the score least, by the mean drop over seeds.
 
-    `measure` names the score that fell: a metric, "perplexity" or "same_tokens".
+    `measure` is the score: a metric, "perplexity" or "same_tokens".
     """
     means = _means(drops)
     least = min(means, key=lambda block_range: means[block_range])

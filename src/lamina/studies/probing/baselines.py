@@ -82,8 +82,8 @@ def _fit_and_predict(
 ) -> list[Any]:
     """Train the baseline `name`, one of `BASELINES`, and return one prediction per row of `test`.
 
-    With `tags`, each row is a word, which is not split further. If all training labels are equal, each prediction is
-    that label.
+    `truths` are the labels of the rows in `train`, and `problem` is the problem type. With `tags`, each row is a word,
+    which is not split further. If all training labels are equal, each prediction is that label.
     """
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.exceptions import ConvergenceWarning

@@ -1,4 +1,8 @@
-"""Variants of a task that show what a probe's score is worth: random labels, and the portions of an online code."""
+"""Variants of a task that show what a probe's score is worth: random labels, and an online code.
+
+An online code measures how easily a probe finds the labels: it sends the training labels in portions, each with the
+help of a probe that was trained on the portions before.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +142,7 @@ class LabelBits(Results):
         self.bits += float(loss) / math.log(2)
 
     def first_not_finite(self) -> int | None:
-        """Return None, always: only the sum is stored, so that the first row with an infinite value is not known.
+        """Return None always: only a sum is stored, so the row with an infinite value is not known.
 
         An infinite sum is visible in the study's table.
         """

@@ -47,7 +47,10 @@ Collected = TypeVar("Collected", bound="Results")
 
 
 class Place(NamedTuple):
-    """The layer and the site that a probe reads, and the kind of probe ("linear" or "mlp"): three table columns."""
+    """The place that a probe reads: layer and site ("output", "attention" or "ffn"); and its kind ("linear" or "mlp").
+
+    Its fields are table columns.
+    """
 
     layer: int
     site: Site
@@ -118,9 +121,7 @@ class ProbeSettings:
 @final
 @dataclass(frozen=True)
 class ProbeLayer(FusionConfig):
-    """Fusion of a probe: the states of one layer, after a layer norm without parameters.
-
-    The norm gives all layers the same scale, so that one learning rate suits all of them.
+    """A fusion for probes. It returns the states of one layer, after a layer norm without parameters.
 
     Args:
         layer: Number of the layer.
@@ -143,7 +144,7 @@ class ProbeLayer(FusionConfig):
 
     @property
     def needs_block_inputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the probe reads inside a block; the stored states of layers are then not enough."""
+        """Whether the probe reads inside a block. If so, stored states of layers are not enough for it."""
         return self.site != "output"
 
     def selector(self) -> int:
@@ -152,9 +153,10 @@ class ProbeLayer(FusionConfig):
 
 
 class _ProbeStream(Stream):
-    """Computes the features of several probes of the same layer and site together.
+    """Computes the features of several probes of the same layer and site in one pass.
 
-    They share the normed (and pooled) state, and the hidden layers of all MLPs are computed by one matrix product.
+    The probes share the normed (and pooled) state, and the hidden layers of all MLPs are computed by one matrix
+    product.
     """
 
     def __init__(self, members: Sequence[ProbeLayerFusion]) -> None:
@@ -183,7 +185,7 @@ class _ProbeStream(Stream):
 
 @final
 class ProbeLayerFusion(Fusion, config=ProbeLayer):
-    """Module of `ProbeLayer`; its only parameters are those of `inner`, the MLP's first linear map."""
+    """The module of the fusion `ProbeLayer`; its only parameters are those of `inner`, the MLP's first linear map."""
 
     stream_of: ClassVar = _ProbeStream
     inner: nn.Linear
@@ -194,14 +196,14 @@ class ProbeLayerFusion(Fusion, config=ProbeLayer):
             self.inner = nn.Linear(width, config.hidden)
 
     def group(self) -> Hashable:
-        """Return a key; probes with equal keys can be computed by one stream."""
+        """Return a key: one `_ProbeStream` computes all probes with equal keys."""
         return (super().group(), self.config.pooled, self.config.hidden, self.config.site)
 
 
 @final
 @dataclass(frozen=True)
 class ProbeHead(HeadConfig):
-    """Head of a probe: one linear map, for any kind of task with classes or numbers.
+    """The head of a probe: one linear map, for any kind of task with classes or numbers.
 
     Attributes:
         labels: Class names.
@@ -236,7 +238,7 @@ def probe_bank(
     settings: ProbeSettings,
     seed: int,
 ) -> Iterator[ReaderBank]:
-    """Open a bank with one untrained probe per name; on leaving, restore `requires_grad` and the mode.
+    """Yield a bank with one untrained probe per name; afterwards restore the model's mode and `requires_grad`.
 
     Args:
         model: The model to read. Inside the `with` block it is frozen and in eval mode.
@@ -398,7 +400,7 @@ def _score_rows(task: Task, results: Results, control: Results | None) -> list[d
 
 
 def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task]:
-    """Return the tasks with a validation split of a single row, taken from the split `split`.
+    """Return the tasks with a validation split of one row, taken from `split`.
 
     Training requires a validation split, but no epoch of a probe is selected by its score.
     """
@@ -417,14 +419,15 @@ def _without_validation(tasks: Mapping[str, Task], split: str) -> dict[str, Task
 
 
 class _OnlineCode:
-    """The tasks that train and test the probes of an online code; `portions` are the row numbers of each portion.
+    """The tasks by which the probes of an online code are trained and tested.
 
-    In step i a probe learns the labels of portions 0 to i. Then the labels of portion i + 1 are sent with the
-    probabilities that this probe predicts. Without portions there are no steps.
+    The argument `portions` has the row numbers of each portion. In step i a probe learns the labels of portions 0 to i.
+    Then the labels of portion i + 1 are sent with the probabilities that this probe predicts. Without portions there
+    are no steps.
 
     Attributes:
-        train_tasks: Per step, the task with labels only in portions 0 to i of the training rows.
-        sent_tasks: Per step, the task with labels only in portion i + 1.
+        train_tasks: One task per step, with labels only in portions 0 to i of the training rows.
+        sent_tasks: One task per step, with labels only in portion i + 1.
     """
 
     def __init__(self, task: Task, portions: Sequence[Sequence[int]]) -> None:

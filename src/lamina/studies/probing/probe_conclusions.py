@@ -137,7 +137,7 @@ def title(place: Place) -> str:
 
 
 def _site_of(site: Site) -> str:
-    """Return the words that name a site before a layer: "attention of ", "ffn of ", or "" for "output"."""
+    """Return the words that name a site before a layer: "attention of ", "ffn of ", or "" for the layer's output."""
     return "" if site == "output" else f"{site} of "
 
 

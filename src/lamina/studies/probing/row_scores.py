@@ -25,7 +25,7 @@ _Counter: TypeAlias = Callable[[Sequence[Label], Sequence[Label], Sequence[str]]
 @final
 @dataclass(frozen=True)
 class _RowMetric:
-    """A metric in two steps: numbers per row, and a function of the sums of these numbers over any set of rows.
+    """A metric in two steps: counts per row, and a function of the sums of these counts over any set of rows.
 
     Attributes:
         count: Returns `[rows, counts]` from predictions, true labels and class names.
@@ -71,7 +71,7 @@ def row_counts(
 
 
 def _correct(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return `[rows, 2]`: 1 if the prediction equals the label, else 0; and the number 1."""
+    """Return `[rows, 2]`: whether the prediction equals the label, as 1 or 0; and the number of labels, 1."""
     pairs = zip(predictions, truths, strict=True)
     return np.array([[np.array_equal(prediction, truth), 1] for prediction, truth in pairs], float)
 
@@ -131,7 +131,7 @@ def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels:
 
 
 def _ratio(top: Array, bottom: Array) -> Array:
-    """Return `top / bottom` elementwise, and 0 where `bottom` is 0."""
+    """Divide elementwise, with 0 where `bottom` is 0."""
     return np.divide(top, bottom, out=np.zeros_like(top, float), where=bottom > 1e-12)
 
 

@@ -42,7 +42,7 @@ LINEAR = "linear"  # the role of all linear maps of a block, in families without
 
 
 class _DriftRow(TypedDict):
-    """A row of the study's table."""
+    """A row of the study's table: how far one role's weights in one block lie from the base, by one measure."""
 
     run: str
     stack: str
@@ -53,7 +53,7 @@ class _DriftRow(TypedDict):
 
 
 class _Distances(NamedTuple):
-    """How far the weights of one role in one block lie from those of the base; `drift` defines the three numbers."""
+    """The distances of one role's weights in one block from those of the base. `drift` defines the three measures."""
 
     l2: float
     relative: float
@@ -204,13 +204,13 @@ class _BlockWeights:
 
 
 def _unsupported(model: PreTrainedModel, reason: str) -> UnsupportedModelError:
-    """Return the error for a model whose weights cannot be compared, for the given reason."""
+    """Return the UnsupportedModelError for a model whose weights cannot be compared, with the reason."""
     hint = "Compare models whose weights are plain linear maps."
     return UnsupportedModelError(op=_OP, model_type=family_of(model), reason=reason, hint=hint)
 
 
 def _loaded(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Load a checkpoint given by name or folder; return a model as it is, without wrappers such as `torch.compile`."""
+    """Return a checkpoint as a model: load a name or folder; unwrap a model from `torch.compile` and the like."""
     return load(checkpoint)[0] if isinstance(checkpoint, str | Path) else checked_model(checkpoint, _OP)
 
 

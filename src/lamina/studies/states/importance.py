@@ -28,7 +28,7 @@ _STANDS_OUT = 1.25  # a layer stands out if its share is this many times the mea
 
 @dataclass(frozen=True)
 class _ReaderShares:
-    """The shares that one reader gives to its layers.
+    """One reader's shares of importance: how much it uses each of its layers.
 
     Attributes:
         run: Name of the reader's bank.
@@ -151,9 +151,9 @@ def _conclusions(readers: Sequence[_ReaderShares]) -> Iterator[str]:
 
 
 def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int | None, *, progress: bool) -> None:
-    """Run texts through a bank in eval mode, so that fusions with weights per token have shares for these texts.
+    """Run texts through a bank in eval mode, for fusions whose layer weights depend on the token.
 
-    Shares from earlier texts are reset first. The bank stays in eval mode.
+    Weights from earlier texts are reset first. The bank stays in eval mode.
     """
     inputs = text_inputs(bank.model, texts, bank.processor, max_length, op=_OP)
     batches = group_batches(inputs, range(len(inputs.encoded)), batch_size)
@@ -167,7 +167,7 @@ def _read(bank: ReaderBank, texts: list[Text], batch_size: int, max_length: int 
 
 
 def _reader_shares(reader: ReaderModule, name: str, run: str, *, was_read: bool) -> _ReaderShares:
-    """Return the shares that one reader gives to its layers; they are empty if its fusion has no weights per layer.
+    """Return one reader's shares of importance; they are empty if its fusion has no weights per layer.
 
     `name` is the reader's name in the bank `run`, and `was_read` says whether the bank has just read texts.
 

@@ -183,7 +183,7 @@ def _mask_token(processor: Processor) -> int:
 
 
 class _Asked(NamedTuple):
-    """The predictions that a model is asked to make in one batch.
+    """The predictions that a model has to make in one batch.
 
     Attributes:
         batch: Keyword arguments of the model; for a masked language model, with masked tokens.
@@ -220,7 +220,7 @@ def _predictions_to_make(
 
 
 def _scores(logits: Tensor, true: Tensor) -> Tensor:
-    """Return each measure's sum over rows, `[measures]`, from logits `[rows, classes]` and true token ids `[rows]`."""
+    """Return each measure's sum over predictions, `[measures]`, from logits `[rows, classes]` and true token ids."""
     chances = logits.float().log_softmax(-1)
     true_chance = chances.gather(1, true.unsqueeze(1))
     rank = 1 + (chances > true_chance).sum(1)

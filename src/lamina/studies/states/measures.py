@@ -38,7 +38,7 @@ class LayerMeasure(ABC):
     def on_state(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> None:
-        """Add the values of one layer's state in one batch to the sums.
+        """Add one layer's state in one batch to the sums.
 
         Args:
             index: Index of the layer among those that are read, from 0; ascending within a batch.
@@ -53,21 +53,22 @@ class LayerMeasure(ABC):
     def values(
         self, index: int, state: Float[Tensor, "batch tokens width"], real: Bool[Tensor, "batch tokens"]
     ) -> Float[Tensor, "names count"]:
-        """Return one batch's values of a layer, which enter the mean: a row per measure, a column per token or text.
+        """Return one layer's values in one batch, to be averaged: one row per measure, one column per token or text.
 
         The parameters are those of `on_state`, with `state` in float32.
         """
 
     def scores(self) -> Scores:
-        """Return the mean of each measure per layer, by measure; NaN for layers without any value."""
+        """Return measure -> its mean for each layer; NaN for layers without any value."""
         return dict(zip(self.names, (self._sums / self._counts).tolist(), strict=True))
 
 
 @final
 class BlockDistance(LayerMeasure):
-    """How far a token's state moves from one of the read layers to the next; the lowest of them has no value.
+    """Measures how far a token's state moves between two layers that are read one after the other.
 
-    "angular_distance" is arccos(cosine) / pi, from 0 to 1; "block_influence" is 1 - cosine, from 0 to 2.
+    The lowest layer that is read has no value. "angular_distance" is arccos(cosine) / pi, from 0 to 1;
+    "block_influence" is 1 - cosine, from 0 to 2.
 
     Source:
         Gromov et al. 2024, "The Unreasonable Ineffectiveness of the Deeper Layers", arXiv:2403.17887, eq. 7, and Men et
@@ -98,10 +99,10 @@ class BlockDistance(LayerMeasure):
 
 @final
 class Entropy(LayerMeasure):
-    """How evenly the tokens of a text spread over directions: the matrix entropy of order 2, in nats; mean over texts.
+    """Measures how evenly a text's tokens spread over directions: matrix entropy of order 2, averaged over texts.
 
-    It is `-log sum_k (lambda_k / sum lambda)^2` over the eigenvalues of the matrix of inner products between the
-    tokens' states: 0 if all states point in one direction, and at most log(tokens).
+    It is `-log sum_k (lambda_k / sum lambda)^2`, in nats, over the eigenvalues of the matrix of inner products between
+    the tokens' states: 0 if all states point in one direction, and at most log(tokens).
 
     Source:
         Skean et al. 2025, "Layer by Layer", arXiv:2502.02013, eq. 1 (prompt entropy), with alpha = 2, for which the sum
@@ -111,7 +112,7 @@ class Entropy(LayerMeasure):
     names = ("entropy",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the entropy of every text, `[1, texts]`."""
+        """Return the entropy of every text, `[1, texts]`. Padding, where `real` is False, is left out."""
         del index
         states = state * real.unsqueeze(-1)
         lengths = states.flatten(1).norm(dim=1)
@@ -123,10 +124,7 @@ class Entropy(LayerMeasure):
 
 @final
 class Curvature(LayerMeasure):
-    """How much the path from token to token bends: the mean angle between consecutive steps, in radians.
-
-    A step is the difference between the states of two neighbouring tokens. A step of length 0 has no direction: angles
-    with it do not count, nor do texts without any angle, such as those with fewer than three tokens.
+    """Measures how much the path from token to token bends: the mean angle between consecutive steps, in radians.
 
     Source:
         Hosseini and Fedorenko 2023, arXiv:2311.04930, eq. 1 and 2, who report degrees.
@@ -135,7 +133,7 @@ class Curvature(LayerMeasure):
     names = ("curvature",)
 
     def values(self, index: int, state: Tensor, real: Tensor) -> Tensor:
-        """Return the mean angle of every text that has one, `[1, texts]`; padding has none."""
+        """Return the mean angle of every text that has an angle, `[1, texts]`. Padding (`real` False) is left out."""
         del index
         steps = F.normalize(state.diff(dim=1), dim=-1)
         first, second = steps[:, :-1], steps[:, 1:]
@@ -198,10 +196,10 @@ class MinibatchCKA:
         self.rows, self.minibatches = self.rows + rows, self.minibatches + 1
 
     def cka(self) -> Float[Tensor, "layers layers"]:
-        """Return the CKA of every pair of layers: 1 on the diagonal, about 0 for independent states.
+        """Return the CKA of all pairs of layers, `[layers, layers]`: 1 on the diagonal, near 0 if independent.
 
-        It may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same in
-        all rows are NaN.
+        A value may be slightly below 0, because the estimate is debiased. Pairs with a layer whose states are the same
+        in all rows are NaN.
 
         Raises:
             ConfigError: If no minibatch was added, or every layer has the same state in all rows.
@@ -218,10 +216,11 @@ class MinibatchCKA:
 
 
 def u_centred_kernel(vectors: Float[Tensor, "rows width"]) -> Float[Tensor, "rows rows"]:
-    """Return the U-centred inner products of rows in float64: 0 on the diagonal, `k_ij - r_i - r_j + m` elsewhere.
+    """Return the U-centred matrix of inner products of rows in float64.
 
-    `r_i` is the sum of row i divided by n - 2, and `m` the sum of all entries divided by (n - 1)(n - 2); both leave out
-    the diagonal. On devices without float64 (MPS) the result is in float32.
+    It is 0 on the diagonal, and `k_ij - r_i - r_j + m` elsewhere. `r_i` is the sum of row i divided by n - 2, and `m`
+    the sum of all entries divided by (n - 1)(n - 2); both leave out the diagonal. On devices without float64 (MPS) the
+    result is in float32.
     """
     rows = len(vectors)
     exact = vectors.to(torch.float32 if vectors.device.type == "mps" else torch.float64)
@@ -237,7 +236,7 @@ _SAME = 1e-6  # rows closer together than this share of a vector's typical lengt
 
 @final
 class NeighbourSample:
-    """Stores the vectors of the first rows at each layer, to compute the intrinsic dimension from neighbours.
+    """Stores each layer's vectors for the first rows, to estimate the intrinsic dimension from nearest neighbours.
 
     Args:
         most: Maximum number of rows to store.

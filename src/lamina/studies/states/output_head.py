@@ -85,14 +85,15 @@ class OutputHead:
         self.causal = alike(other[:1, :-1], own[:1, :-1], _SAME)
 
     def _unsupported(self, reason: str) -> UnsupportedModelError:
-        """Return the error for a model whose output head cannot be applied to other states, for the given reason."""
+        """Return the UnsupportedModelError for a model whose output head fits no other states, with the reason."""
         hint = "Use a causal or a masked language model."
         return UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
     def _try(self, states: Tensor) -> Tensor:
-        """Return the logits of states, and find out whether the model must run on as many tokens as there are states.
+        """Compute the logits of states with a single placeholder token, or if that fails with as many tokens as states.
 
-        GPT reshapes the output of its last block to the shape of its input, which raises RuntimeError with one token.
+        The result is remembered. GPT reshapes the output of its last block to the shape of its input, which raises
+        RuntimeError with one token.
         """
         try:
             return self.logits(states)
@@ -101,7 +102,7 @@ class OutputHead:
             return self.logits(states)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits `[rows, classes]` that follow if the last block returns `states` `[rows, width]`."""
+        """Return the logits `[rows, classes]` for `states` `[rows, width]` as output of the model's last block."""
 
         def replace(output: BlockOutput) -> BlockOutput:
             state = swapped(states.unsqueeze(1), self._swap)
@@ -178,10 +179,10 @@ def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple
 
 
 def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    """Split a tensor along its first axis, so that the logits of one part fit into memory."""
+    """Split a tensor along its first axis into parts whose logits fit into memory."""
     return values.split(max(1, _LOGITS // head.classes))
 
 
 def logits_in_parts(head: OutputHead, states: Tensor) -> Iterator[Tensor]:
-    """Yield the logits `[rows, classes]` of states `[rows, width]`, one part of the rows after the other."""
+    """Yield the logits `[rows, classes]` of states `[rows, width]`, for one part of the rows after the other."""
     return (head.logits(part) for part in in_parts(states, head) if len(part))

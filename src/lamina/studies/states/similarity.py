@@ -42,7 +42,7 @@ _SHARE = 4  # with per="token", each minibatch has about this many tokens of eac
 
 
 class _LayerRow(TypedDict):
-    """A row of the study's table; only measures of two layers have `other_model` and `other_layer`."""
+    """A row of the study's table. `other_model` and `other_layer` are only set for measures of two layers."""
 
     measure: str
     model: str

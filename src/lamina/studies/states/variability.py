@@ -1,4 +1,4 @@
-"""The study `variability`: nu, how much texts of one class differ at a layer, relative to the classes' distance."""
+"""The study `variability`: nu, the ratio of the spread of states within classes to the distance between classes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
 
 
 def _figures(*, with_probes: bool) -> dict[str, Figure]:
-    """Return the chart of nu by layer, and with probes a second chart: the probes' scores against nu."""
+    """Return the chart of nu by layer; with `with_probes`, also a chart of the probes' scores against nu."""
     figures = {
         "nu": Figure(
             "line",
@@ -201,9 +201,9 @@ def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str,
 def _compare(
     task: str, nus: Mapping[int, float], scores: Mapping[int, float]
 ) -> tuple[list[_ComparisonRow], RankCorrelation]:
-    """Compare nu with the scores of probes: both mappings are layer -> number, and only their common layers count.
+    """Compare nu, the variability within classes, with the scores of probes, over the layers that have both.
 
-    Returns a table row of measure "probe" per layer, and the rank correlation.
+    Both mappings are layer -> number. Returns a table row of measure "probe" per layer, and the rank correlation.
     """
     both = [layer for layer in nus if layer in scores]
     points: list[_ComparisonRow] = [
@@ -300,7 +300,7 @@ def _read(
 
 @final
 class ClassScatter:
-    """Accumulates the vectors of one layer by class, so that nu can be computed without storing them.
+    """Accumulates the vectors of one layer class by class, so that nu can be computed without storing them.
 
     Args:
         counts: Class -> its number of rows.

@@ -24,7 +24,7 @@ MOST_TOKENS = 16  # tokens of one text that become rows, at most
 
 @final
 class RowVectors:
-    """Runs a model over batches, and returns one vector per row and layer; measures receive the whole states meanwhile.
+    """Runs a model over batches, and returns one vector per row and layer. Measures receive all states during the run.
 
     Args:
         reader: Reads the layers' states.
@@ -83,7 +83,7 @@ class RowVectors:
 def mean_state(
     state: Float[Tensor, "batch tokens width"], counted: Bool[Tensor, "batch tokens"]
 ) -> Float[Tensor, "batch width"]:
-    """Return the mean state of each text in float32, over the tokens where `counted` is True.
+    """Return the mean state of each text in float32, over the tokens where the mask `counted` is True.
 
     Each text must have such a token.
     """
@@ -92,7 +92,9 @@ def mean_state(
 
 
 def draw_tokens(real: Bool[Tensor, "batch tokens"], numbers: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
-    """Draw at most `MOST_TOKENS` tokens of each text at random, whatever other texts are in the batch.
+    """Draw at most `MOST_TOKENS` tokens of each text at random.
+
+    The draw does not depend on the other texts of the batch.
 
     Args:
         real: True at tokens that are not padding.
