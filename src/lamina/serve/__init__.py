@@ -1,4 +1,4 @@
-"""The HTTP service: the answers of all readers of a bank, from one pass of its model."""
+"""The HTTP service: it answers requests with all readers of a bank, in one pass of the model."""
 
 import warnings
 

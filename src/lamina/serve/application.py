@@ -115,13 +115,13 @@ def create_app(
     readers_root: Path | None = None,
     page: bool = True,
 ) -> FastAPI:
-    """Return the web application that answers requests with a bank, and start the threads of its scheduler.
+    """Return the web application that answers requests with a bank, and start its scheduler's threads.
 
     The application's `state` has `scheduler`, `generator` and `reloader`. They are closed when the application ends.
 
     Args:
         bank: The readers and their model, with a processor. The bank is put into evaluation mode.
-        settings: Limits, keys, and the texts of the page. None: the defaults.
+        settings: Limits, keys, and the texts of the web page. None: the defaults.
         name: Name of the bank for clients of the KServe routes and of the page.
         source: Folder or hub id that the bank was loaded from; `app.state.reloader.reload()` loads it again.
         readers_root: Folder of the banks whose readers may be added while the server runs. None: none may be added.
@@ -180,7 +180,7 @@ def create_app(
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Answer errors with bodies in the shape that the clients of each path expect; see `problem_body`."""
+    """Make errors into JSON bodies, in the shape that the clients of each path expect; see `problem_body`."""
 
     def problem(request: Request, status: int, error: str, error_type: str, param: str | None = None) -> JSONResponse:
         return JSONResponse(problem_body(path_of(request.scope), error, error_type, param), status)
@@ -327,11 +327,13 @@ async def _predictions(
     examples: Sequence[Example],
     request: Request,
 ) -> list[Prediction]:
-    """Ask about single texts and pairs of one request apart, and return the answers in the order of the examples.
+    """Return the answers about the examples of a request, in their order.
+
+    Single texts and pairs of texts are queued separately, because they cannot share a batch.
 
     Args:
         scheduler: Its settings have the time limit.
-        ask: Queues examples of one kind.
+        ask: Queues examples of one kind, and returns a future of their answers.
         examples: Texts and pairs, or files.
         request: The client's request.
 

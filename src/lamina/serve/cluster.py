@@ -1,4 +1,4 @@
-"""Replicas of the application on Ray Serve, on one machine or many."""
+"""Run replicas of the application on Ray Serve, on one machine or many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BUSY = 0.7  # another replica starts once each holds this share of its `max_con
 
 @dataclass(frozen=True)
 class Replicas:
-    """Number of replicas of the application, and the CPUs and GPUs that each needs; see `deployed`.
+    """The number of replicas of the application, and the CPUs and GPUs of each; see `deployed`.
 
     Args:
         least: Number of replicas that run at any time.
@@ -129,9 +129,9 @@ def application(args: Mapping[str, JSON]) -> Application:
 
 
 def _deployment(build: Callable[[], FastAPI], settings: Settings, replicas: Replicas) -> Deployment:
-    """Return the deployment (an object of Ray Serve) of the application that `build` returns.
+    """Return the application as a Ray Serve deployment; `build` is called in each replica, and returns the application.
 
-    `build` is called in each replica. Raises MissingExtraError if Ray Serve is not installed.
+    Raises MissingExtraError if Ray Serve is not installed.
     """
 
     def build_in_replica() -> FastAPI:  # Ray Serve accepts a plain function only, and `build` may be a partial
@@ -171,7 +171,7 @@ def _ray() -> Any:
 
 
 def _check_room(replicas: Replicas) -> None:
-    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas; Ray would wait for them forever."""
+    """Raise ConfigError if the cluster has too few CPUs or GPUs for the replicas; Ray would wait forever."""
     available: dict[str, float] = _ray().cluster_resources()
     for resource, needed in (("CPU", replicas.cpus), ("GPU", replicas.gpus)):
         if needed * replicas.least > (total := available.get(resource, 0.0)):

@@ -1,4 +1,4 @@
-"""Waiting for an answer only as long as the client stays connected."""
+"""Wait for an answer only as long as the client stays connected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Explanations: from which layers and tokens readers' answers about a text come, and how long readers take."""
+"""Explain readers' answers: how much each layer and token contributed, and how long the readers take."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _DIGITS = 6  # of shares
 
 
 class PassSeconds(TypedDict):
-    """Seconds of a pass over one text, up to the highest layer that readers need."""
+    """Seconds that a pass over one text takes without and with readers, up to the highest layer that they need."""
 
     without_readers: float
     with_readers: float
 
 
 class TaskExplanation(TypedDict):
-    """How much each layer and each token contributed to one reader's answer. The shares in each field sum to 1.
+    """The contributions of layers and tokens to one reader's answer. The shares in each field sum to 1.
 
     Keys:
         layers: Indices of the layers that the reader reads.
@@ -55,7 +55,7 @@ class TaskExplanation(TypedDict):
 
 
 class Explanation(TypedDict):
-    """The response of `/explain`: the time of a pass, and task -> explanation of its answer."""
+    """The response of `/explain`: the time of a pass, and task -> explanation of the answer."""
 
     seconds: PassSeconds
     tasks: dict[str, TaskExplanation]
@@ -63,7 +63,7 @@ class Explanation(TypedDict):
 
 @final
 class PreparedTexts:
-    """Texts that were encoded one by one, with the counts that the scheduler needs; a `workers.Tokenised`."""
+    """Texts encoded one by one, with the counts that the scheduler needs; implements `workers.Tokenised`."""
 
     def __init__(self, texts: Sequence[Prepared]) -> None:
         self.texts = texts
@@ -72,7 +72,7 @@ class PreparedTexts:
 
 @final
 class ExplainWorker(Worker[PreparedTexts, Explanation]):
-    """Explains readers' answers. Each text has passes of its own; of a long text only the first window is explained.
+    """Explains readers' answers. Each text has passes of its own; only the first window of a long text is explained.
 
     Args:
         bank: The readers and their model.
@@ -92,7 +92,10 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         prepared: PreparedTexts,
         budget: Budget,  # noqa: ARG002  passes have one text
     ) -> Generator[None, None, list[Explanation]]:
-        """Yield between texts, and return an explanation of each; NotFiniteError: a contribution is NaN or infinite."""
+        """Explain the texts one by one. A generator: it yields between two texts, and returns the list of explanations.
+
+        Raises NotFiniteError if a contribution is NaN or infinite.
+        """
         explanations: list[Explanation] = []
         for text in prepared.texts:
             if explanations:
@@ -103,16 +106,16 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
 
     @property
     def max_length(self) -> int:
-        """The smallest of the lengths in tokens that the readers were trained with: so many are read by all."""
+        """Number of tokens that every reader reads: the smallest of the lengths that they were trained with."""
         return min(self._predictor.max_length([name]) for name in self._names)
 
     @property
     def side(self) -> Side | None:
-        """The side on which a text that is too long loses tokens; None if the readers differ."""
+        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
         return side_of(self.bank, self._names)
 
     def _explanation(self, prepared: Prepared) -> Explanation:
-        """Return the explanation of one text; readers that share inputs are timed together, and the times are added."""
+        """Return the explanation of one text. Readers with equal inputs are timed together; times are added."""
         seconds = PassSeconds(without_readers=0.0, with_readers=0.0)
         tasks: dict[str, TaskExplanation] = {}
         for group in prepared.groups:
@@ -125,17 +128,17 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return {"seconds": seconds, "tasks": {name: tasks[name] for name in self._names}}
 
     def _tokens(self, batch: Batch) -> list[str] | None:
-        """Return the text of each token in the only row of a batch; None if the batch contains no text."""
+        """Return the text of each token in a batch of one row; None if the batch contains no text."""
         if "input_ids" not in batch:
             return None
         tokenizer = tokenizer_of(self.bank.processor)
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
-        """Return the explanation of one reader's answer; `tokens` is None for images and audio.
+        """Return the explanation of one reader's answer.
 
-        `amounts` are the contributions `[layers, tokens]`; None if the reader's fusion cannot tell. Raises
-        NotFiniteError if one of them is NaN or infinite.
+        `tokens` is None for images and audio. `amounts` are the contributions `[layers, tokens]`; None if the reader's
+        fusion cannot compute them. Raises NotFiniteError if one of them is NaN or infinite.
         """
         reader = self.bank[name]
         # A fusion whose weights depend on the input has no importance that holds for all texts.
@@ -151,10 +154,10 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         }
 
     def _timed(self, group: Group, batch: Batch) -> PassSeconds:
-        """Return the least seconds of several passes over a batch, without readers and with those of `group`.
+        """Time passes over a batch, and return the least seconds without readers and with the readers of `group`.
 
         Both kinds of pass end at the highest layer that the readers need. The first pass of each kind also warms up.
-        Further passes take at most a tenth of a second in all, since other requests wait meanwhile.
+        Further passes take at most a tenth of a second in all, because other requests wait meanwhile.
         """
         top: dict[str, list[int]] = {}
         for reader in (self.bank[name] for name in group.tasks):
@@ -172,7 +175,7 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return {"without_readers": alone, "with_readers": together}
 
     def _seconds(self, run: Callable[[], object]) -> float:
-        """Return the seconds of a call of `run`, including the time until the device has finished."""
+        """Call `run`, wait for the device to finish, and return the seconds that passed."""
         start = time.perf_counter()
         run()
         if self.bank.device.type == "cuda":
@@ -181,5 +184,5 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
 
 
 def _rounded(rows: list[list[float]]) -> list[list[float]]:
-    """Return the shares rounded to 6 digits, which keeps responses short."""
+    """Round the shares to 6 digits, to keep responses short."""
     return [[round(share, _DIGITS) for share in row] for row in rows]

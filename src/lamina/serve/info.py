@@ -37,7 +37,7 @@ _HASHES: WeakKeyDictionary[ServedBank, tuple[dict[str, str], dict[str, str]]] = 
 
 
 def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "torch") -> dict[str, JSON]:
-    """Return the public facts about a server: its bank, model, tasks and limits, but no keys.
+    """Return the public facts about a server: its bank, model, tasks and limits, without any keys.
 
     "max_input_length" is the number of tokens that the model reads, and a task's "max_length" the number that its
     reader reads. A task's "pairs" tells whether its reader was trained on pairs of texts; None if that is not known.
@@ -71,7 +71,7 @@ def info_of(served: ServedBank, settings: Settings, name: str, backend: str = "t
 
 
 def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
-    """Return the part of `info_of` about the reader called `task`; `limit` is the model's maximum number of tokens."""
+    """Return what `/info` says about the reader `task`; `limit` is the model's maximum number of tokens."""
     reader, (weights, fingerprints) = served.bank[task], _hashes(served)
     head = reader.config.head
     return {
@@ -109,7 +109,7 @@ def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
 
 
 def _hashes(served: ServedBank) -> tuple[dict[str, str], dict[str, str]]:
-    """Return reader name -> hash of its weights, and stack name -> fingerprint; computed once for each served bank."""
+    """Return reader name -> hash of its weights, and stack name -> fingerprint; computed once per served bank."""
     if served not in _HASHES:
         bank = served.bank
         weights = {task: fingerprint_of_tensors(bank[task].state_dict().items())[:16] for task in bank}

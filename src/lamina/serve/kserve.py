@@ -32,7 +32,7 @@ _BINARY = {"content": {"application/octet-stream": {"schema": {"type": "string",
 
 
 class TensorMetadata(TypedDict):
-    """An input or output of a model, as KServe describes it; a size of -1 is the number of rows of a request."""
+    """Describes a model's input or output in KServe's protocol; a size of -1 is the request's number of rows."""
 
     name: str
     datatype: str
@@ -40,7 +40,7 @@ class TensorMetadata(TypedDict):
 
 
 class OutputMetadata(TensorMetadata):
-    """An output of a model; `parameters` holds the labels that its columns stand for."""
+    """The description of a model's output; `parameters` holds the labels of its columns."""
 
     parameters: dict[str, list[str]]
 
@@ -56,7 +56,7 @@ class ModelMetadata(TypedDict):
 
 
 class OutputTensor(TypedDict):
-    """A tensor of a KServe response: `data` is flat, row by row; datatype "FP32" holds numbers, "BYTES" holds JSON.
+    """A tensor of a KServe response. `data` is flat, row by row; datatype "FP32" holds numbers, "BYTES" holds JSON.
 
     A tensor that is sent as binary data has its size in `parameters` in place of the data.
     """
@@ -69,7 +69,7 @@ class OutputTensor(TypedDict):
 
 
 class InferHTTPRequest(Request):
-    """A request for an inference, as if its tensors had come as JSON, whatever its Content-Type."""
+    """An inference request. Its body is always read as JSON, even if its tensors came as binary data."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
@@ -77,7 +77,7 @@ class InferHTTPRequest(Request):
         self._decoded: bytes | None = None
 
     async def body(self) -> bytes:
-        """Return the body as JSON; binary data become the data of their tensors.
+        """Return the body as JSON; binary data become the `data` of their tensors.
 
         Raises:
             HTTPException: With status 422 if the sizes of JSON or binary data do not fit the body.
@@ -89,7 +89,7 @@ class InferHTTPRequest(Request):
 
 
 class InferRoute(APIRoute):
-    """A route whose requests are of `InferHTTPRequest`."""
+    """A route that receives requests as `InferHTTPRequest`."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the function that answers a request."""
@@ -102,10 +102,10 @@ class InferRoute(APIRoute):
 
 
 def _with_data(body: bytes, size: str) -> bytes:
-    """Return the JSON of a request with the binary data behind it as the data of its tensors.
+    """Return the JSON of a request, with the binary data behind it moved into its tensors.
 
     Args:
-        body: JSON, and the binary data of its tensors in their order.
+        body: JSON, followed by the binary data of its tensors in their order.
         size: Number of bytes of the JSON, as the client wrote it.
 
     Raises:
@@ -128,7 +128,7 @@ def _with_data(body: bytes, size: str) -> bytes:
 
 
 def _strings(data: bytes, size: int) -> list[str]:
-    """Return the texts of a BYTES tensor: each has its length in 4 bytes before it.
+    """Return the texts of a BYTES tensor; each text follows its length in 4 bytes.
 
     Raises:
         ValueError: If the data do not have `size` bytes, or are not texts in UTF-8.
@@ -146,7 +146,7 @@ def _strings(data: bytes, size: int) -> list[str]:
 
 
 def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor], binary: Sequence[str]) -> object:
-    """Return a response as JSON; the data of the outputs named in `binary` follow it as bytes.
+    """Return a response as JSON, followed by the data of the outputs named in `binary` as bytes.
 
     Args:
         found: The response without its outputs.
@@ -169,7 +169,7 @@ def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor],
 
 
 def packed(output: OutputTensor) -> bytes:
-    """Return the data of a tensor as bytes: 4 for each number, or each text in UTF-8 with its length before it."""
+    """Return the data of a tensor as bytes: 4 per number; each text as its length and its UTF-8 bytes."""
     data = output.get("data", [])
     if output["datatype"] == "FP32":
         return struct.pack(f"<{len(data)}f", *data)
@@ -226,9 +226,7 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
 
 
 def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[OutputTensor]:
-    """Return one tensor per task for the answers about several texts.
-
-    A tensor is `[rows, labels]` for classes, `[rows, 1]` for regression, and `[rows]` of JSON for all else.
+    """Return one tensor per task, with the answers about several texts.
 
     Args:
         bank: The readers, whose labels are the columns.
@@ -238,7 +236,7 @@ def kserve_outputs(bank: ReaderBank, answers: Sequence[Prediction]) -> list[Outp
 
 
 def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> OutputTensor:
-    """Return the tensor of one task for its predictions about several texts; see `kserve_outputs`."""
+    """Return one task's tensor of predictions about several texts; see `kserve_outputs`."""
     rows = [prediction for prediction in predictions if isinstance(prediction, dict)]
     if rows and "probabilities" in rows[0]:
         numbers = [row["probabilities"][label] for row in rows for label in bank[task].config.head.labels]
@@ -251,7 +249,7 @@ def _kserve_output(bank: ReaderBank, task: str, predictions: Sequence[JSON]) -> 
 
 
 def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
-    """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model as well.
+    """Add the routes of KServe's v2 protocol. The bank is a model called `name`, and each reader is a model too.
 
     Args:
         app: The application.

@@ -1,4 +1,4 @@
-"""The number of tokens of long texts, and their beginnings, without tokenising more than needed."""
+"""Count the tokens of long texts, and cut such texts, without tokenising more than needed."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class TooLongError(LaminaError):
 
 
 def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]:
-    """Return the number of tokens of a text without special tokens, and whether the whole text was counted.
+    """Return a text's number of tokens without special tokens, and whether the whole text was counted.
 
     Counting stops after the piece that brings the number above `most`. The text is divided at spaces if it has some, so
-    that the number is exact for most texts.
+    the number is exact for most texts.
     """
     text, count, start = encodable(text), 0, 0
     while start < len(text) and count <= most:
@@ -40,9 +40,9 @@ def count_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[int, bool]
 
 
 def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
-    """Return the first part of a long text, with at least twice `most` tokens ("left": the last such part).
+    """Return the beginning of a long text with at least twice `most` tokens; for `side` "left", its end.
 
-    A tokenizer reads the same tokens from this part as from the whole text, which would take seconds to tokenise.
+    A tokenizer reads the same tokens there as in the whole text, which would take seconds to tokenise.
 
     Args:
         tokenizer: The tokenizer.
@@ -63,7 +63,7 @@ def near_end(tokenizer: Tokenizer, text: str, most: int, side: Side) -> str:
 
 
 def first_tokens(tokenizer: Tokenizer, text: str, most: int) -> tuple[str, int]:
-    """Return a text up to the end of its token number `most`, and its number of tokens without special tokens."""
+    """Cut a text after its token number `most`; return the text and its number of tokens without special tokens."""
     output = tokenizer(encodable(text), return_offsets_mapping=True, **_WHOLE)
     spans: Sequence[tuple[int, int]] = output["offset_mapping"]
     if len(spans) <= most:

@@ -1,6 +1,6 @@
 """Checks before a request reaches the application: its key, the size of its body and the depth of its JSON.
 
-HEAD is answered here as well, for every path that answers GET.
+HEAD requests are answered here too, on every path that answers GET.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
 
 
 class Refusal(NamedTuple):
-    """Why a request is refused: HTTP status, message, and the error type for the client's code."""
+    """Why a request is refused: the HTTP status, a message, and an error type for the client's code."""
 
     status: int
     error: str
@@ -52,7 +52,7 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application; a HEAD as a GET whose response loses its body."""
+        """Pass a request on to the application. A HEAD is passed on as a GET, and its response loses the body."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -65,18 +65,18 @@ class HeadAsGet:
 
 @final
 class RootPath:
-    """ASGI middleware that answers POST at `/`, the address that clients of Hugging Face's servers have by default.
+    """ASGI middleware for POST at `/`, the default address of clients of Hugging Face's servers.
 
     Args:
         app: The application behind it.
-        target: Returns the path that is meant.
+        target: Returns the path that answers in place of `/`.
     """
 
     def __init__(self, app: ASGIApp, target: Callable[[], str]) -> None:
         self._app, self._target = app, target
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application, under the path that is meant."""
+        """Pass a request on to the application; a POST at `/` under the path that `target` returns."""
         if scope["type"] == "http" and scope["method"] == "POST" and path_of(scope) == "/":
             path = scope["path"].removesuffix("/") + self._target()
             scope = {**scope, "path": path, "raw_path": path.encode()}
@@ -85,9 +85,9 @@ class RootPath:
 
 @final
 class RequestGuard:
-    """ASGI middleware that refuses requests by their key, size or depth, and passes the others on whole.
+    """ASGI middleware that refuses requests by their key, size or depth. Others are passed on with the whole body.
 
-    It also adds headers to every response that forbid caching the response and sniffing its type.
+    It also adds headers to every response that forbid caching the response and guessing its type.
 
     Args:
         app: The application to which requests are passed on.
@@ -132,7 +132,7 @@ class RequestGuard:
         await self._app(scope, replay, send_with_headers)
 
     def _key_problem(self, scope: Scope) -> Refusal | None:
-        """Return why the key of a request is not accepted; None if it is right, or none is needed."""
+        """Return why the key of a request is not accepted, as a refusal; None if it is right, or none is needed."""
         key, path, method = self._settings.api_key, path_of(scope), scope["method"]
         # OPTIONS is the browser's own question before a request of another origin; it carries no key.
         if method == "OPTIONS" or (path in OPEN and method == "GET"):
@@ -150,13 +150,15 @@ class RequestGuard:
         return Refusal(401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized")
 
     async def _body(self, receive: Receive, json_bytes: bytes) -> bytes | Refusal:
-        """Receive a request's body; return the refusal instead if it is too large or nested too deeply.
+        """Receive a request's body, and return it, or a refusal if it is too large or nested too deeply.
 
-        A body that is too large is not received to its end. If the client disconnects, the part that came is returned.
+        A body that is too large is not received to its end. If the client disconnects, the part received so far is
+        returned.
 
         Args:
             receive: Receives the parts of the body.
-            json_bytes: The size of the JSON that binary data follow, as the client wrote it; empty if all is JSON.
+            json_bytes: The size of the JSON in front of binary data, as the client wrote it; empty if all of the body
+                is JSON.
         """
         parts: list[bytes] = []
         size, more = 0, True
@@ -177,7 +179,7 @@ class RequestGuard:
 
 
 def _encoding_problem(scope: Scope) -> Refusal | None:
-    """Return that a request's body is compressed, which is not supported; None if it is not."""
+    """Return a refusal if a request's body is compressed, because that is not supported; else None."""
     encoding = dict(scope["headers"]).get(b"content-encoding", b"identity").decode("latin-1")
     if encoding.strip().lower() in ("", "identity"):
         return None
@@ -185,13 +187,13 @@ def _encoding_problem(scope: Scope) -> Refusal | None:
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path of a request within the application, which may be mounted under another path."""
+    """Return the path of a request within the application. The application may be mounted under another path."""
     root = scope.get("root_path", "").rstrip("/")
     return scope["path"].removeprefix(root) if scope["path"].startswith(f"{root}/") else scope["path"]
 
 
 def depth_of(body: bytes) -> int:
-    """Return how deeply lists and objects are nested in JSON; parsing could exceed the recursion limit."""
+    """Return how deeply lists and objects are nested in JSON; too much would exceed Python's recursion limit."""
     depth = deepest = 0
     for part in _PARTS.finditer(body):
         if part[0] in (b"[", b"{"):
@@ -203,7 +205,7 @@ def depth_of(body: bytes) -> int:
 
 
 async def _refuse(send: Send, path: str, refusal: Refusal) -> None:
-    """Send a refusal as a response with a JSON body to a request for `path`."""
+    """Send a refusal as a JSON response; `path` is the request's path and decides the shape."""
     body = json.dumps(problem_body(path, refusal.error, refusal.error_type)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})

@@ -1,4 +1,4 @@
-"""The bodies of responses to requests that failed, in the shape that the clients of each path expect."""
+"""Build the bodies of error responses, in the shape that the clients of each path expect."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _OPENAI_TYPES: dict[str, tuple[str, str | None]] = {
 
 
 def problem_body(path: str, error: str, error_type: str, param: str | None = None) -> dict[str, JSON]:
-    """Return the body of a response to a request that failed.
+    """Return the body of an error response.
 
     Args:
         path: The path of the request, within the application.
-        error: The error in words.
+        error: The error as text.
         error_type: A fixed name for this kind of error.
-        param: The key of the request that is wrong, if there is one.
+        param: The key of the request that is wrong. None: no single key is.
     """
     if not path.startswith(OPENAI):
         return {"error": error, "error_type": "Validation" if error_type == "TooLong" else error_type}

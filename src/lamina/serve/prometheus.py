@@ -1,4 +1,4 @@
-"""Metrics of a server, in the format of Prometheus."""
+"""Metrics of a server in the format of Prometheus."""
 
 from __future__ import annotations
 

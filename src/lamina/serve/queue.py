@@ -1,4 +1,4 @@
-"""The elements of the queue, and the choice of the queued requests that share the next batch."""
+"""The requests in the scheduler's queue, and the choice of those that share the next batch."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ AnswerT = TypeVar("AnswerT")
 
 
 class Answers(Future[AnswerT]):
-    """The future of a request's answers. It remembers that the client has left, even while the answers are computed."""
+    """The future of a request's answers. It also records if the client leaves while the answers are being computed."""
 
     has_left = False
 
     def cancel(self) -> bool:
-        """Note that the client has left; return whether the request is cancelled, because it had not begun."""
+        """Record that the client has left; return whether the request could be cancelled because it had not begun."""
         self.has_left = True
         return super().cancel()
 
@@ -39,7 +39,7 @@ class Job(Generic[AnswerT]):
         texts: Its texts, pairs of texts or files; all of one kind, and at least one. `fit` shortens them.
         worker: The worker that answers it.
         truncate: Whether texts that are too long are cut. False: the job fails with TooLongError.
-        future: Future of one answer per text, in their order.
+        future: Future of the answers, one per text in their order.
         since: When the job was created, in seconds of `time.perf_counter`.
         lengths: Estimated number of tokens of each text.
         size: Estimated number of tokens of all texts.
@@ -58,7 +58,7 @@ class Job(Generic[AnswerT]):
         self._group = (self.worker, isinstance(self.texts[0], tuple))
 
     def fit(self, limit: int) -> None:
-        """Cut texts that are too long to the part that is read, if `truncate` is set; a second call changes nothing.
+        """Cut texts that are too long, if `truncate` is set. A second call changes nothing.
 
         Raises:
             TooLongError: If all texts together have more than `limit` tokens.
@@ -67,16 +67,16 @@ class Job(Generic[AnswerT]):
             self.texts, self._fits = self.worker.fit(self.texts, truncate=self.truncate, limit=limit), True
 
     def start(self) -> bool:
-        """Mark the job as running, after which its client can no longer cancel it; return False if it was cancelled.
+        """Mark the job as running, so that its client can no longer cancel it; return False if it was cancelled before.
 
-        A further call changes nothing and returns the same value, since a batch may be split and run again.
+        A second call returns the same value, because a batch may be split and run again.
         """
         if not self._started:
             self._started = self.future.set_running_or_notify_cancel()
         return self._started
 
     def is_like(self, other: AnyJob) -> bool:
-        """Return whether two jobs can share a batch: they have the same worker, and single texts or pairs alike."""
+        """Return whether two jobs can share a batch: the same worker, and both with single texts or both with pairs."""
         return self._group == other._group
 
 
@@ -84,11 +84,11 @@ AnyJob: TypeAlias = Job[Any]  # a job whose type of answer does not matter
 
 
 def next_batch(waiting: Iterable[AnyJob], budget: Budget) -> list[AnyJob]:
-    """Return the jobs of the next batch: the oldest one, and those that are cheapest to run along with it.
+    """Return the jobs of the next batch: the oldest job, and the jobs that are cheapest to run along with it.
 
-    All queued jobs like the oldest one are divided by length into the passes with the lowest total cost. The batch
-    consists of the jobs whose texts all fall into the passes of the oldest job, as far as the budget reaches. So no job
-    waits for long, and texts of other lengths stay queued until they can share a pass with texts of their length.
+    All queued jobs that can share a batch with the oldest one are divided by length into passes with the lowest total
+    cost. The batch is the jobs whose texts all fall into the oldest job's passes, up to the budget. So no job waits for
+    long, and texts of other lengths stay queued until they can share a pass with texts of their length.
 
     Args:
         waiting: The queued jobs, oldest first; at least one.
@@ -117,7 +117,7 @@ def next_batch(waiting: Iterable[AnyJob], budget: Budget) -> list[AnyJob]:
 
 
 def _estimated_tokens(text: Example) -> int:
-    """Return a rough number of tokens of a text, pair or file, before it is tokenised.
+    """Estimate the number of tokens of a text, pair or file before it is tokenised.
 
     Four characters count as a token. A batch that turns out too large is still split into passes of the right size.
     """

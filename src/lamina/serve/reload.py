@@ -1,4 +1,4 @@
-"""Adding, replacing and removing readers while a server runs."""
+"""Add, replace and remove readers while a server runs."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Reloader:
     """Changes the readers of a running scheduler, one change at a time. A failed change leaves everything as it was.
 
     Args:
-        scheduler: The scheduler, whose served bank is replaced.
-        source: Folder or hub id of the bank that is served, which `reload` loads again. None: `reload` is refused.
+        scheduler: The scheduler whose bank is replaced.
+        source: Folder or hub id of the bank, which `reload` loads again. None: `reload` is refused.
         root: Folder of the banks whose readers may be added. None: no reader can be added.
     """
 
@@ -44,7 +44,7 @@ class Reloader:
         self._latest = dict(scheduler.served.versions)
 
     def put(self, folder: str, readers: Sequence[str] | None = None) -> ServedBank:
-        """Add readers of a saved bank to those that are served, replacing readers of the same names.
+        """Add readers of a saved bank, and replace served readers of the same names.
 
         Args:
             folder: The bank's folder, relative to the root.
@@ -68,7 +68,7 @@ class Reloader:
             return self._serve({name: bank for name in bank if name not in chosen}, dict.fromkeys(chosen, loaded))
 
     def remove(self, name: str) -> ServedBank:
-        """Remove the reader called `name`, and return the bank that is served after the change.
+        """Remove the reader `name`, and return the bank that is served after the change.
 
         Raises:
             UnknownNameError: If no reader has that name.
@@ -97,7 +97,7 @@ class Reloader:
             return self._serve({}, dict.fromkeys(loaded, loaded), loaded.folder)
 
     def try_reload(self) -> None:
-        """Reload the bank and log the outcome. An error is logged too, since a signal has no caller to answer."""
+        """Reload the bank, and log the outcome; errors are logged too, because a signal has no caller to tell."""
         try:
             served = self.reload()
         except LaminaError as error:
@@ -108,11 +108,18 @@ class Reloader:
     def _serve(
         self, unchanged: Mapping[str, ReaderBank], new: Mapping[str, ReaderBank], folder: Path | None = None
     ) -> ServedBank:
-        """Build a bank from readers of other banks (reader name -> bank) and serve it; the caller holds the lock.
+        """Build a bank from readers of other banks, and serve it. The caller holds the lock.
 
-        The served bank itself is not changed, because its readers answer requests meanwhile. The version of a `new`
-        reader is 1 higher than the latest of its name. Raises LaminaError if a reader does not exist or does not fit, a
-        weight is NaN or infinite, or no reader is left. An export of the new bank may be in `folder`.
+        The served bank itself is not changed, because its readers answer requests meanwhile.
+
+        Args:
+            unchanged: Reader name -> the bank it comes from, for readers that stay.
+            new: Reader name -> the bank it comes from, for added or replaced readers. Their version is 1 higher than
+                the latest of their name.
+            folder: Folder that may hold an export of the new bank. None: there is none.
+
+        Raises:
+            LaminaError: If a reader does not exist or does not fit, a weight is NaN or infinite, or no reader is left.
         """
         old = self._scheduler.served
         bank = ReaderBank(old.bank.model, old.bank.processor, saves_base=old.bank.saves_base, info=old.bank.info).eval()
@@ -129,7 +136,9 @@ class Reloader:
         return served
 
     def _inside(self, folder: str) -> Path:
-        """Return the path of a bank's folder; links are resolved first, so that none leads out of the root.
+        """Return the path of a bank's folder inside the root.
+
+        Links are resolved first, so that none leads out of the root.
 
         Raises:
             ConfigError: If the server has no root, or `folder` is not the relative path of a bank in it.

@@ -1,4 +1,4 @@
-"""Conversion between the requests and responses of text-embeddings-inference and OpenAI, and a bank's own."""
+"""Convert requests of text-embeddings-inference and OpenAI to a bank's examples, and its answers to their responses."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _YES = ("yes", "true", "1", "flagged", "unsafe", "harmful", "toxic", "spam")  # 
 
 
 class LabelScore(TypedDict):
-    """A label with its probability, or its logit if raw scores were requested; None where it is not finite."""
+    """A label with its probability (or logit, if raw scores were requested); None if it is not finite."""
 
     label: str
     score: float | None
 
 
 class ModerationResult(TypedDict):
-    """The moderation of one text in OpenAI's shape.
+    """The moderation result of one text in OpenAI's shape.
 
     Keys:
         flagged: Whether the text is flagged in any category.
@@ -53,7 +53,7 @@ class Moderation(TypedDict):
 
 
 def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example], bool]:
-    """Return the texts, pairs or files of a request's `inputs`, and whether these are a single example, not a list.
+    """Return a request's `inputs` as a list of texts, pairs or files, and whether they are a single example.
 
     Args:
         inputs: A text, a file, or a list.
@@ -73,7 +73,7 @@ def examples_of(inputs: Inputs, pairs: Callable[[], bool]) -> tuple[list[Example
 
 
 def reads_pairs(bank: ReaderBank, tasks: Sequence[str] | None) -> bool:
-    """Tell whether two texts are a pair for the readers that are asked; they are if these were trained on pairs.
+    """Return whether readers treat two texts as a pair: they do if they were trained on pairs.
 
     Args:
         bank: The readers.
@@ -106,7 +106,7 @@ def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> 
 
     Args:
         answer: Task -> prediction.
-        only_task: Return this task's prediction alone. None: a mapping of all tasks.
+        only_task: Return only this task's prediction. None: a mapping of all tasks.
         top_k: Maximum number of labels per task. None: all.
     """
     if only_task is not None:
@@ -115,12 +115,12 @@ def tei(answer: Prediction, only_task: str | None, top_k: int | None = None) -> 
 
 
 def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str | None) -> None:
-    """Raise ConfigError if a client wants scores by another function of the logits than a task's own.
+    """Raise ConfigError if a client asks for scores by another function of the logits than the task's own.
 
     Args:
         bank: The readers.
         tasks: Names of the readers that are asked. None: all that read text.
-        function: "softmax", "sigmoid", or what every task has: "none" (logits), or None for the task's own.
+        function: "softmax", "sigmoid", "none" (logits, which every task has), or None for the task's own.
     """
     for name in readers_of(bank, tasks, [""]) if function in ("softmax", "sigmoid") else ():
         own = "sigmoid" if bank[name].config.head.problem_type == "multi_label" else "softmax"
@@ -129,7 +129,7 @@ def check_function(bank: ReaderBank, tasks: Sequence[str] | None, function: str 
 
 
 def _ranked(prediction: JSON, top_k: int | None) -> JSON | list[LabelScore]:
-    """Return a prediction of classes as labels with scores, best first; other predictions (spans, ...) unchanged."""
+    """Return class predictions as labels with scores, best first; other predictions, such as spans, unchanged."""
     scores = prediction.get("logits", prediction.get("probabilities")) if isinstance(prediction, dict) else None
     if scores is None:
         return prediction
@@ -166,7 +166,7 @@ def categories_of(bank: ReaderBank) -> dict[str, tuple[str, ...]]:
 
 
 def scores_whole_texts(head: HeadConfig) -> bool:
-    """Tell whether a head gives each text a score per label, or a number, rather than scores of tokens or words."""
+    """Return whether a head gives one result per text (a score per label, or a number), and not per token."""
     kind = kind_of(head.kind)
     return kind.has_classes and not kind.per_token
 

@@ -1,4 +1,8 @@
-"""The scheduler: groups queued requests into batches, tokenises them, runs the model and answers each request."""
+"""The scheduler: group queued requests into batches, tokenise them, run the model and answer each request.
+
+A batch is answered in one or more passes of the model. A slice is the number of tokens after which a larger batch
+pauses.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ class ClosedError(LaminaError):
 
 @dataclass(frozen=True, eq=False)
 class ServedBank:
-    """The bank that is served, with its version numbers. Each change of the readers makes a new one.
+    """The bank that answers requests, with its version numbers. Each change of the readers makes a new one.
 
     Attributes:
         bank: The readers and their model.
@@ -65,15 +69,15 @@ class ServedBank:
 
 @dataclass
 class _Run:
-    """A batch whose passes have begun. Between two of its passes, it may wait while other batches have theirs.
+    """A batch whose passes have begun. Between two passes it may pause, so that passes of other batches can run.
 
     Attributes:
-        jobs: Its requests.
-        passes: Runs the next pass at each step, and returns the answers of all texts at the end.
+        jobs: The requests of the batch.
+        passes: A generator. Each step runs the next pass; at the end it returns the answers of all texts.
         begin: When the first pass began, in seconds of `time.perf_counter`.
-        read: Seconds of tokenising.
+        read: Seconds that tokenising took.
         tokens: Number of tokens of all texts.
-        seconds: Seconds of its passes so far.
+        seconds: Seconds that its passes have taken so far.
     """
 
     jobs: Sequence[AnyJob]
@@ -86,7 +90,7 @@ class _Run:
 
 @dataclass
 class _Turn:
-    """What one worker thread does next: begin a new batch, or run the next pass of a batch that has begun.
+    """The next action of one worker thread: begin a new batch, or run the next pass of a batch that has begun.
 
     Attributes:
         jobs: The requests of the batch.
@@ -106,7 +110,7 @@ class Scheduler:
     A batch consists of the oldest queued request and of those that are cheapest to run along with it (`next_batch`).
     There are `max_concurrent_passes + 1` threads, which all do the same: take a batch from the queue, tokenise it, wait
     until one of the allowed passes is free, run the model, answer the requests. The extra thread tokenises the next
-    batch while all passes are running. A request whose client has left is not computed, or not any further.
+    batch while all passes are running. Once its client has left, a request is not computed any further.
 
     A batch of more than some thousand tokens pauses between its passes, so that a batch of newer requests can run. The
     two batches take turns until one of them is done.
@@ -115,15 +119,16 @@ class Scheduler:
 
     Args:
         bank: The readers and their model, which are put into evaluation mode; its processor tokenises the texts.
-        settings: The limits, and the backend that answers.
+        settings: The limits, and the backend that computes the answers.
         on_batch: Called in a thread of the scheduler after each batch, with its worker and its `BatchTiming`.
 
     Attributes:
         served: The bank that is served now, with its versions.
         settings: The limits.
-        engine: What answers in place of PyTorch, where it can.
-        pass_lock: The model's lock, held `shared` during a pass. Code that changes the model for a moment waits for it.
-        tokenizer_lock: Held while a tokenizer runs. Truncation is a state of the tokenizer object, which is set before
+        engine: The engine that answers in place of PyTorch where it can.
+        pass_lock: The model's lock, held as `shared` during a pass. Code that changes the model for a moment waits for
+            it.
+        tokenizer_lock: Held while a tokenizer runs. Truncation is a state of the tokenizer object that is set before
             each call, so two threads at once would cut each other's texts.
 
     Raises:
@@ -184,7 +189,7 @@ class Scheduler:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are accepted: the server is not closing, and no thread of the scheduler has died."""
+        """Whether requests are accepted. False: the server is closing, or a thread of the scheduler has died."""
         return not self._closing and all(thread.is_alive() for thread in self._threads)
 
     def ask(
@@ -283,7 +288,7 @@ class Scheduler:
     def _worker_for(
         self, key: Hashable, make: Callable[[], Worker[TokenisedT, AnswerT]]
     ) -> Worker[TokenisedT, AnswerT]:
-        """Return the cached worker of `key`, or build one, which is cached if its bank is the one being served."""
+        """Return the worker cached under `key`, or build one. It is cached if its bank is the one being served."""
         if key in self._workers:
             return self._workers[key]
         worker = make()
@@ -294,7 +299,7 @@ class Scheduler:
         return worker
 
     def _on_done(self, future: Future[list[AnswerT]]) -> None:
-        """Count a request as answered; `future` has a result or an error, or was cancelled by its client."""
+        """Count a request as answered: `future` has a result or an error, or its client cancelled it."""
         with self._changed:
             self._unanswered -= 1
             if future.cancelled():  # drop its texts now, not only when its turn comes
@@ -302,7 +307,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop accepting requests and answer the queued ones; those left at the timeout fail with ClosedError."""
+        """Stop accepting requests, and answer the queued ones; at the timeout, the rest fail with ClosedError."""
         self.engine.close()
         with self._changed:
             self._closing = True
@@ -318,16 +323,16 @@ class Scheduler:
             _fail(job, ClosedError("serve: the server was shut down before this request was answered."))
 
     def _work(self) -> None:
-        """Answer batches until the scheduler is closed; this is what each thread runs."""
+        """Answer batches until the scheduler is closed. This is each thread's target."""
         spills.set(False)  # texts of requests must never reach the disk, so encoded texts stay in memory too
         while self._serve_turn():
             pass
 
     def _serve_turn(self) -> bool:
-        """Wait for the next batch and answer it; return False once the scheduler is closed and the queue is empty.
+        """Wait for the next batch and answer it; return False once the scheduler is closed and nothing is queued.
 
-        It is a separate method so that its variables are gone while the thread waits for the next batch. Otherwise they
-        would keep the last batch, and with it a bank that has been replaced, in memory.
+        It is a separate method so that its variables are freed while the thread waits for the next batch. Otherwise
+        they would keep the last batch in memory, and with it a bank that has been replaced.
         """
         if (turn := self._next_turn()) is None:
             return False
@@ -343,9 +348,8 @@ class Scheduler:
     def _next_turn(self) -> _Turn | None:
         """Wait for the next batch and return it; None once the scheduler is closed and nothing is left to do.
 
-        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead, once
-        enough tokens are queued and no request has arrived for a moment, so that the batch has as many texts as
-        possible.
+        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead, but only
+        once enough tokens are queued and no request has arrived for a moment, so that it gets many texts.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
@@ -362,7 +366,10 @@ class Scheduler:
             return self._take_turn()
 
     def _take_turn(self) -> _Turn:
-        """Take either a new batch from the queue or the oldest paused batch, by turns; the caller holds the lock."""
+        """Return a new batch from the queue, or the oldest paused batch, alternating between both.
+
+        The caller holds the lock.
+        """
         begun = self._free > self._ready
         if begun and self._paused and not (self._is_new_next and self._waiting):
             run = self._paused.pop(0)
@@ -380,7 +387,7 @@ class Scheduler:
         return turn
 
     def _begin(self, turn: _Turn) -> None:
-        """Wait until the pass of a batch that was tokenised ahead may begin, and count that pass as running."""
+        """Wait until a batch that was tokenised ahead may run, and count its pass as running."""
         with self._changed:
             if not turn.begun:
                 self._changed.wait_for(lambda: self._free > 0)
@@ -389,7 +396,7 @@ class Scheduler:
     def _end(self, turn: _Turn) -> None:
         """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.
 
-        If the pass never began, count one batch fewer as ready instead.
+        If the pass never began, the batch is only taken off the number of batches that are ready.
         """
         with self._changed:
             if turn.begun:
@@ -399,14 +406,14 @@ class Scheduler:
             self._changed.notify_all()
 
     def _read(self, jobs: Sequence[AnyJob]) -> tuple[Tokenised, float]:
-        """Tokenise the texts of `jobs`; return them tokenised, and the seconds that this took."""
+        """Tokenise the texts of `jobs`; return the result, and the seconds that this took."""
         with self.tokenizer_lock:
             start = time.perf_counter()  # the time of waiting for the lock counts as queueing
             texts = [text for job in jobs for text in job.texts]
             return jobs[0].worker.read(texts), time.perf_counter() - start
 
     def _accepted(self, jobs: Sequence[AnyJob], check: Callable[[AnyJob], None]) -> list[AnyJob]:
-        """Return the jobs for which `check` raises no error; the others fail with that error."""
+        """Return the jobs for which `check` raises no error; fail each of the others with its error."""
         accepted: list[AnyJob] = []
         with self.tokenizer_lock:  # lengths are measured by the tokenizer
             for job in jobs:
@@ -418,7 +425,10 @@ class Scheduler:
         return accepted
 
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
-        """Wait for the pass to begin; return the jobs that are not cancelled and whose texts fit or may be cut."""
+        """Wait until the pass of `turn` may begin; return the jobs that are not cancelled and that fit or may be cut.
+
+        `tokenised` are their texts after tokenising.
+        """
         if tokenised.cut:
             jobs = self._accepted(jobs, lambda job: None if job.truncate else job.worker.check_lengths(job.texts))
         if jobs:
@@ -426,10 +436,10 @@ class Scheduler:
         return [job for job in jobs if job.start()]
 
     def _run(self, jobs: Sequence[AnyJob], turn: _Turn) -> None:
-        """Answer the jobs of a batch, or fail each job that causes an error.
+        """Answer the jobs of a batch; a job that causes an error fails with it.
 
         If jobs drop out after tokenising, the remaining jobs are tokenised and run again. If the pass fails, each job
-        is run alone, so that one bad request does not fail the others.
+        is run by itself, so that one bad request does not fail the others.
         """
         jobs = self._accepted(jobs, lambda job: job.fit(self.settings.max_request_tokens))
         if not jobs:
@@ -448,7 +458,7 @@ class Scheduler:
         self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
 
     def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
-        """Run each job of a batch that failed with `error` alone; if the batch has only one job, fail this job."""
+        """Run each job of a batch that failed with `error` by itself; if the batch has only one job, fail this job."""
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return
@@ -456,7 +466,7 @@ class Scheduler:
             self._run([job], turn)
 
     def _continue(self, run: _Run, turn: _Turn) -> None:
-        """Run the passes of a batch and answer its jobs; a batch that is larger than a slice is paused after one pass.
+        """Run the passes of a batch and answer its jobs. A batch that is larger than a slice pauses after one pass.
 
         If all clients have left, the batch is dropped.
         """
@@ -487,7 +497,7 @@ class Scheduler:
                 return
 
     def _answer(self, run: _Run, answers: Sequence[Any]) -> None:
-        """Give each job of a batch the answers about its texts, and report the batch."""
+        """Set the answers of each job of a batch, and report the batch to `on_batch`."""
         jobs = run.jobs
         if self._on_batch is not None:  # before the answers: a client that has its answer finds it counted in /metrics
             queue, texts = [run.begin - run.read - job.since for job in jobs], sum(len(job.texts) for job in jobs)
@@ -499,7 +509,7 @@ class Scheduler:
 
 
 def _fail(job: AnyJob, error: Exception) -> None:
-    """Fail a job with `error`; an unexpected error is logged, and the client learns only its type."""
+    """Fail a job with `error`. An unexpected error is logged, and the client is told only its type."""
     if not isinstance(error, LaminaError):
         logger.error("serve: a request failed", exc_info=error)
         error = LaminaError(f"serve: the model could not answer ({type(error).__name__}); see the log of the server.")

@@ -27,29 +27,29 @@ _TRUNCATE = "Cut a text that is too long, instead of refusing it."
 
 
 def _only(*values: JsonValue) -> Any:  # noqa: ANN401
-    """Return a field for an option that is not supported: it must be one of `values`, which change nothing, or null."""
+    """Return the field of an option that is not supported: it must be null, or one of `values` that change nothing."""
     return Field(None, json_schema_extra={_ENUM: [None, *values]})
 
 
 class Body(BaseModel):
-    """Base class of what requests consist of. A key that is null counts as not sent, as all these protocols have it."""
+    """Base class of all objects in requests. A key that is null counts as not sent, as in all these protocols."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, body: object) -> object:
-        """Return an object without its keys that are null; return anything else unchanged."""
+        """Remove the keys of an object that are null; return anything else unchanged."""
         return {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
 
 
 class RequestBody(Body):
-    """Base class of the bodies of requests. Unknown keys are errors: ignoring an option would give a wrong answer."""
+    """Base class of request bodies. Unknown keys are errors, because an ignored option would give a wrong answer."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     @field_validator("*", mode="before")
     @classmethod
     def _check_supported(cls, value: object, info: ValidationInfo) -> object:
-        """Return the value of a field unchanged; raise an error if it asks for something that is not supported."""
+        """Return the value of a field unchanged; raise ValueError if it asks for something that is not supported."""
         extra = cls.model_fields[str(info.field_name)].json_schema_extra
         if isinstance(extra, dict) and _ENUM in extra and value not in cast("Sequence[object]", extra[_ENUM]):
             raise PydanticCustomError("unsupported", "this is not supported here. Leave it out.")
@@ -57,7 +57,7 @@ class RequestBody(Body):
 
 
 class FileInput(RequestBody):
-    """The bytes of one file in Base64: an image or an audio clip."""
+    """One file in Base64: an image or an audio clip."""
 
     image: str | None = None
     audio: str | None = None
@@ -70,7 +70,7 @@ class FileInput(RequestBody):
         return self
 
     def content(self) -> tuple[str, str]:
-        """Return the medium, "image" or "audio", and the file in Base64."""
+        """Return the medium, "image" or "audio", and the file's content in Base64."""
         return ("audio", self.audio) if self.audio is not None else ("image", self.image or "")
 
 
@@ -132,7 +132,7 @@ class EmbedRequest(RequestBody):
 
 
 class ReadersRequest(RequestBody):
-    """Body of `POST /readers`: readers of a saved bank, to add or to put in place of readers of the same names."""
+    """Body of `POST /readers`: readers of a saved bank to add. Served readers of the same names are replaced."""
 
     folder: Name = Field(description="Folder of a saved bank, under --readers-root.", examples=["sentiment-v2"])
     readers: Annotated[list[Name], Field(min_length=1)] | None = Field(
@@ -141,7 +141,7 @@ class ReadersRequest(RequestBody):
 
 
 class ReadersChanged(BaseModel):
-    """Response of `/readers`: the readers that are served, after a change if there was one."""
+    """Response of `/readers`: the readers that are served now. After a request for a change, the change is included."""
 
     bank_version: int = Field(description="1 at the start, and 1 more after each change.")
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")
@@ -166,7 +166,7 @@ class ModerationRequest(Body):
     truncate: bool = Field(False, description=_TRUNCATE)
 
     def texts(self) -> list[str]:
-        """Return the texts to judge; the parts of one text are joined by line breaks."""
+        """Return the texts to judge. The parts of one text are joined by line breaks."""
         if isinstance(self.input, str):
             return [self.input]
         parts = [part.text for part in self.input if isinstance(part, TextPart)]
@@ -185,7 +185,7 @@ class InferTensor(Body):
 
 
 class InferParameters(Body):
-    """Options of a request in KServe's v2 protocol, which leaves them to each server."""
+    """Options of a request in KServe's v2 protocol. The protocol leaves them to each server."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -194,13 +194,13 @@ class InferParameters(Body):
 
 
 class InferOutputParameters(RequestBody):
-    """Options of an output that is requested in KServe's v2 protocol."""
+    """Options of a requested output in KServe's v2 protocol."""
 
     binary_data: bool | None = Field(None, description="Return this tensor as binary data after the JSON.")
 
 
 class InferOutput(Body):
-    """A tensor that is requested in KServe's v2 protocol."""
+    """A requested output tensor in KServe's v2 protocol."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -223,14 +223,14 @@ class InferRequest(Body):
     outputs: list[InferOutput] = Field([], description="The tasks that answer, in this order; by default all.")
 
     def is_binary(self, task: str) -> bool:
-        """Tell whether the tensor of a task is to be returned as binary data; an output's own wish counts first."""
+        """Return whether a task's tensor is sent as binary data; an output's own option wins over the request's."""
         wishes = {output.name: output.parameters.binary_data for output in self.outputs}
         wish = wishes.get(task)
         return self.parameters.binary_data_output if wish is None else wish
 
 
 class Problem(BaseModel):
-    """The body of a response to a request that failed."""
+    """The body of an error response."""
 
     error: str = Field(description="The error in words.")
     error_type: str = Field(description="A fixed name for this kind of error.")
@@ -246,7 +246,7 @@ class OpenAIError(BaseModel):
 
 
 class OpenAIProblem(BaseModel):
-    """The body of a response to a request under `/v1` that failed."""
+    """The body of an error response under `/v1`."""
 
     error: OpenAIError
 
@@ -305,7 +305,7 @@ class GenerateRequest(RequestBody):
     stop_on_flag: OnFlag = False
 
     def generation(self) -> GenerationRequest:
-        """Return this body as the request that the text generator takes."""
+        """Return this body as a `GenerationRequest`."""
         options = self.parameters
         return GenerationRequest(
             self.inputs,
@@ -342,13 +342,13 @@ class Message(RequestBody):
 
     @model_validator(mode="after")
     def _check_content(self) -> Self:
-        """Raise ValueError if the message says nothing at all."""
+        """Raise ValueError if the message has neither content nor a refusal."""
         if self.content is None and self.refusal is None:
             raise PydanticCustomError("missing", "a message needs a content")
         return self
 
     def plain(self) -> dict[str, str]:
-        """Return the message as chat templates read it, its parts joined to one text."""
+        """Return the message in the form of chat templates, with its parts joined to one text."""
         content = self.content if self.content is not None else self.refusal or ""
         if not isinstance(content, str):
             content = "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
@@ -413,7 +413,7 @@ class ChatRequest(RequestBody):
     prompt_cache_retention: _Ignored = None
 
     def generation(self) -> GenerationRequest:
-        """Return this body as the request that the text generator takes."""
+        """Return this body as a `GenerationRequest`."""
         return GenerationRequest(
             [message.plain() for message in self.messages],
             _sampling(self.temperature, self.top_p),
@@ -427,17 +427,17 @@ class ChatRequest(RequestBody):
 
     @property
     def has_usage(self) -> bool:
-        """Whether a stream ends with a chunk that has the numbers of tokens."""
+        """Whether a stream ends with a chunk that holds the token counts."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 def _sampling(
     temperature: float | None, top_p: float | None, top_k: int | None = None, do_sample: bool | None = None
 ) -> Sampling:
-    """Return the sampling options of transformers' `generate` for the options of a request; None means "not set".
+    """Return sampling options for transformers' `generate` from a request's options; None means "not set".
 
-    A temperature near 0 means greedy decoding, whatever else is set. Any other option implies sampling, as in
-    text-generation-inference, even if `do_sample` is False. Without any option the model's own config decides.
+    A temperature near 0 means greedy decoding, whatever else is set. Any other option turns sampling on, as in
+    text-generation-inference, even if `do_sample` is False. Without any option, the model's own config decides.
     """
     if temperature is not None and temperature < _COLDEST:
         return {"do_sample": False}

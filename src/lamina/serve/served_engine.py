@@ -1,4 +1,4 @@
-"""The engine that answers requests in place of PyTorch, and its renewal while the readers of a server change."""
+"""The engine that answers requests in place of PyTorch; it is renewed when the readers of a server change."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ export_onnx(ReaderBank.from_pretrained(sys.argv[1]), sys.argv[2])
 
 @final
 class ServedEngine:
-    """Answers batches of a server with ONNX Runtime, where the backend allows it; an `Engine` of `BankRunner`.
+    """Answers batches of a server with ONNX Runtime, where the backend allows it. It is an `Engine` of `BankRunner`.
 
-    A batch that the graph cannot answer is left to PyTorch, and the reason is logged. After a change of the readers,
-    another process exports the new bank. Until its graph is there, PyTorch answers for the readers that are new.
+    A batch that the exported graph cannot answer is left to PyTorch, and the reason is logged. After a change of the
+    readers, another process exports the new bank. Until its graph is ready, PyTorch answers for the new readers.
 
     Args:
         backend: "auto", "torch", "onnx" or "int8"; see `engine_of`.
@@ -63,7 +63,7 @@ class ServedEngine:
 
     @property
     def name(self) -> str:
-        """What answers now: "torch", "onnx" or "int8"."""
+        """The backend that answers now: "torch", "onnx" or "int8"."""
         return "torch" if self._engine is None else "onnx" if self._engine.facts.int8 is None else "int8"
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
@@ -78,7 +78,7 @@ class ServedEngine:
         return answered
 
     def follow(self, bank: ReaderBank) -> None:
-        """Get an engine for a bank that replaces the served one, in the background, if ONNX Runtime is in use."""
+        """Start making an engine for a new served bank, in the background, if ONNX Runtime is in use."""
         engine = self._engine
         if engine is None or engine.answers_for(bank, bank):
             return
@@ -92,14 +92,14 @@ class ServedEngine:
                 self._thread.start()
 
     def close(self) -> None:
-        """End an export that is under way."""
+        """End an export that is running."""
         with self._lock:
             self._closed, self._wanted = True, None
             if self._process is not None:
                 self._process.kill()
 
     def _catch_up(self) -> None:
-        """Export the bank that is wanted until none is; an error is logged, and PyTorch goes on answering."""
+        """Export the requested bank until no new one is requested. Log errors; PyTorch goes on answering."""
         while True:
             with self._lock:
                 bank, self._wanted = self._wanted, None
@@ -117,9 +117,9 @@ class ServedEngine:
             logger.info("serve: ONNX Runtime answers for %s", ", ".join(engine.names))
 
     def _opened(self, bank: ReaderBank) -> OnnxEngine:
-        """Open the export in the bank's folder, if it fits; otherwise export the bank in another process.
+        """Open the export in the bank's folder, if it fits the bank; otherwise export the bank in another process.
 
-        A trace in this process would slow down the requests, and changes global settings of torch meanwhile.
+        Exporting in this process would slow down the requests, and change global settings of torch meanwhile.
         """
         folder = export_folder(bank, "onnx")
         if folder is not None and is_file(folder / MARK):
@@ -146,7 +146,7 @@ class ServedEngine:
 
 
 def _save_with_base(bank: ReaderBank, folder: Path) -> None:
-    """Save a bank with its base, so that another process can load both; the model keeps the place it came from."""
+    """Save a bank with its base model, so that another process can load both. The model's recorded source is kept."""
     location, whole = location_of(bank.model), ReaderBank(bank.model, bank.processor, saves_base=True)
     whole.update(bank)
     try:

@@ -1,4 +1,4 @@
-"""The process that speaks HTTP: how long it waits for the headers of a request, and how it shuts down."""
+"""The HTTP server process: how long it waits for the headers of a request, and how it shuts down."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _TOO_SLOW = (
 
 
 def server_of(app: FastAPI, settings: Settings, *, host: str = "127.0.0.1", port: int = 0) -> Server:
-    """Return a server of an application, which has not been started; `run` runs it.
+    """Return a uvicorn server for an application; it is not started yet, `run` starts it.
 
     Args:
-        app: What `create_app` returned.
-        settings: The settings of the application; its times limit the server as well.
+        app: The application that `create_app` returned.
+        settings: The settings of the application; its time limits apply to the server too.
         host: Address to listen on.
-        port: Port to listen on; 0 is any free one.
+        port: Port to listen on. 0: any free one.
     """
     config = uvicorn.Config(
         app,
@@ -51,7 +51,7 @@ _Protocol: Any = AutoHTTPProtocol  # has attributes that uvicorn's annotation of
 
 
 class TimedProtocol(_Protocol):
-    """uvicorn's protocol of one connection, which is closed if the headers of a request do not come in time.
+    """uvicorn's protocol of one connection, closed if the headers of a request do not come in time.
 
     Args:
         header_timeout_s: Seconds from the first byte of a request, or from the begin of the connection, to its headers.
@@ -65,12 +65,12 @@ class TimedProtocol(_Protocol):
         self._has_begun = False  # whether a part of the headers has come
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Begin to wait for the headers of the first request."""
+        """Start the timer for the headers of the first request."""
         super().connection_made(transport)
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on; wait for headers if they begin a request that is not complete."""
+        """Pass data on. If it begins a request that is not complete, start the timer for its headers."""
         if not self._is_under_way():
             self._has_begun = True
             self._wait()
@@ -80,21 +80,21 @@ class TimedProtocol(_Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the waiting with the connection."""
+        """Stop the timer, because the connection is gone."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def _is_under_way(self) -> bool:
-        """Tell whether a request whose headers are complete has not been answered."""
+        """Return whether a request's headers are complete and its answer is not."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _wait(self) -> None:
-        """Start the timer unless it runs already."""
+        """Start the timer, unless it is running."""
         if self._waiting is None:
             self._waiting = self.loop.call_later(self._header_timeout_s, self._give_up)
 
     def _stop_waiting(self) -> None:
-        """Stop the timer if it runs."""
+        """Stop the timer, if it is running."""
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
@@ -108,10 +108,10 @@ class TimedProtocol(_Protocol):
 
 @final
 class Server(uvicorn.Server):
-    """A uvicorn server that ends generated texts with an event, not with a broken connection, when it shuts down.
+    """A uvicorn server that ends generated texts properly at shutdown, with an event instead of a broken connection.
 
-    uvicorn runs the application's shutdown only after all running requests have ended or timed out, which is too late
-    to end the texts. Therefore this class first tells the text generator.
+    uvicorn runs the application's shutdown only after all running requests have ended or timed out. That is too late to
+    end the texts, so this class tells the text generator first.
     """
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -14,9 +14,9 @@ Example: TypeAlias = _Text | tuple[_Text, _Text]  # a text, or a pair of texts
 
 
 class Settings(BaseModel):
-    """The limits, keys and page texts of a server, as `create_app` takes them; build it with `Settings.of`.
+    """Limits, keys and page texts of a server, for `create_app`; build it with `Settings.of`.
 
-    Limits have the names that text-embeddings-inference uses, where it has the same limit.
+    Limits have the same names as in text-embeddings-inference, where it has them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

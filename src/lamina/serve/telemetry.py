@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each request and each batch, with reader names and times, and never with a text."""
+"""OpenTelemetry: record a span for each request and each batch, with reader names and times, never with a text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RequestSpans:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application within a span."""
+        """Pass a request on to the application inside a span."""
         from opentelemetry import propagate, trace
 
         if scope["type"] != "http":
@@ -81,7 +81,7 @@ class RequestSpans:
 
 
 def note_readers(names: Iterable[str]) -> None:
-    """Add the names of readers to the span of the current request; nothing happens without OpenTelemetry."""
+    """Add names of readers to the current request's span; do nothing without OpenTelemetry."""
     if is_available():
         from opentelemetry import trace
 
@@ -89,7 +89,7 @@ def note_readers(names: Iterable[str]) -> None:
 
 
 def record_batch(readers: Collection[str], timing: BatchTiming) -> None:
-    """Record a span for a batch that some readers have just answered; nothing happens without OpenTelemetry."""
+    """Record a span for a batch that readers have just answered; do nothing without OpenTelemetry."""
     if not is_available():
         return
     from opentelemetry import trace

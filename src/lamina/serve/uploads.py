@@ -1,4 +1,4 @@
-"""The examples of a request: texts, pairs of texts and files; and which readers can read them."""
+"""The examples of a request (texts, pairs of texts or files), and which readers can read them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TooLargeError(LaminaError):
 @final
 @dataclass(frozen=True)
 class Upload:
-    """The bytes of an image or audio file that a client sent; they are never written to disk.
+    """An image or audio file that a client sent. It stays in memory and is never written to disk.
 
     Attributes:
         medium: "image" or "audio".
@@ -58,10 +58,10 @@ def medium_of(bank: ReaderBank, task: str) -> str:
 
 
 def plain(examples: Sequence[Example]) -> list[str | tuple[str, str] | bytes]:
-    """Return examples as `lamina.predict` accepts them: files as bytes, texts and pairs unchanged.
+    """Return examples in the form that `lamina.predict` accepts: files as bytes, texts and pairs unchanged.
 
-    `readers_of` must have checked the examples: if a text reached a reader of files, `lamina.predict` would open the
-    text as a path.
+    Call it only after `readers_of` has checked the examples: `lamina.predict` would open a text for a reader of files
+    as a path.
     """
     return [example.data if isinstance(example, Upload) else example for example in examples]
 
@@ -93,7 +93,7 @@ def readers_of(bank: ReaderBank, tasks: Sequence[str] | None, examples: Sequence
 def sized(bank: ReaderBank, names: Sequence[str], examples: Sequence[Example]) -> Sequence[Example]:
     """Return the examples with `Upload.size` filled in from the files' headers; texts are returned unchanged.
 
-    Only headers are read here, so that a small file that would decode to gigabytes is refused before it is decoded.
+    Only headers are read, so a small file that would decode to gigabytes is refused before it is decoded.
 
     Args:
         bank: The readers.

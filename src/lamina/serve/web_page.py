@@ -1,4 +1,4 @@
-"""The page at `/`: a single file that sends requests to its own server, with the same paths that other clients use."""
+"""The page at `/`: a single file. It sends requests to its own server, by the same paths as other clients."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def add_page(app: FastAPI) -> None:
 
 @cache
 def page_of() -> tuple[str, str]:
-    """Return the page's HTML, with styles and scripts inside, and the security policy that allows only these."""
+    """Return the page's HTML with styles and scripts inside, and the security policy that allows only these."""
     # The report's styles come first: both pages look alike, and this page's own rules override them.
     static, report = files("lamina.serve") / "static", files("lamina.report") / "templates"
     css = "".join((folder / "page.css").read_text(encoding="utf-8") for folder in (report, static))
@@ -71,7 +71,7 @@ def page_of() -> tuple[str, str]:
 
 
 def _hash(text: str) -> str:
-    """Return the SHA-256 of a style or script, as a Content-Security-Policy spells it."""
+    """Return the SHA-256 of a style or script, in the form of a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
@@ -82,7 +82,7 @@ def default_title(bank: ReaderBank, name: str) -> str:
 
 
 def learnt_pairs(reader: ReaderModule) -> bool | None:
-    """Return whether a reader was trained on pairs of texts; None if the bank has no record of it."""
+    """Return whether a reader was trained on pairs of texts; None if this was not recorded."""
     if reader.config.fusion.reads_pairs:  # the fusion compares two texts, and can do nothing else
         return True
     pair = reader.info.get("pair")

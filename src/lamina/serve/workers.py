@@ -1,4 +1,4 @@
-"""Workers: the kinds of answers that a bank gives, each as a step that tokenises and a step that runs the model."""
+"""Workers: each gives one kind of answer of a bank. It first tokenises texts, then runs the model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Prediction: TypeAlias = Mapping[str, JSON]  # task -> the prediction for one tex
 
 @runtime_checkable  # so that annotations can be checked in tests
 class Tokenised(Protocol):
-    """The texts of a batch after tokenising: the result of `Worker.read`, for `Worker.run`."""
+    """The tokenised texts of a batch: `Worker.read` returns them, and `Worker.run` reads them."""
 
     @property
     def tokens(self) -> int:
@@ -77,9 +77,9 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @abstractmethod
     def run(self, prepared: TokenisedT, budget: Budget) -> Generator[None, None, Sequence[AnswerT]]:
-        """Run the model in passes of at most `budget` tokens, and yield between two passes.
+        """Run the model in passes of at most `budget` tokens. A generator: it yields between two passes.
 
-        The generator may be continued in another thread. It returns one answer per text, in their order.
+        It may be continued in another thread. Its return value is a list with one answer per text.
         """
 
     @property
@@ -89,16 +89,16 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def side(self) -> Side | None:
-        """The side on which texts that are too long lose tokens; None if the readers differ in this."""
+        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
         return tokenizer_of(self.bank.processor).truncation_side
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut if some reader would read longer texts in windows; else None."""
+        """Number of tokens to which texts are cut, if some reader would read longer texts in windows; else None."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:
-        """Return the texts of a request for tokenising, shortened to little more than what is read of them.
+        """Return the texts of a request, cut to little more than what is read of them, so that tokenising stays fast.
 
         Args:
             texts: Texts, pairs of texts or files. Files are returned unchanged.
@@ -122,7 +122,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return [row[0] if len(row) == 1 else (row[0], row[1]) for row in parts]
 
     def _cut(self, parts: Sequence[str]) -> list[str]:
-        """Return a text or pair, cut to one window; the first text of a pair gets at most half of the window."""
+        """Return a text or pair, cut to one window. The first text of a pair gets at most half of the window."""
         tokenizer = tokenizer_of(self.bank.processor)
         room = (self.window_length or 0) - tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
         cut: list[str] = []
@@ -133,7 +133,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return cut
 
     def check_lengths(self, texts: Sequence[Example]) -> None:
-        """Raise TooLongError if one of the texts, pairs or files would be cut; the message has its number."""
+        """Raise TooLongError if a text, pair or file would be cut; the message gives its number."""
         for number, text in enumerate(texts):
             if isinstance(text, Upload):
                 if self.read([text]).cut:
@@ -152,12 +152,12 @@ AnyWorker: TypeAlias = Worker[Any, Any]  # a worker whose types of batch and ans
 
 
 def predictor_of(bank: ReaderBank, tasks: tuple[str, ...]) -> Predictor:
-    """Return a predictor for the readers called `tasks`, whose passes are limited by a number of tokens only."""
+    """Return a predictor for the readers in `tasks`; its passes are limited only by a number of tokens."""
     return Predictor(bank, PassOptions(batch_size=_ROWS), readers=tasks)
 
 
 def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
-    """Return the side on which texts that are too long for some readers lose tokens; None if the readers differ."""
+    """Return the side on which texts too long for some of the readers are cut; None if the readers differ."""
     sides: set[Side] = set()
     for kind in (kind_of(bank[task].config.head.kind) for task in tasks):
         own = tokenizer_of(bank.processor).truncation_side
@@ -167,13 +167,13 @@ def side_of(bank: ReaderBank, tasks: Sequence[str]) -> Side | None:
 
 @final
 class PredictWorker(Worker[Prepared, Prediction]):
-    """Answers with the predictions of some readers, as `lamina.predict` returns them.
+    """Answers with readers' predictions, in the form of `lamina.predict`.
 
     Args:
         bank: The readers and their model.
         tasks: Names of the readers.
         raw: Return logits in place of probabilities.
-        engine: What computes the answers. None: PyTorch.
+        engine: The engine that computes the answers. None: PyTorch.
     """
 
     def __init__(self, bank: ReaderBank, tasks: tuple[str, ...], *, raw: bool, engine: Engine | None = None) -> None:
@@ -186,22 +186,27 @@ class PredictWorker(Worker[Prepared, Prediction]):
         return self._predictor.prepare(plain(texts))
 
     def run(self, prepared: Prepared, budget: Budget) -> Generator[None, None, Sequence[Prediction]]:
-        """Yield between passes, and return for each text task -> prediction; NotFiniteError: NaN or infinity."""
+        """Predict in passes.
+
+        A generator: it yields between passes, and returns a list of task -> prediction, one per text.
+
+        Raises NotFiniteError if a prediction is NaN or infinite.
+        """
         return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
     @property
     def max_length(self) -> int:
-        """The smallest of the lengths in tokens that the readers were trained with: so many are read by all."""
+        """Number of tokens that every reader reads: the smallest of the lengths that they were trained with."""
         return min(self._predictor.max_length([task]) for task in self.tasks)
 
     @property
     def side(self) -> Side | None:
-        """The side on which texts that are too long lose tokens; None if the readers differ."""
+        """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
         return side_of(self.bank, self.tasks)
 
     @property
     def window_length(self) -> int | None:
-        """The largest of the lengths that the readers were trained with, if one reads in windows; else None."""
+        """The largest length that a reader was trained with, if one of them reads in windows; else None."""
         if not any(kind_of(self.bank[task].config.head.kind).per_token for task in self.tasks):
             return None
         return max(self._predictor.max_length([task]) for task in self.tasks)
@@ -209,7 +214,7 @@ class PredictWorker(Worker[Prepared, Prediction]):
 
 @final
 class TokenisedTexts:
-    """Texts as token ids, each in one window, with the counts that the scheduler needs; a `Tokenised`."""
+    """Texts as token ids, each in one window, with the counts that the scheduler needs. It implements `Tokenised`."""
 
     def __init__(self, encoded: Encoded) -> None:
         self.encoded = encoded
@@ -218,7 +223,7 @@ class TokenisedTexts:
 
 @final
 class EmbedWorker(Worker[TokenisedTexts, list[float]]):
-    """Answers with embeddings: the mean over a text's tokens of one layer's state. The pass stops at that layer.
+    """Answers with embeddings: the mean of one layer's state over a text's tokens. The pass stops at that layer.
 
     Args:
         bank: The bank whose model is run; its readers take no part.
@@ -242,7 +247,10 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return TokenisedTexts(encode(words, self.bank.processor, max_length=self.max_length, offsets=False))
 
     def run(self, prepared: TokenisedTexts, budget: Budget) -> Generator[None, None, list[list[float]]]:
-        """Yield between passes, and return a vector for each text; raise NotFiniteError if one has NaN or infinity."""
+        """Compute embeddings in passes. A generator: it yields between passes, and returns a vector for each text.
+
+        Raises NotFiniteError if a vector has NaN or infinity.
+        """
         encoded, lengths = prepared.encoded, [int(length) for length in prepared.encoded.lengths]
         vectors: dict[int, list[float]] = {}
         for number, rows in enumerate(length_batches(lengths, _ROWS, budget=budget)):
@@ -255,11 +263,11 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return [vectors[row] for row in range(len(lengths))]  # passes are sorted by length, answers are not
 
     def _batch(self, encoded: Encoded, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the inputs of the model for some rows, padded to the longest row."""
+        """Return the inputs of the model for some rows, padded to the longest of these rows."""
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
-        """Return the mean state of each text over its tokens (not padding), of length 1 with `normalize`."""
+        """Return each text's mean state over its tokens, without padding; scaled to length 1 with `normalize`."""
         counted = batch["attention_mask"].bool().unsqueeze(-1)
         mean = state.float().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)  # half precision could not hold the sum
         if not bool(mean.isfinite().all()):

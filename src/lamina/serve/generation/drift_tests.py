@@ -1,4 +1,7 @@
-"""The tests of drift of a served bank: one for each saved monitor that has a sketch of its calibration."""
+"""Tests whether replies drift away from the texts on which a served bank's monitors were calibrated.
+
+There is one test for each saved monitor that has a sketch (a summary) of its calibration texts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ class DriftTests:
         self._watchers: WeakKeyDictionary[ReaderBank, dict[str, DriftWatcher]] = WeakKeyDictionary()
 
     def of(self, bank: ReaderBank) -> Mapping[str, DriftWatcher]:
-        """Return monitor name -> its test, for the monitors of a bank that have a sketch."""
+        """Return monitor name -> drift test, for the bank's monitors that have a sketch of their calibration texts."""
         with self._lock:
             if bank not in self._watchers:
                 monitors = {name: one for name, one in bank.monitors.items() if isinstance(one, Monitor)}

@@ -1,4 +1,4 @@
-"""Generation of texts by the bank's model for several requests at a time, each in a thread of its own."""
+"""Generate texts with the bank's model for several requests at a time, each in its own thread."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TextGenerator:
 
     Each text has its own thread and passes, beside the scheduler's. A step of generation is short, so predictions need
     not wait until a text is complete. Texts do not share passes: padding would change the last bits of the results, and
-    thereby, now and then, a token.
+    so now and then a token.
 
     Args:
         scheduler: The scheduler of the bank whose model generates; its settings are the limits.
@@ -50,7 +50,7 @@ class TextGenerator:
             and the number of tokens.
 
     Attributes:
-        drift: The tests of whether the texts are still like those that the monitors were calibrated on.
+        drift: Tests whether the texts are still like those that the monitors were calibrated on.
     """
 
     def __init__(self, scheduler: Scheduler, on_text: Callable[[float, float, int], None] | None = None) -> None:
@@ -123,14 +123,14 @@ class TextGenerator:
 
 @final
 class Generation:
-    """One text that is being generated; `TextGenerator.begin` creates it.
+    """The generation of one text in its own thread; `TextGenerator.begin` makes it.
 
     Args:
         scheduler: The scheduler of the bank whose model generates.
         request: What to generate.
         put: Called with the events, the end or an error.
         on_done: Called right before the end or the error, with this object and the streamer of its tokens.
-        drift: The tests of drift that get the text, unless a flag may cut it short.
+        drift: Drift tests that receive the text, unless a flag may cut it short.
 
     Attributes:
         ends_at: When the text must end, in seconds of `time.monotonic`.
@@ -160,21 +160,24 @@ class Generation:
         self._has_left.set()
 
     def _is_over(self) -> bool:
-        """Return whether the text must end now; called between two steps.
+        """Return whether the text must end now: its client has left, or its time is up. Called between two steps.
 
-        At the same time, a thread that is waiting to have the model to itself gets its turn.
+        It also lets a thread run that is waiting to have the model to itself.
         """
         self._scheduler.pass_lock.give_way()
         return self._has_left.is_set() or time.monotonic() >= self.ends_at
 
     def _run(self) -> None:
-        """Generate the text and put its end; this is what the thread runs."""
+        """Generate the text, and pass its end to `put`. This is the thread's target."""
         end = self._generate_or_fail()
         self._on_done(self, self._streamer)  # before the end: a client that has it finds the text counted in /metrics
         self._put(end)
 
     def _generate_or_fail(self) -> GenerationEnd | LaminaError:
-        """Generate the text and return its end, or the error; the message of an unexpected error is only in the log."""
+        """Generate the text, and return its end or an error to report.
+
+        An unexpected error's message only goes to the log.
+        """
         try:
             with self._scheduler.tokenizer_lock:
                 prompt = encode_prompt(self._bank, self._request.prompt, self._scheduler.settings.max_total_tokens)
@@ -189,10 +192,10 @@ class Generation:
             )
 
     def _generate(self, prompt: Mapping[str, Tensor]) -> GenerationEnd:
-        """Generate the text that continues a prompt, put its tokens as events, and return its end.
+        """Generate the text that continues a prompt, pass its tokens to `put` as events, and return its end.
 
-        Raises ClosedError if the text is cut off, because the server shuts down or the client has left; and LaminaError
-        if the prompt is too long, or readers or monitors of the request cannot take part.
+        Raises ClosedError if the text is cut off because the server shuts down or the client has left; and LaminaError
+        if the prompt is too long, or if readers or monitors of the request cannot take part.
         """
         request, bank = self._request, self._bank
         scores = TokenScores(bank, request.tasks, each=request.stream, stop=request.stop_on_flag)
@@ -238,13 +241,13 @@ class Generation:
         )
 
     def _seed(self) -> int | None:
-        """Return the seed of sampling, a random one if the request has none; None if tokens are not sampled."""
+        """Return the seed of sampling: the request's, or a random one; None for greedy decoding."""
         if not self._request.sampling.get("do_sample", self._bank.model.generation_config.do_sample):
             return None
         return secrets.randbits(53) if self._request.seed is None else self._request.seed  # JavaScript reads 53 bits
 
     def _options(self, conditions: StopConditions) -> dict[str, int | float | bool]:
-        """Return the options of `generate`: one sequence and one beam, so that each chosen token is final."""
+        """Return the options for `generate`: one sequence and one beam, so that each chosen token is final."""
         options: dict[str, int | float | bool] = {
             "max_new_tokens": conditions.max_tokens,
             "num_beams": 1,

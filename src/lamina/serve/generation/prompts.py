@@ -1,4 +1,4 @@
-"""Prompts: a text or a chat as tokens that a generated text continues, and how many tokens may follow."""
+"""Encode prompts, which are texts or chats, and compute how many tokens may follow them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Messages: TypeAlias = Sequence[Message]  # a chat; each message has "role" and "
 
 
 class Sampling(TypedDict, total=False):
-    """Sampling options of transformers' `generate`; the model's generation config has the values of missing options."""
+    """Sampling options for transformers' `generate`. None: the model's generation config decides the option."""
 
     do_sample: bool
     temperature: float
@@ -33,7 +33,7 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A request for one generated text, from any route.
+    """A request for one generated text, whichever route it came by.
 
     Attributes:
         prompt: The text that is continued, or the messages of a chat.
@@ -69,7 +69,7 @@ def generates_text(bank: ReaderBank) -> bool:
 
 
 def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: int) -> dict[str, Tensor]:
-    """Return the inputs of `generate` for a prompt or a chat: input_ids and attention_mask, `[1, tokens]`.
+    """Encode a prompt or a chat as inputs of `generate`: input_ids and attention_mask, each `[1, tokens]`.
 
     Args:
         bank: The bank, whose tokenizer is used.
@@ -94,7 +94,7 @@ def encode_prompt(bank: ReaderBank, prompt: str | Messages, max_total_tokens: in
 
 
 def _rendered(bank: ReaderBank, messages: Messages) -> str:
-    """Return the messages of a chat as one text, by the chat template of the bank's tokenizer.
+    """Return a chat as one text, by the chat template of the bank's tokenizer.
 
     Raises:
         ConfigError: If the messages are not a chat, the tokenizer has no template, or the template fails.
@@ -132,7 +132,7 @@ def token_budget(bank: ReaderBank, prompt_tokens: int, max_new_tokens: int | Non
 
 
 def _too_long(tokens: int | str, most: int) -> TooLongError:
-    """Return the error about a prompt of so many tokens, where prompt and text together may have `most`."""
+    """Return the TooLongError for a prompt of `tokens` tokens, if prompt and text together may have `most`."""
     return TooLongError(
         f"serve: the prompt has {tokens} tokens; together with the generated text at most {most} are accepted."
     )

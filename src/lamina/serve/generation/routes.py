@@ -68,7 +68,7 @@ class EndDetails(TypedDict):
 
 
 class Items:
-    """The tokens and the end of one text, passed from the thread that generates it to the event loop.
+    """The tokens and the end of one text. The thread that generates them hands them to the event loop through it.
 
     Args:
         generator: Generates the text; it begins at once.
@@ -90,7 +90,7 @@ class Items:
         self._generation = generator.begin(request, put)
 
     async def next(self) -> Item:
-        """Wait for the next token, or the end, and return it.
+        """Wait for the next token or the end, and return it.
 
         Raises:
             HTTPException: With status 503 if nothing comes in time.
@@ -106,26 +106,26 @@ class Items:
         return item
 
     async def all(self) -> tuple[list[TokenEvent], GenerationEnd]:
-        """Wait for the whole text; return its tokens and its end. Errors are those of `next`."""
+        """Wait for the whole text, and return its tokens and its end; errors as in `next`."""
         tokens: list[TokenEvent] = []
         while isinstance(item := await self.next(), TokenEvent):
             tokens.append(item)
         return tokens, item
 
     def leave(self) -> None:
-        """End the text early, because its client has left; nothing happens if the text has ended already."""
+        """End the text early because its client has left; do nothing if it has ended already."""
         self._generation.leave()
 
 
 class Events(StreamingResponse):
-    """A stream of server-sent events. The text ends when its client leaves, or reads nothing for some time.
+    """A streaming response of server-sent events. It ends the text if the client leaves, or reads nothing for a while.
 
     Args:
         items: The tokens of the text.
-        first: The first of them, which has been received from `items` already.
+        first: The first token, which was already received from `items`.
         shape: Converts a token or the end to the data of events.
         nested: Whether an error is sent in OpenAI's shape.
-        timeout_s: Seconds after which a client that reads nothing is given up.
+        timeout_s: Seconds after which a client that reads nothing is disconnected.
     """
 
     media_type = "text/event-stream"
@@ -157,7 +157,10 @@ class Events(StreamingResponse):
     async def _events(
         self, item: Item, shape: Callable[[Item], Iterator[Event]], *, nested: bool
     ) -> AsyncIterator[bytes]:
-        """Yield the events of `item` and of all later items, as bytes; an error becomes the last event."""
+        """Yield the events of `item` and of all later items, as bytes; `shape` converts them to data.
+
+        An error becomes the last event, in OpenAI's shape if `nested`.
+        """
         try:
             while True:
                 for event in shape(item):
@@ -172,18 +175,18 @@ class Events(StreamingResponse):
 
 
 def _encoded(event: Event) -> bytes:
-    """Return a server-sent event as the bytes that are sent."""
+    """Return a server-sent event as bytes."""
     text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False)
     return f"data: {text}\n\n".encode()
 
 
 def report_of(token: TokenEvent) -> TokenReport:
-    """Return the scores and flags at a token, for a response."""
+    """Return the scores and flags at a token as a part of a response."""
     return {"scores": token.scores, "monitors": token.monitors, "flagged": list(token.flagged)}
 
 
 def details_of(ending: GenerationEnd) -> EndDetails:
-    """Return how a text ended, for a response."""
+    """Return how a text ended, as a part of a response."""
     return {
         "finish_reason": ending.reason,
         "generated_tokens": ending.tokens,
@@ -196,19 +199,18 @@ def details_of(ending: GenerationEnd) -> EndDetails:
 
 
 def _token(token: TokenEvent) -> TokenInfo:
-    """Return the id and the text of a token, for a response."""
+    """Return a token's id and text as a part of a response."""
     text = token.text if token.special_text is None else token.special_text
     return {"id": token.id, "text": text, "special": token.special_text is not None}
 
 
 def generate_events(before: str = "") -> Callable[[Item], Iterator[Event]]:
-    """Return a function that converts tokens and the end of one text to events of text-generation-inference.
+    """Return a function that converts the tokens and the end of one text to events of text-generation-inference.
 
-    The event of the last token also has the whole text and how it ended. So nothing is sent for the last token before
-    the end has come.
+    The last token's event also has the whole text and how it ended. So it can be sent only once the end has come.
 
     Args:
-        before: Text that is put before the whole text: the prompt, or nothing.
+        before: Text to put in front of the whole text: the prompt, or "".
     """
     last: list[TokenEvent] = []
 
@@ -232,7 +234,7 @@ def generate_body(
         tokens: The tokens of the text.
         ending: How it ended.
         details: Whether to add details of its tokens.
-        before: Text that is put before the text: the prompt, or nothing.
+        before: Text to put in front of the text: the prompt, or "".
     """
     body: dict[str, JSON] = {"generated_text": before + ending.text}
     if details:
@@ -242,7 +244,7 @@ def generate_body(
 
 
 class ChatShape:
-    """Converts one text to responses in the shape of OpenAI's chat completions, with scores beside the choices.
+    """Converts one text to OpenAI's chat completions, with the readers' scores beside the choices.
 
     Args:
         request: The client's request.
@@ -255,17 +257,20 @@ class ChatShape:
         self._stop = StopStrings(request.generation().stop)
 
     def _head(self, kind: str) -> dict[str, JSON]:
-        """Return the keys with which every object of the response begins; `kind` is OpenAI's name for the object."""
+        """Return the keys that every object of the response has; `kind` is OpenAI's name for the object."""
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
 
     def _chunk(self, delta: dict[str, str], reason: str | None = None, **extra: object) -> dict[str, object]:
-        """Return a chunk of a streamed chat completion; `reason`: why the text ended; `extra`: further keys."""
+        """Return one chunk of a streamed chat completion.
+
+        `reason` says why the text ended; None while it goes on. `extra` holds further keys.
+        """
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
         usage = {"usage": None} if self._has_usage else {}
         return {**self._head("chat.completion.chunk"), "choices": [choice], **usage, **extra}
 
     def events(self, item: Item) -> Iterator[Event]:
-        """Yield the chunks for a token or for the end; text that may begin a stop string is in a later chunk."""
+        """Yield the chunks for a token or the end. Text that may begin a stop string is held back for a later chunk."""
         if isinstance(item, TokenEvent):
             if item.index == 1:
                 yield self._chunk({"role": "assistant", "content": ""})
@@ -290,7 +295,7 @@ class ChatShape:
 
 
 def _usage(ending: GenerationEnd) -> dict[str, int]:
-    """Return the numbers of tokens of prompt and text, in the shape of OpenAI's endpoint."""
+    """Return the token counts of prompt and text, in OpenAI's shape."""
     prompt, generated = ending.prompt_tokens, ending.tokens
     return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
@@ -337,7 +342,7 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
 
 
 async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], GenerationEnd]:
-    """Wait for a whole text; return its tokens and its end. The text ends early if the client of `request` leaves.
+    """Wait for a whole text, and return its tokens and its end. If the client of `request` leaves, end the text early.
 
     Raises:
         HTTPException: If the client leaves (499), or no token comes in time (503).
@@ -352,7 +357,7 @@ async def _whole(items: Items, request: Request) -> tuple[list[TokenEvent], Gene
 async def _streamed(
     items: Items, request: Request, shape: Callable[[Item], Iterator[Event]], *, nested: bool
 ) -> Events:
-    """Wait for the first token and return the response that streams a text; see `Events` for `shape` and `nested`.
+    """Wait for the first of `items`, and return the response that streams the text; see `Events` for the parameters.
 
     An error before the first token is raised, so that the client gets it as an HTTP status.
     """

@@ -1,4 +1,4 @@
-"""Sampling with a seed for each text, so that texts generated at the same time do not change one another."""
+"""Sample each text with its own seed, so that texts generated at the same time do not influence one another."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @final
 class SeededSampling(LogitsProcessor):
-    """Makes `generate` sample the tokens of one text with a random generator of the text's own.
+    """Makes `generate` sample the tokens of one text with a random generator of its own.
 
     `generate` samples from torch's global generator, which all threads share, and accepts no other generator. So this
-    class intercepts `torch.multinomial` in the thread that generates the text. The tokens are the same as those of a
-    lone `generate` after `torch.manual_seed(seed)`.
+    class intercepts `torch.multinomial` in the thread that generates the text. The tokens are the same as after
+    `torch.manual_seed(seed)` in a process that generates this text alone.
 
-    Interception slows every function of torch down. Therefore it is on only while `generate` samples a token. It is
-    turned on by the instance itself, a logits processor that `generate` calls right before sampling, and off by
-    `after_sampling`, a stopping criterion that it calls right after. Pass both to `generate`, inside a `with` block of
-    the instance.
+    Interception slows down every function of torch. So it is on only while `generate` samples a token. The instance is
+    a logits processor: `generate` calls it right before sampling, and the call turns interception on. `after_sampling`
+    is a stopping criterion: `generate` calls it right after sampling, and it turns interception off. Pass both to
+    `generate`, inside a `with` block of the instance.
 
     Args:
         seed: Seed of the text's generator.
@@ -47,27 +47,27 @@ class SeededSampling(LogitsProcessor):
         self.end()
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:  # noqa: ARG002
-        """Turn the interception of torch's functions on, since a token is sampled next; return the scores unchanged."""
+        """Turn interception on, because a token is sampled next; return the scores unchanged."""
         self._mode.__enter__()
         self._is_open = True
         return scores
 
     def end(self) -> None:
-        """Turn the interception of torch's functions off, if it is on: after sampling, or if `generate` has failed."""
+        """Turn interception off if it is on: after sampling, or after an error of `generate`."""
         if self._is_open:
             self._is_open = False
             self._mode.__exit__(None, None, None)
 
 
 class _AfterSampling(StopOnEvent):
-    """The stopping criterion that ends a `SeededSampling`'s interception once a token is sampled; never ends a text."""
+    """A stopping criterion that turns a `SeededSampling`'s interception off after each token. It never ends a text."""
 
     def __init__(self, sampling: SeededSampling) -> None:
         super().__init__(Event())  # an event that is never set
         self._sampling = sampling
 
     def __call__(self, input_ids: Tensor, scores: object, **options: object) -> Any:  # noqa: ANN401
-        """Turn the interception of torch's functions off; return False for each row of `input_ids`."""
+        """Turn interception off; return False for each row of `input_ids`."""
         self._sampling.end()
         return super().__call__(input_ids, scores, **options)
 
@@ -90,7 +90,7 @@ class _SeededMultinomial(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Call `func`, a function of torch; if it is `torch.multinomial`, pass it the generator as well."""
+        """Call `func`, a function of torch; if it is `torch.multinomial`, pass it the seeded generator."""
         kwargs = kwargs or {}
         if func is torch.multinomial:
             if self._generator is None:

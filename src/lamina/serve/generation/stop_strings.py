@@ -1,4 +1,4 @@
-"""Strings that end a text while it is generated."""
+"""Find stop strings in a text while it is generated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import final
 
 @final
 class StopStrings:
-    """Cuts a stream of text off before the first stop string. Text that could begin a stop string is held back.
+    """Cuts a stream of text before its first stop string. Text that may begin a stop string is held back.
 
     Args:
         stops: The stop strings.
@@ -33,11 +33,11 @@ class StopStrings:
         return text[:shown]
 
     def rest(self) -> str:
-        """Return the text that was held back; called at the end, when no more text comes."""
+        """Return the text that was held back. Call it at the end, when no more text comes."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Return how many characters at the end of `text` are the beginning of `stop`, but not all of `stop`."""
+    """Return the length of the longest end of `text` that is a beginning of `stop`, but not all of it."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

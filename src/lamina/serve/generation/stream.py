@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """A token of a text, with the readers' scores at the token.
+    """A generated token, with the readers' scores of the text up to it.
 
     Attributes:
         index: Number of the token, from 1.
         id: The token's id.
         text: What the token adds to the text.
-        special_text: Written form of a special token, such as "</s>"; None for an ordinary token.
+        special_text: A special token as text, such as "</s>"; None for an ordinary token.
         scores: Task -> label -> probability. None at the last token, which the model does not read.
         monitors: Monitor -> score of the text so far; None at the last token.
-        flagged: Names of the monitors that have flagged the text by now.
+        flagged: Names of the monitors that have flagged the text at this token or before.
         last: Whether the token is the last.
     """
 
@@ -49,7 +49,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class GenerationEnd:
-    """The end of a text.
+    """The end of a generated text.
 
     Attributes:
         reason: Why the text ended: "eos_token", "stop_sequence", "flag" or "length".
@@ -58,8 +58,8 @@ class GenerationEnd:
         prompt_tokens: Number of tokens of the prompt.
         seed: Seed of sampling. None: tokens were not sampled.
         flagged_at: Monitor -> index (from 1) of the token at which it flagged the text.
-        answers: Task -> answer, for the readers that answer once at the end.
-        drift: Monitor -> a sentence, for the monitors whose texts have drifted away from those of their calibration.
+        answers: Task -> answer, for the readers that answer only once, at the end.
+        drift: Monitor -> a warning sentence, for monitors whose replies have drifted away from their calibration texts.
     """
 
     reason: str
@@ -74,7 +74,7 @@ class GenerationEnd:
 
 @dataclass(frozen=True)
 class StopConditions:
-    """Conditions that end a text: a maximum number of tokens, the ids of end tokens, and strings."""
+    """The conditions that end a text: a maximum number of tokens, end token ids, and stop strings."""
 
     max_tokens: int
     end_ids: Sequence[int]
@@ -83,11 +83,13 @@ class StopConditions:
 
 @final
 class TokenStreamer(StopOnEvent):
-    """Emits an event for each token of a text, and decides when the text ends; a stopping criterion of `generate`.
+    """Emits an event for each generated token, and decides when the text ends.
 
-    A token's scores are known only after the next step of the model has read the token. So each call emits the event of
-    the second newest token, and `finish` emits the last one. `generate` must have no other criterion that ends a text.
-    As this one ends all sequences at once, transformers does not pad.
+    It is a stopping criterion of `generate`.
+
+    A token's scores are known only after the model's next step has read the token. So each call emits the event of the
+    second newest token, and `finish` emits the last one. `generate` must have no other criterion that ends a text. This
+    one ends all sequences at once, so transformers does not pad.
 
     Args:
         scores: The readers that take part, and their scores.
@@ -136,7 +138,7 @@ class TokenStreamer(StopOnEvent):
         return torch.full((1,), bool(self.reason) or is_cut_off, device=input_ids.device)
 
     def _end_reason(self, token: int, piece: str) -> str:
-        """Return why the text ends with `token`, whose text is `piece`; "" if the text goes on."""
+        """Return why the text ends at `token`, whose text is `piece`; "" if the text goes on."""
         text, conditions = self._detokenizer.text, self._conditions
         if token in conditions.end_ids:
             return "eos_token"
@@ -151,9 +153,10 @@ class TokenStreamer(StopOnEvent):
         return "length" if self.count == conditions.max_tokens else ""
 
     def _emit(self, *, is_read: bool) -> None:
-        """Emit the event of the waiting token, if there is one; `is_read`: the model has read that token.
+        """Emit the event of the token that waits for its scores, if there is one.
 
-        Without scores of its own, the last token still has the flags that were raised before it.
+        `is_read` says whether the model has read that token. The last token has no scores, but keeps the flags raised
+        before.
         """
         if self._waiting is None:
             return
@@ -177,11 +180,11 @@ class TokenStreamer(StopOnEvent):
         )
 
     def finish(self) -> None:
-        """Emit the event of the text's last token, without scores; to be called once `generate` has returned."""
+        """Emit the event of the last token, without scores. Call it once `generate` has returned."""
         self._emit(is_read=False)
 
 
 def end_token_ids(bank: ReaderBank) -> list[int]:
-    """Return the ids of the tokens with which the bank's model ends a text; [] if there are none."""
+    """Return the ids of the tokens that end a text of the bank's model; [] if there are none."""
     ends = bank.model.generation_config.eos_token_id
     return [] if ends is None else [int(token) for token in torch.as_tensor(ends).flatten()]

@@ -1,4 +1,4 @@
-"""The scores of a bank's readers for a text while it is generated, and their answers at its end."""
+"""The readers' scores for a text while it is generated, and their answers at its end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_LABELS = 32  # labels of a reader that gives scores token by token: each la
 
 
 class TokenLabel(TypedDict):
-    """The most probable label of one token, with its probability; `id` is None if the token is not text."""
+    """A token's most probable label with its probability; `id` is None if the token is not text."""
 
     id: int | None
     label: str
@@ -32,7 +32,7 @@ class TokenLabel(TypedDict):
 
 
 class Value(TypedDict):
-    """The number that a regression predicts; None if it is not finite."""
+    """The number that a regression predicts, or None if it is not finite."""
 
     value: float | None
 
@@ -44,7 +44,7 @@ class TokenScores:
     There are three ways to take part:
 
     - A reader whose scores at a token do not depend on later tokens gives the probabilities of its labels at each
-      token, if it has at most 32 labels. Internally, one monitor per label computes them.
+      token, if it has at most 32 labels. One monitor per label computes them.
     - Other readers, such as those of whole texts or of an encoder, answer once at the end.
     - Monitors that are saved with the readers give the score of the text so far.
 
@@ -52,7 +52,7 @@ class TokenScores:
         bank: The readers and their model.
         tasks: Names of the readers that take part. None: all that can.
         each: Whether every reader named in `tasks` must give scores token by token, as a stream requires.
-        stop: True: a flag of any monitor ends the text. Names: flags of these monitors do. False: none does.
+        stop: True: a flag of any monitor ends the text. Names: only flags of these monitors do. False: no flag does.
 
     Attributes:
         monitors: The monitors to pass to `bank.watch`.
@@ -91,7 +91,7 @@ class TokenScores:
         self.saved, self.monitors = tuple(saved), [*label_monitors, *saved.values()]
 
     def _label_monitors(self, name: str) -> list[AnyMonitor]:
-        """Return a monitor for each label of the reader called `name`; its score is the label's probability."""
+        """Return one monitor for each label of the reader `name`; its score is the label's probability."""
         monitors: list[AnyMonitor] = []
         for label in _labels_of(self._bank, name):
             key = f"{name}\0{label}"  # cannot be the name of a saved monitor
@@ -100,10 +100,10 @@ class TokenScores:
         return monitors
 
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
-        """Let a reader that cannot give scores token by token (because of `problem`) answer at the end, if it can.
+        """Register a reader that cannot give scores token by token as one that answers at the end, if it can do that.
 
-        Otherwise it is left out. If the request names the reader (`named`), a ConfigError is raised instead, and also
-        if `each` demands scores token by token.
+        `problem` is why it cannot. A reader that can do neither is left out; but if the request names it (`named`), or
+        if `each` demands scores token by token, ConfigError is raised.
         """
         if named and each:
             raise ConfigError(f"serve: task '{name}' gives no scores token by token: {problem} Send stream=false.")
@@ -117,7 +117,7 @@ class TokenScores:
                 raise ConfigError(f"serve: task '{name}' cannot follow a generated text: {error}") from None
 
     def at(self, step: Step) -> dict[str, dict[str, float | None]]:
-        """Return the readers' scores at one token, a `step` of `bank.watch`: task -> label -> probability.
+        """Return the readers' scores at one token: task -> label -> probability. `step` comes from `bank.watch`.
 
         A regression has its value in place of a probability. NaN and infinity become None.
         """
@@ -129,7 +129,7 @@ class TokenScores:
         return scores
 
     def so_far(self, step: Step) -> dict[str, float | None]:
-        """Return monitor -> score of the text up to the token of `step`, for the saved monitors.
+        """Return saved monitor -> score of the text up to the token of `step`.
 
         The score of a cascade is None if its second monitor has not run.
         """
@@ -151,15 +151,15 @@ class TokenScores:
 
 
 def _labels_of(bank: ReaderBank, name: str) -> tuple[str, ...]:
-    """Return the labels of the reader called `name`; () if its classes are the words of the vocabulary."""
+    """Return the labels of the reader `name`; () if its classes are the vocabulary's entries."""
     head = bank[name].config.head
     return tuple(head.labels) if kind_of(head.kind).has_classes else ()
 
 
 def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
-    """Return why a reader cannot give scores token by token; None if it can.
+    """Return why a reader cannot give scores token by token, as text; None if it can.
 
-    `monitors` are the monitors for the labels of the reader.
+    `monitors` are the monitors for the reader's labels.
     """
     if not monitors:
         return "it has no labels."
@@ -173,10 +173,10 @@ def _problem(bank: ReaderBank, monitors: list[AnyMonitor]) -> str | None:
 
 
 def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[str]:
-    """Return the names of the monitors in `saved` whose flags end a text; see `TokenScores` for `stop`.
+    """Return the names of the monitors in `saved` whose flags end a text.
 
-    Raises UnknownNameError if a name in `stop` is not among `saved`, and ConfigError if a named monitor, or all of
-    them, have no threshold.
+    `stop` is True for all of them, a collection of names, or False. Raises UnknownNameError if a name is not in
+    `saved`, and ConfigError if a named monitor, or every monitor, has no threshold.
     """
     able = [name for name, monitor in saved.items() if monitor.threshold is not None]
     if stop is False:
@@ -193,7 +193,7 @@ def _stopping(saved: dict[str, AnyMonitor], stop: bool | Sequence[str]) -> list[
 
 
 def _answer(bank: ReaderBank, name: str, output: ReaderOutput) -> Value | list[LabelScore] | list[TokenLabel]:
-    """Return the answer of the reader called `name` for the only text of a batch, from its output.
+    """Return one reader's answer about the only text of a batch, made from the reader's output.
 
     It is the value of a regression, all labels with scores (best first) of a reader of whole texts, or the best label
     of each token of a reader of tokens.
@@ -220,5 +220,5 @@ def _number(value: Tensor) -> float | None:
 
 
 def _finite(value: float) -> float | None:
-    """Return the value, or None if it is NaN or infinite, which JSON cannot express."""
+    """Return the value, or None if it is NaN or infinite, because JSON has no such numbers."""
     return value if math.isfinite(value) else None
