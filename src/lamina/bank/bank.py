@@ -74,9 +74,9 @@ class ReaderBank(ReaderCollection):
 
     @classmethod
     def from_states(cls, folder: str | PathLike[str]) -> ReaderBank:
-        """Return a bank for recorded hidden states, without a model and without readers.
+        """Return a bank without readers for hidden states that were recorded, so that no model is needed.
 
-        Its readers are trained by `fit` on a `Task.from_states`, and saved and loaded as those of any bank. To read
+        Its readers are trained by `fit` on a `Task.from_states`, and saved and loaded like those of any bank. To read
         texts, the bank needs the model: see `attach`.
 
         Args:
@@ -88,13 +88,13 @@ class ReaderBank(ReaderCollection):
         return storage().bank_of_states(folder)
 
     def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
-        """Return a bank with the readers of this one, which was made from recorded states, on the model itself.
+        """Return a bank on the model itself, with the readers of this bank, which was made by `from_states`.
 
-        Both banks then share the readers.
+        The two banks share the readers.
 
         Args:
-            model: The model whose states were recorded. Without a fingerprint in the states' manifest, only its depth
-                and width are checked, which a warning says.
+            model: The model whose states were recorded. If the states' manifest has no fingerprint of its weights, only
+                depth and width are checked, with a warning.
             processor: The model's tokenizer or processor.
 
         Raises:
@@ -165,7 +165,7 @@ class ReaderBank(ReaderCollection):
 
     @property
     def monitors(self) -> dict[str, AnyMonitor]:
-        """Monitor name -> monitor, for the monitors that are stored and saved with the bank's readers."""
+        """The monitors that are stored and saved with the bank's readers: name -> monitor."""
         return monitoring.stored_monitors(self.select(None, "bank"))
 
     def keep_monitor(self, monitor: AnyMonitor) -> None:
@@ -407,13 +407,13 @@ class ReaderBank(ReaderCollection):
         )
 
     def generate_model_card(self, title: str = "bank") -> ModelCard:
-        """Return the model card that is saved with the bank, under the given title."""
+        """Return the text of the model card that is saved with the bank, under the given title."""
         return storage().model_card(self, title)
 
 
 def storage() -> ModuleType:
-    """Return the module `lamina.store`, whose functions save and load banks.
+    """Import and return the module `lamina.store`, whose functions save and load banks.
 
-    Storage imports the bank, because loading builds one, so that the bank cannot import storage at its top.
+    It cannot be imported at the top of this file, because it imports the bank.
     """
     return import_module("lamina.store")

@@ -1,4 +1,4 @@
-"""Turn tokens into text while a text is generated, piece by piece."""
+"""Turn tokens into text, piece by piece, while a text is generated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTEXT = 6  # last tokens of the prompt that are decoded along: whether the te
 
 @final
 class Detokenizer:
-    """Decodes a text token by token; the returned pieces joined are the text. Special tokens are left out.
+    """Decodes a text token by token. The pieces that it returns, joined, are the text. Special tokens are left out.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -33,23 +33,24 @@ class Detokenizer:
         self.text = ""
 
     def special_text(self, token: int) -> str | None:
-        """Return the written form of a special token, such as "</s>"; None if `token` is not a special token."""
+        """Return a special token as text, such as "</s>"; None if `token` is not a special token."""
         return str(self._tokenizer.decode([token])) if token in self._special else None
 
     def add(self, token: int) -> str:
-        """Append a token; return the text that is added, "" while a character of several tokens is incomplete."""
+        """Append a token, and return the text that it adds; "" while a character needs further tokens."""
         if token not in self._special:
             self._ids.append(token)
         return self._next_piece()
 
     def rest(self) -> str:
-        """Return the remaining text at the end: a character that was never completed, as a replacement character."""
+        """Return what is left at the end: a character that was never completed, as a replacement character."""
         return self._next_piece(last=True)
 
     def _next_piece(self, *, last: bool = False) -> str:
         """Append the text of the tokens since the last piece to `text`, and return it.
 
-        An incomplete character at the end is held back, and "" returned, unless this is the `last` piece.
+        An incomplete character at the end is held back, and "" is returned, unless `last` says that no more tokens
+        follow.
         """
         if self._emitted == len(self._ids):
             return ""

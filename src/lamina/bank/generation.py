@@ -1,4 +1,4 @@
-"""Calls of `generate`: intercept them without changing the model, and map hidden states to returned sequences."""
+"""Intercept calls of `generate` without changing the model, and assign hidden states to the returned sequences."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
 
 
 class Generated(NamedTuple):
-    """The result of one call of `generate`."""
+    """The return value of one call of `generate`, in parts."""
 
     output: Any  # the return value that the caller expects
     sequences: Tensor  # [sequences, tokens], as `generate` returns them
@@ -51,14 +51,14 @@ class Generated(NamedTuple):
 
 @final
 class _RecordedCriteria(StoppingCriteriaList):
-    """The stopping criteria of one call of `generate`, which records their results."""
+    """The stopping criteria of one call of `generate`; it records what they decide."""
 
     def __init__(self, criteria: list[object]) -> None:
         super().__init__(criteria)
         self.results: list[Tensor] = []  # one per call, [rows]: True where the criteria end the sequence
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        """Return and record whether each sequence ends with its newest token."""
+        """Decide for each sequence whether it ends with its newest token; record and return the decisions."""
         ended = super().__call__(input_ids, scores, **kwargs)
         self.results.append(ended)
         return ended
@@ -66,12 +66,12 @@ class _RecordedCriteria(StoppingCriteriaList):
 
 @final
 class GenerateCall:
-    """One call of `generate` from its first decoding step on, and the mapping from its passes to the sequences.
+    """One call of `generate`. It knows which pass of the model read which token of which returned sequence.
 
-    Each decoding step reads the token that the step before chose. The states of a sequence are therefore those of its
-    prompt and of all its new tokens but the last, which no step reads. Row i of a pass belongs to row i of the result,
-    except in beam search: there `beam_indices` says for each step in which row the winning sequence was at that time,
-    and is -1 once the sequence had ended. Without beams, the stopping criteria of `generate` say where a sequence ends.
+    Each decoding step reads the token that the step before chose. So the states of a sequence are those of its prompt
+    and of all its new tokens but the last, which no step reads. Row i of a pass belongs to row i of the result, except
+    in beam search: there `beam_indices` says for each step in which row the winning sequence was at that time, and is
+    -1 once the sequence had ended. Without beams, the stopping criteria of `generate` say where a sequence ends.
 
     Args:
         model: The model that generates.
@@ -85,8 +85,9 @@ class GenerateCall:
         beams: Whether it decodes by beam search.
         assisted: Whether it uses speculative decoding: some passes then read draft tokens that may be rejected.
         prompt_in_pieces: Whether the first pass may read less, or more, than the prompt.
-        prompt_ids: Length of the prompt in the returned sequences, in tokens.
-        prompt: Length of the prompt that the decoder reads; the sequences do not contain a prompt of embeddings.
+        prompt_ids: Length of the prompt in the returned sequences, in tokens; 0 for a prompt of embeddings, which they
+            do not contain.
+        prompt: Length of the prompt that the decoder reads, in tokens.
     """
 
     def __init__(
@@ -106,11 +107,11 @@ class GenerateCall:
 
     @property
     def prompts(self) -> Int[Tensor, "rows tokens"]:
-        """Ids of the prompt of each sequence, padding included; empty for a prompt of embeddings."""
+        """The prompts' token ids, one row per sequence, padding included; no columns for a prompt of embeddings."""
         return self._input_ids
 
     def check(self) -> None:
-        """Raise ConfigError if the call decodes in a way whose states cannot be assigned to the returned text."""
+        """Raise ConfigError if the call decodes in a way in which states cannot be assigned to tokens."""
         _check_options(lambda name: getattr(self.config, name, None))
         if self._kwargs.get("assistant_model") is self.model:
             problem = "the model drafts for itself, so that the readers' outputs would be wrong"
@@ -131,10 +132,10 @@ class GenerateCall:
         return Generated(output if wants_dict else output.sequences, output.sequences, beam_indices)
 
     def ended(self, first: int, count: int) -> Bool[Tensor, "sequences {count}"]:
-        """Return on the CPU where the new tokens `first`, `first + 1`, ... end their sequence; not for beams or drafts.
+        """Return a mask on the CPU, True where the new tokens from `first` on end their sequence. No beams, no drafts.
 
-        The text of an ended sequence is padded from there on. If `generate` does not pad, the sequences go on until
-        the last one ends, and no token counts as an end.
+        There are `count` columns. The text of an ended sequence is padded from there on. If `generate` does not pad,
+        the sequences go on until the last one ends, and no token counts as an end.
         """
         results = self._criteria.results[first : first + count]
         if not self._pads or not results:
@@ -142,11 +143,11 @@ class GenerateCall:
         return (results[0].unsqueeze(1) if len(results) == 1 else torch.stack(results, dim=1)).cpu()
 
     def tokens_read(self, new: Int[Tensor, "sequences tokens"], beam_indices: Tensor | None) -> Tensor:
-        """Return `[sequences]`: how many new tokens of each sequence the model read, which is all but its last.
+        """Return how many new tokens of each sequence the model read, `[sequences]`: all but the last one.
 
         Args:
             new: New tokens, padded after the end of each sequence.
-            beam_indices: As in `Generated`; None without beam search.
+            beam_indices: For beam search, the row of each sequence at each step, as in `Generated`; else None.
         """
         if beam_indices is not None:
             return (beam_indices >= 0).sum(1) - 1
@@ -158,10 +159,10 @@ class GenerateCall:
         return torch.where(ended.any(1), ended.int().argmax(1) + 1, count) - 1
 
     def mask(self, stack: str) -> Tensor | None:
-        """Return the mask `[rows, tokens]` of the decoder's prompt, if the call has one; else None.
+        """Return the attention mask `[rows, tokens]` of the prompt that the decoder reads; None if the call has none.
 
         Args:
-            stack: Name of the stack, which decides the argument to look at.
+            stack: Name of the stack, which decides which argument of the call holds the mask.
         """
         mask = self._kwargs.get("decoder_attention_mask" if stack == "decoder" else "attention_mask")
         return mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
@@ -172,7 +173,7 @@ OnGenerate = Callable[[GenerateCall], AbstractContextManager[Callable[[Generated
 
 
 class _Interception(NamedTuple):
-    """An open `intercept_generate` context."""
+    """One open `intercept_generate` context: its model and callbacks."""
 
     model: nn.Module
     on_generate: OnGenerate
@@ -184,7 +185,7 @@ class _Interception(NamedTuple):
 def intercept_generate(
     model: nn.Module, on_generate: OnGenerate, is_waiting: Callable[[], bool], is_reading: Callable[[], bool]
 ) -> Iterator[None]:
-    """Pass the calls of `generate` on a model, or on a part of it, through `on_generate`.
+    """Send every call of `generate` on a model, or on a part of it, through `on_generate`, inside the `with` block.
 
     Only calls in the caller's context (`contextvars`) are intercepted; calls in other threads and tasks run as usual.
     While any of these contexts is open, methods of `GenerationMixin` are replaced by functions that forward every call.
@@ -192,9 +193,11 @@ def intercept_generate(
 
     Args:
         model: The model.
-        on_generate: A context around the decoding of each call.
-        is_waiting: Returns whether the next call must be one that can be followed: it is then checked before it runs.
-        is_reading: Returns whether the next pass of the model is read, so that it must be a pass over the real prompt.
+        on_generate: Returns a context manager that encloses the decoding of a call.
+        is_waiting: Returns whether the next call of `generate` is going to be read; if so, its options are checked
+            before it runs.
+        is_reading: Returns whether the next pass of the model is going to be read; if so, it must be a pass over the
+            real prompt.
     """
     from transformers import GenerationMixin
 
@@ -232,15 +235,16 @@ _lock = Lock()  # threads open and close contexts: the first must replace the me
 
 
 def _interceptions(model: object) -> list[_Interception]:
-    """Return the interceptions of this context that are open for `model`."""
+    """Return the open interceptions of `model` in this context."""
     mine = [interception for interception in _in_context.get() if interception in _open]
     return [hook for hook in mine if any(part is model for part in hook.model.modules())]
 
 
 def _checked(function: Method) -> Method:
-    """Return a function to put in place of the original `generate`: it checks the options before it calls that.
+    """Return a replacement for `generate` that refuses options with which states cannot be assigned to tokens.
 
-    Some of the refused options take effect before or without a decoding method.
+    It checks at the start, because some of these options take effect before any decoding method is called, or without
+    one.
     """
 
     @functools.wraps(function)
@@ -261,9 +265,9 @@ def _checked(function: Method) -> Method:
 
 
 def _unhealed(function: Method) -> Method:
-    """Return a function to put in place of the original `heal_tokens`: it refuses option "token_healing".
+    """Return a replacement for `heal_tokens` that refuses the option "token_healing".
 
-    `_checked` does not see the option where `model.generate` was bound before, nor when only prompts are read.
+    `_checked` misses the option if `model.generate` was looked up before the interception, or if only prompts are read.
     """
 
     @functools.wraps(function)
@@ -276,9 +280,10 @@ def _unhealed(function: Method) -> Method:
 
 
 def _without_loop(function: Method) -> Method:
-    """Return a function to put in place of one of `_LOOP_METHODS`: it refuses option "custom_generate", as `_checked`.
+    """Return a replacement for one of `_LOOP_METHODS` that refuses the option "custom_generate".
 
-    Without this, a loop that runs without a cache, where `model.generate` was bound before, would be read as one pass.
+    It covers calls of a `model.generate` that was looked up before the interception. Otherwise, a loop that runs
+    without a cache would be read as a single pass.
     """
 
     @functools.wraps(function)
@@ -292,7 +297,10 @@ def _without_loop(function: Method) -> Method:
 
 
 def _check_options(option: Callable[[str], object]) -> None:
-    """Raise ConfigError if an option (`option(name)`: its value) makes `generate` decode in an unsupported way."""
+    """Raise ConfigError if an option makes `generate` decode in an unsupported way.
+
+    `option` is a function that returns the value of an option by its name.
+    """
     for name, (is_refused, why) in _REFUSED.items():
         value = option(name)
         if value is not None and is_refused(value):
@@ -301,9 +309,9 @@ def _check_options(option: Callable[[str], object]) -> None:
 
 
 def _followed(method: str, function: Method) -> Method:
-    """Return a function that replaces a decoding method of a model.
+    """Return a replacement for a model's decoding method.
 
-    It calls the method inside the `on_generate` context of each hook that the caller has registered for the model.
+    It calls the method inside the `on_generate` context of each open interception of the model.
     """
 
     @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""The hidden states of one call of `generate`: collected step by step, then assigned to the returned sequences."""
+"""The hidden states of one call of `generate`: collect them step by step, then assign them to its sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUFFERED = 16  # tokens that are collected before the fusions read them: one ca
 
 
 class TokenBlock(NamedTuple):
-    """Consecutive tokens that the model has read, with their states."""
+    """Consecutive tokens that the model has read in one pass, with their states."""
 
     first: int  # position in the text of the first token
     prompt: int  # length of the prompt in tokens
@@ -41,15 +41,15 @@ class GenerationObserver(ABC):
 
     @abstractmethod
     def on_tokens(self, block: TokenBlock) -> None:
-        """Process the next tokens; called after the model has read them."""
+        """Process the next tokens. Called after the model has read them."""
 
     @abstractmethod
     def on_end(self, new: Int[Tensor, "sequences tokens"]) -> None:
-        """Finish; called after `generate` has returned, with all new tokens of its sequences."""
+        """Finish the text. Called after `generate` has returned, with all new tokens of its sequences."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the text; called last, and also if `generate` has failed."""
+        """Release the text. Called last, also if `generate` has failed."""
 
 
 @final
@@ -63,10 +63,11 @@ class GenerationStates:
     the end.
 
     Args:
-        template: A pass over the stack with the readers, from which new passes are started.
+        template: A pass over the stack with the readers; new passes are started from it.
         call: The call of `generate`.
         over: Which part of the text the readers read: "prompt", "output" or "both".
-        observer: Receives the tokens as they are read. Nothing is stored then, and `finish` returns no outputs.
+        observer: Receives the tokens as they are read. If it is set, nothing is stored, and `finish` returns no
+            outputs.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class GenerationStates:
         self._fresh = 0  # columns that the present pass adds
 
     def on_start(self, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Begin a pass: store its arguments and, before the first block adds to it, the length of the cache.
+        """Begin a pass: store its arguments, and the length of the cache before the first block adds to it.
 
         Args:
             batch: Arguments of the modules around the stack.
@@ -123,7 +124,7 @@ class GenerationStates:
         check_layer_order("bank", self._template.stack, self._template.layers, self._layers_seen)
 
     def _place(self, state: Tensor) -> None:
-        """Find out which positions of the text the current pass reads, and store their token ids and mask."""
+        """Determine which positions of the text the current pass reads, and store their token ids and mask."""
         key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
         ids = inputs_of(self._template, *self._arguments).get(key)
         rows, count = state.shape[:2]
@@ -148,10 +149,10 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _check_tokens(self, count: int, ids: object) -> None:
-        """Raise ConfigError if the states of a pass are not those of the text's tokens.
+        """Raise ConfigError if the model read other tokens in this pass than those of the text.
 
-        `count` is the number of tokens in the states, `ids` are the token ids `[rows, tokens]` that the model read, if
-        any.
+        `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read;
+        None if it read embeddings.
         """
         expected = ids.shape[1] if isinstance(ids, Tensor) else count
         if self._passes == 1 and not self.call.assisted:  # the first pass reads the prompt, or a piece of it
@@ -165,9 +166,9 @@ class GenerationStates:
             )
 
     def _real(self, state: Tensor, begin: int, fresh: int) -> Tensor:
-        """Return a mask `[rows, fresh]` of the `fresh` new positions from `begin` on: False at padding of the prompt.
+        """Return a mask `[rows, fresh]` of the `fresh` positions from `begin` on, False at padding of the prompt.
 
-        Generated tokens are always True. `state` is a state of the pass.
+        Generated tokens are always True. `state` is any state of the pass.
         """
         batch, args, kwargs = self._arguments
         stack, all_real = self._template.stack, state.new_ones(state.shape[0], fresh, dtype=torch.bool)
@@ -181,7 +182,7 @@ class GenerationStates:
         return F.pad(part, (0, fresh - part.shape[1]), value=True)
 
     def _read_waiting(self) -> None:
-        """Pass the collected states to the readers' fusions, or to the observer, and drop them."""
+        """Pass the collected states to the readers' fusions, or to the observer, and free them."""
         columns = {layer: torch.cat(parts, dim=1) for layer, parts in self._waiting.items() if parts}
         self._waiting.clear()
         if not columns:
@@ -199,7 +200,7 @@ class GenerationStates:
             self._states[layer].append(columns[layer])
 
     def _hand_over(self, observer: GenerationObserver, states: Mapping[int, Tensor]) -> None:
-        """Call the observer with the tokens since its last call, and drop their ids and masks."""
+        """Call the observer with the tokens since its last call, and free their ids and masks."""
         tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
         self._ids.clear()
         self._masks.clear()
@@ -207,10 +208,10 @@ class GenerationStates:
         observer.on_tokens(TokenBlock(first, self.call.prompt, tokens, real, states))
 
     def finish(self, result: Generated) -> dict[str, ReaderOutput] | str:
-        """Return reader name -> its output for the returned sequences, or a text that says why there is no output.
+        """Return reader name -> its output for the returned sequences, or a text that says why it has none.
 
-        The ids that the stack read are compared to the returned ones, so that states are never assigned to a text that
-        the model did not read.
+        The ids that the stack read are compared with the returned ones, so that states are never assigned to a text
+        that the model did not read.
         """
         self._read_waiting()
         prompt, new = self.call.prompt, result.sequences[:, self.call.prompt_ids :]
@@ -239,9 +240,15 @@ class GenerationStates:
     def _gather(
         self, sequences: int, beam_indices: Tensor | None, prompt: int, positions: range
     ) -> Callable[[list[Tensor]], Tensor]:
-        """Return a function that joins tensors `[rows, columns, ...]`, one per pass, and picks each sequence's entries.
+        """Return a function that joins tensors `[rows, columns, ...]`, one per pass, and picks each sequence's part.
 
         The function returns `[sequences, positions, ...]`.
+
+        Args:
+            sequences: Number of returned sequences.
+            beam_indices: For beam search, the row of each sequence at each step; else None.
+            prompt: Length of the prompt in tokens.
+            positions: Positions of the text to pick.
         """
         # position `prompt` was read in step 1, after step 0 chose it: its beam index has that number
         steps = [max(0, position - prompt + 1) for position in positions]
@@ -260,7 +267,7 @@ class GenerationStates:
     def _outputs(
         self, gather: Callable[[list[Tensor]], Tensor], real: Bool[Tensor, "sequences tokens"], tokens: Tensor
     ) -> dict[str, ReaderOutput]:
-        """Run the remaining fusions and all heads; return the outputs, with NaN logits for sequences without tokens."""
+        """Run the remaining fusions and all heads. Sequences without tokens have NaN logits."""
         has_tokens = real.any(1)
         mask = real.clone()
         mask[:, 0] |= ~has_tokens  # heads need a real token in every row
@@ -282,6 +289,10 @@ class GenerationStates:
 def inputs_of(
     stack_pass: StackPass, batch: Inputs, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Return all arguments of a pass by name; those of modules around the stack override the stack's own."""
+    """Return all arguments of a pass by name.
+
+    `args` and `kwargs` are those of the module that contains the stack. `batch` has those of the modules around it, and
+    overrides them.
+    """
     named = arguments(stack_pass.stack.scope, args, kwargs)
     return ChainMap(dict(batch), {name: value for name, value in named.items() if value is not None})

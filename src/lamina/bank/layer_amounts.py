@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 
 def layer_amounts(bank: ReaderBank, names: Sequence[str], batch: Mapping[str, object]) -> dict[str, Tensor | None]:
-    """Return the contribution of each layer to the features at each token of one text, for some readers of a bank.
+    """Measure how much each layer contributes to readers' features at each token of one text.
 
-    `lamina.studies.contributions` says how it is measured for each fusion. The contributions of a token need not sum to
-    1; divide them by their sum over the layers to get shares. The bank is in eval mode meanwhile, without gradients.
+    `lamina.studies.contributions` says how this is measured for each fusion. The contributions at a token need not sum
+    to 1; divide them by their sum over the layers to get shares. Meanwhile, the bank is in eval mode and records no
+    gradients.
 
     Args:
         bank: The readers and their model.

@@ -1,4 +1,4 @@
-"""Linear models of scikit-learn, and probes of lmprobe, as weights of readers."""
+"""Convert fitted linear models of scikit-learn, and probes of lmprobe, to weights of readers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class LinearProbe:
     """A linear map from states to logits.
 
     Attributes:
-        weight: `[logits, features]`.
-        bias: `[logits]`.
-        classes: Names of the classes; of a regression, none.
+        weight: Weight `[logits, features]`.
+        bias: Bias `[logits]`.
+        classes: Names of the classes; empty for a regression.
         problem_type: "classification", "regression" or "multi_label".
     """
 
@@ -49,12 +49,15 @@ class LinearProbe:
     problem_type: ProblemType
 
     def after(self, scale: Array, shift: Array) -> LinearProbe:
-        """Return the map of x that equals this map of `x * scale + shift`, or of `x @ scale + shift` for a matrix."""
+        """Fold a transform of the input into the map: return the map of x that equals this map of `x * scale + shift`.
+
+        If `scale` is a matrix, the transform is `x @ scale + shift`.
+        """
         weight = self.weight * scale if scale.ndim == 1 else self.weight @ scale.T
         return LinearProbe(weight, self.bias + self.weight @ shift, self.classes, self.problem_type)
 
     def by_layer(self, layers: int) -> tuple[Tensor, Tensor]:
-        """Return the weight `[layers, logits, width]` and the bias `[logits]` as float32.
+        """Split the features by layer: return the weight `[layers, logits, width]` and the bias `[logits]` as float32.
 
         Raises:
             ConfigError: If the number of features is no multiple of the number of layers.
@@ -97,7 +100,7 @@ def linear_probe(probe: object) -> LinearProbe:
 
 
 def _pipeline(steps: Sequence[Any]) -> LinearProbe:
-    """Return the map of the last step, with the steps before it folded in."""
+    """Return the linear map of a pipeline: that of its last step, with the steps before it folded in."""
     linear = linear_probe(steps[-1])
     for step in reversed(steps[:-1]):
         linear = linear.after(*_affine(step))
@@ -105,7 +108,7 @@ def _pipeline(steps: Sequence[Any]) -> LinearProbe:
 
 
 def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
-    """Return the map of one classifier or regressor."""
+    """Return the linear map of a single classifier or regressor."""
     classifies = _is(model, _CLASSIFIERS)
     if not classifies and not _is(model, _REGRESSORS):
         known = ", ".join((*_CLASSIFIERS[:5], *_REGRESSORS[:2]))
@@ -131,7 +134,7 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
 
 
 def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
-    """Return the scale (a vector or a matrix) and the shift of a transformer that comes before a linear model."""
+    """Return the scale (vector or matrix) and the shift of a transformer that stands before a linear model."""
     if _module(step) == "lmprobe" and hasattr(step, "stds_"):  # PerLayerScaler, whose numbers broadcast over layers
         shape = (1, step.n_layers, step.hidden_dim)
         means, stds = (np.broadcast_to(part, shape).reshape(-1) for part in (step.means_, step.stds_))
@@ -162,7 +165,7 @@ def _module(model: object) -> str:
 
 
 def _is(model: object, names: Sequence[str]) -> bool:
-    """Return whether a model is of one of these classes of scikit-learn, which need not be installed."""
+    """Return whether a model is an instance of one of these scikit-learn classes, which need not be installed."""
     mro = cast("Sequence[type]", type(model).__mro__)
     return any(kind.__module__.partition(".")[0] == "sklearn" and kind.__name__ in names for kind in mro)
 

@@ -1,4 +1,4 @@
-"""`bank.listen`: readers read forward passes and calls of `generate` that the bank did not start itself."""
+"""`bank.listen`: let readers read forward passes and calls of `generate` that the bank did not start itself."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ NewObserver = Callable[[GenerateCall], GenerationObserver]
 def listening(
     bank: ReaderCollection, passes: Sequence[StackPass], over: Over, new_observer: NewObserver | None = None
 ) -> Iterator[BankOutput]:
-    """Let the readers of `passes` read the model's forward passes inside the `with` block.
+    """Let readers read the model's forward passes inside the `with` block.
 
     Args:
         bank: The bank, whose model runs.
-        passes: One pass per stack, from which a new pass is started each time the model is called.
+        passes: One pass per stack, with the readers. A new pass is started from it each time the model is called.
         over: Which part of a generated text the readers of a decoder read.
         new_observer: Called with each call of `generate`; returns an observer that receives the tokens and states.
             Readers then have no output.
@@ -86,11 +86,12 @@ class _Listener:
     """The hooks of one `listening` context, and their state.
 
     The state is kept per thread, because threads and tasks that share the context may call the model at the same time.
-    No lock is needed: each thread reads and writes only its own keys.
+    No lock is needed: each thread reads and writes only its own keys. The readers of one stack share a pass; it is
+    called their template, because new passes are started from it.
 
     Args:
         model: The model.
-        passes: One pass per stack, from which new passes are started.
+        passes: One template per stack.
         over: Which part of a generated text the readers of a decoder read.
         new_observer: Makes the observer of each call of `generate`. None: readers have outputs instead.
     """
@@ -116,24 +117,24 @@ class _Listener:
             self._explain(template, f"{problem} (a thread started by hand must run contextvars.copy_context().run)")
 
     def _explain(self, template: StackPass, reason: str) -> None:
-        """Set the reason why the readers of a stack have no output."""
+        """Record why the readers of a stack have no output."""
         self.outputs.missing.update(dict.fromkeys(template.readers, reason))
 
     def _has_output(self, template: StackPass) -> bool:
-        """Return whether the readers of the template have an output already; all of them read the same pass."""
+        """Return whether the readers of a template have an output already."""
         return not self.outputs.readers.keys().isdisjoint(template.readers)
 
     def is_waiting(self) -> bool:
-        """Return whether the readers of a stack wait for a generated text."""
+        """Return whether the readers of some stack still wait for a generated text."""
         stacks = [template for template in self._templates if reads_generated_text(template, self._model)]
         return self.over != "prompt" and not all(map(self._has_output, stacks))
 
     def is_reading(self) -> bool:
-        """Return whether the readers of a stack have no output yet, so that they read the next pass."""
+        """Return whether the readers of some stack have no output yet and so read the next pass."""
         return not all(map(self._has_output, self._templates))
 
     def on_call(self, module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Store the arguments of a call of a module that contains a stack (a forward pre-hook)."""
+        """Store the arguments of a call of a module that contains a stack. It is a forward pre-hook."""
         thread, named = get_ident(), arguments(module, args, kwargs)
         if not self._calls[thread] and not self._is_trained():
             self._modes[thread] = mode = self._bank.eval_pass()
@@ -141,24 +142,30 @@ class _Listener:
         self._calls[thread][module] = {name: value for name, value in named.items() if value is not None}
 
     def on_return(self, module: nn.Module, *_: object) -> None:
-        """Drop the arguments that `on_call` stored (a forward hook, which is also called after an error)."""
+        """Drop the arguments that `on_call` stored. It is a forward hook that also runs after an error."""
         thread = get_ident()
         self._calls[thread].pop(module, None)
         if not self._calls[thread] and (mode := self._modes.pop(thread, None)):
             mode.__exit__(None, None, None)
 
     def _is_trained(self) -> bool:
-        """Return whether the caller trains the model: it is in training mode and not frozen. Its mode stays then."""
+        """Return whether the caller trains the model: it is in training mode and not frozen.
+
+        Its mode is then left alone.
+        """
         return self._model.training and any(weight.requires_grad for weight in self._model.parameters())
 
     def _refusal(self, template: StackPass) -> str | None:
-        """Return why readers cannot read what the model computes now, as part of a sentence; None if they can."""
+        """Return why readers cannot read what the model computes now, as a phrase for a message; None if they can."""
         if change := self._bank.change_of_base([template.stack.name]):
             return f"the weights of the model have changed since the bank was made: {change}"
         return "the model is being trained: it is in training mode and not frozen" if self._is_trained() else None
 
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
-        """Begin to read a pass over a stack, unless its readers have an output already."""
+        """Begin to read a pass over a stack, unless the readers of `template` have an output already.
+
+        `args` and `kwargs` are the arguments of the module that contains the stack.
+        """
         if is_internal.get():
             own = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"
             self._explain(template, own)
@@ -193,7 +200,7 @@ class _Listener:
         stack_pass.begin(batch, args, kwargs)
 
     def on_state(self, template: StackPass, layer: int, state: Tensor) -> None:
-        """Pass the state of a layer to its user in this thread: the states of a generated text, or a single pass.
+        """Pass a layer's state on: to the states of a generated text, or to the single pass that this thread reads.
 
         The last state of a single pass completes the outputs of its readers.
         """
@@ -207,7 +214,7 @@ class _Listener:
             self.outputs.readers.update(self._running.pop(key).finish() | self.outputs.readers)
 
     def on_end(self, template: StackPass, *_: object) -> None:
-        """End a pass over a stack; raise ConfigError if a layer that a reader needs was not computed."""
+        """End a pass over a stack; raise ConfigError if it did not compute a layer that a reader needs."""
         key = get_ident(), template
         if is_internal.get():
             return
@@ -217,7 +224,10 @@ class _Listener:
             stack_pass.finish()  # the pass is incomplete, so this raises the error that names the missing layer
 
     def _readable(self, templates: Sequence[StackPass]) -> list[StackPass]:
-        """Return the stacks whose readers wait for an output and can read a text; ConfigError if monitors cannot."""
+        """Return the templates whose readers wait for an output and can read a generated text.
+
+        ConfigError if monitors cannot.
+        """
         waiting: list[StackPass] = []
         for template in templates:
             if self._has_output(template):
@@ -232,7 +242,7 @@ class _Listener:
 
     @contextmanager
     def on_generate(self, call: GenerateCall) -> Iterator[Callable[[Generated], None]]:
-        """Read a call of `generate`, on the decoder stacks whose readers have no output yet."""
+        """Read a call of `generate` for decoder stacks whose readers have no output yet. A context manager."""
         thread, outputs = get_ident(), self.outputs.readers
         templates = [template for template in self._templates if reads_generated_text(template, self._model)]
         if self.over == "prompt" and not call.prompt_in_pieces:

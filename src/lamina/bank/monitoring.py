@@ -1,4 +1,4 @@
-"""Monitors of a bank: where they are stored, which readers they can use, and their scores in one plain pass."""
+"""Monitors of a bank: store them, check which readers they can use, and compute their scores in one plain pass."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ OnFeatures = Callable[[Mapping[str, Tensor]], None]
 
 
 def stored_monitors(readers: Readers) -> dict[str, AnyMonitor]:
-    """Return the monitors that are stored with the readers, by name; ConfigError if one cannot be read."""
+    """Return name -> monitor, for the monitors stored with these readers; ConfigError if one cannot be read."""
     return saved_monitors({name: module.info for name, module in readers.items()})
 
 
 def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
-    """Return the monitors in the `info` of readers, by name.
+    """Return name -> monitor, for the monitors in the saved `info` of readers.
 
     Args:
         infos: Reader name -> the `info` of the reader.
@@ -52,7 +52,7 @@ def saved_monitors(infos: Mapping[str, Info]) -> dict[str, AnyMonitor]:
 
 
 def store_monitor(readers: Readers, monitor: AnyMonitor) -> None:
-    """Store a monitor with its reader, replacing one of the same name; an error if it does not fit the readers."""
+    """Store a monitor with its reader; raise an error if it does not fit. A monitor of the same name is replaced."""
     (name,) = check_monitors("bank.keep_monitor", [monitor], {}, readers)
     if name in stored_monitors(readers):
         drop_monitor(readers, name)
@@ -106,7 +106,7 @@ def check_monitors(
 
 
 def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
-    """Raise ConfigError if a reader's logits of a token depend on other tokens, later ones included."""
+    """Raise ConfigError if a reader's logits of one token depend on other tokens, earlier or later."""
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):
         if not module.is_token_wise():
@@ -119,7 +119,9 @@ def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
 
 
 def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackPass:
-    """Return a new `StackPass` with some readers of a bank, over the stack that reads the generated text.
+    """Return a new `StackPass` with the readers `names` of a bank, over the stack that reads the generated text.
+
+    `op` is the operation, for messages.
 
     Raises:
         ConfigError: If a reader reads another stack, or a stack whose states depend on later tokens.
@@ -141,7 +143,7 @@ def causal_pass(bank: ReaderCollection, op: str, names: Sequence[str]) -> StackP
 
 
 def monitor_scores(bank: ReaderCollection, monitor: AnyMonitor, batch: Inputs, mask: Tensor | None) -> Tensor:
-    """Return the scores `[batch, tokens]` of a monitor for a batch; see `ReaderBank.monitor_scores`."""
+    """Return a monitor's scores `[batch, tokens]` for a batch; `ReaderBank.monitor_scores` calls and documents it."""
     return scores_of_monitors(bank, [monitor], batch, mask)[str(monitor.name)]
 
 
@@ -155,10 +157,16 @@ def scores_of_monitors(
     finished: bool = False,
     on_features: OnFeatures | None = None,
 ) -> dict[str, Tensor]:
-    """Return monitor name -> scores `[batch, tokens]` of monitors over one stack for a batch, from one pass.
+    """Return monitor name -> scores `[batch, tokens]` for a batch, from one pass over one stack.
 
-    `mask` is as in `ReaderBank.monitor_scores`. `finished` allows models whose states change with later tokens: the
-    scores are then those of the finished text only. `on_features` gets the features of the readers.
+    Args:
+        bank: The bank.
+        monitors: The monitors by name; their readers read the same stack.
+        batch: Arguments of the model.
+        mask: True at the tokens to score. None: all tokens except padding.
+        finished: Whether to allow models whose states change with later tokens: the scores are then those of the
+            finished text.
+        on_features: Called with the features of the readers. None: not called.
     """
     op = "bank.monitor_scores"
     named = check_monitors(op, monitors, {}, bank.select(None, op))
@@ -192,13 +200,13 @@ def read_tokens(
     states: Mapping[int, Tensor],
     on_features: OnFeatures | None = None,
 ) -> dict[str, Tensor]:
-    """Run token-wise readers on recorded states, and return reader name -> logits, see `token_logits`.
+    """Run token-wise readers on recorded states; return reader name -> logits in the form of `token_logits`.
 
     Args:
         template: A pass over the stack that has these readers.
         names: The readers to run.
         states: Layer -> states `[rows, tokens, width]`.
-        on_features: As in `token_logits`.
+        on_features: Called with reader name -> features `[rows, tokens, dim]`. None: not called.
     """
     stack_pass = template.restart({name: template.readers[name] for name in names})
     for layer in stack_pass.layers:
@@ -209,9 +217,9 @@ def read_tokens(
 def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -> dict[str, Tensor]:
     """Return reader name -> logits `[rows, tokens, classes]` of each single token, on the CPU.
 
-    If the head weighs tokens, the last column is the logarithm of the token's weight. The pass must have received all
-    its states, and its readers must be token-wise. `on_features` is called with reader name -> features
-    `[rows, tokens, dim]`, on the model's device.
+    If the head weighs tokens, a last column holds the logarithm of the token's weight. The pass must have received all
+    its states, and its readers must be token-wise. `on_features` is called with reader name -> features `[rows, tokens,
+    dim]`, on the model's device.
     """
     features = stack_pass.features()
     if on_features is not None:

@@ -66,7 +66,7 @@ class Reader:
 
     @classmethod
     def default(cls, task: ReadTask, *, watch: bool = False) -> Reader:
-        """Return the recommended reader for a task, which is usually a `lamina.Task`.
+        """Return the recommended reader for a task.
 
         The choice depends on the kind of the task and on its examples:
 
@@ -78,9 +78,9 @@ class Reader:
         The recipes recipes/small/default-*.yaml train each default next to its alternatives.
 
         Args:
-            task: The task.
-            watch: Choose a reader whose scores of a token do not depend on later tokens, which a monitor needs: all
-                layers by `Concat`, under a head that labels each token by itself or takes the mean of the tokens.
+            task: The task, usually a `lamina.Task`.
+            watch: Choose a reader that a monitor can use: its scores of a token do not depend on later tokens. It reads
+                all layers by `Concat`; its head labels each token by itself, or takes the mean of the tokens.
 
         Raises:
             ConfigError: If tasks of this kind have no reader at all, or no recommended one; with `watch`, if
@@ -103,11 +103,11 @@ class Reader:
         labels: Sequence[str] | None = None,
         stack: str | None = None,
     ) -> Reader:
-        """Return a reader that computes what a fitted linear model of scikit-learn, or a probe of lmprobe, computes.
+        """Return a reader that computes the same as a fitted linear model of scikit-learn, or a probe of lmprobe.
 
         A reader of two classes has the logits 0 and the model's decision function, so that its probabilities are those
-        of `LogisticRegression`. `LinearSVC` and `RidgeClassifier` have scores only, so that the probabilities of their
-        readers mean little.
+        of `LogisticRegression`. `LinearSVC` and `RidgeClassifier` have only scores, so that their readers'
+        probabilities mean little.
 
         Example:
             ```python
@@ -116,14 +116,15 @@ class Reader:
             ```
 
         Args:
-            probe: The fitted model. A `Pipeline` may scale before it (StandardScaler, MinMaxScaler, MaxAbsScaler, PCA),
-                which is folded into the weights. Files are refused: nothing is unpickled.
-            layers: The layer, or the ascending layers, whose states the model was fitted on, one after the other. (A
-                layer i of lmprobe is layer i + 1 here.)
-            pooling: How the tokens of a text became one state. None: the model was fitted on tokens, and labels tokens.
+            probe: The fitted model. In a `Pipeline`, scalers before it (StandardScaler, MinMaxScaler, MaxAbsScaler,
+                PCA) are folded into the weights. Files are refused: nothing is unpickled.
+            layers: The layer whose states the model was fitted on; or several ascending layers, if their states were
+                concatenated. (Layer i of lmprobe is layer i + 1 here.)
+            pooling: How the states of a text's tokens became one vector. None: they did not; the model labels single
+                tokens.
             labels: Names of the classes in the order of `probe.classes_`, or of a regression's number. None: the
                 model's classes.
-            stack: As in `Reader`.
+            stack: Name of the stack that the reader reads, as in `Reader`. None: the only stack, or the encoder.
 
         Raises:
             ConfigError: If the model is not linear or not fitted, or its features or classes do not fit.
@@ -185,7 +186,7 @@ class ReaderModule(nn.Module):
 
     @torch.no_grad()
     def _start_from(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the parameters to given values; raise ConfigError if these are others, or of another shape."""
+        """Set the parameters to given values; raise ConfigError if names or shapes differ."""
         shapes = {name: tuple(parameter.shape) for name, parameter in self.named_parameters()}
         given = {name: tuple(weight.shape) for name, weight in weights.items()}
         if shapes != given:
@@ -199,7 +200,10 @@ class ReaderModule(nn.Module):
         return f"layers {ranges(self.layers)} of {self.stack}, {self.config.fusion}"
 
     def read_from(self, fusion: FusionConfig, stack: LayerStack) -> None:
-        """Read the layers that a fusion's config names, as many as before, from a stack; the weights stay."""
+        """Make the reader read the layers that a fusion's config names, from a stack.
+
+        Their number and the weights stay.
+        """
         self.config = replace(self.config, fusion=fusion)
         self.layers = tuple(select(fusion.selector(), stack.layers, op="reader"))
         self.fusion.config = fusion
@@ -274,7 +278,7 @@ class ReaderModule(nn.Module):
         return self.info.get(MONITORS, {})
 
     def rename_in_monitors(self, name: str, to: str) -> None:
-        """Replace the reader name `name` by `to` in the monitors that are stored with this reader."""
+        """In the monitors stored with this reader, replace the reader name `name` by `to`."""
         for fields in self.monitors.values():
             for part in (fields, fields.get("first", {}), fields.get("second", {})):  # the last two in cascades
                 if part.get("reader") == name:

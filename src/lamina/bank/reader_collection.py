@@ -1,4 +1,4 @@
-"""The readers of a bank as a mapping, the model that they share, and the passes that serve them all."""
+"""The readers of a bank as a mapping, the model that they share, and the passes that run both."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also 
 class ReaderCollection(nn.Module):
     """A model, the readers that were added to it, and the passes that run both; the base class of `ReaderBank`.
 
-    `ReaderBank` documents the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
+    See `ReaderBank` for the arguments. The collection is a mapping: `collection[name]` is a `ReaderModule`.
     """
 
     instead_of_model: ClassVar = "It is a bank: give its model, bank.model"
@@ -82,7 +82,7 @@ class ReaderCollection(nn.Module):
     def check_ids(self, op: str, processor: Processor | None) -> None:
         """Raise ConfigError if a tokenizer has token ids for which the model's embedding table has no row.
 
-        Nothing is looked up again for a tokenizer that was checked and has not grown since.
+        A tokenizer that was checked and has not grown since is not checked again.
         """
         tokenizer: Any = getattr(processor, "tokenizer", processor)
         if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (id(tokenizer), len(tokenizer))):
@@ -127,16 +127,19 @@ class ReaderCollection(nn.Module):
 
     @property
     def stacks(self) -> dict[str, LayerStack]:
-        """Stack name -> stack, found on first use; raises ConfigError if the model's layers were edited since then."""
+        """The model's stacks by name, found on first access. Raises ConfigError if layers were edited since then."""
         return self._found()[0]
 
     @property
     def _guard(self) -> LayerGuard:
-        """The guard of the model, without a check of its layers once it is there."""
+        """The guard that detects changes of the model. This access itself does not check the layers."""
         return (self._stacks or self._found())[1]
 
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
-        """Return the stacks by name and the guard of the model, both made on first use; raises as `stacks` does."""
+        """Return the stacks by name and the model's guard.
+
+        Both are made on the first call; raises the errors of `stacks`.
+        """
         if self._stacks is None:
             by_name = stacks(self.model)
             self._stacks = by_name, LayerGuard(self.model, by_name)
@@ -153,10 +156,10 @@ class ReaderCollection(nn.Module):
         return nullcontext() if self.train_base else self._guard.evaluating(self.model)
 
     def change_of_base(self, names: Iterable[str] | None = None) -> str | None:
-        """Return how the weights of a frozen model have changed since the bank was made, as part of a sentence.
+        """Return how the weights of a frozen model have changed since the bank was made, as a phrase for a message.
 
         Args:
-            names: Names of the stacks whose weights count. None: the stacks that readers read.
+            names: Names of the stacks to check. None: the stacks that readers read.
 
         Returns:
             None if the weights have not changed or were changed back, or if the model is trained with its readers.
@@ -173,7 +176,7 @@ class ReaderCollection(nn.Module):
         return None
 
     def check_base(self, op: str, names: Iterable[str]) -> None:
-        """Raise ConfigError if the weights of these stacks of a frozen model have changed; see `change_of_base`."""
+        """Raise ConfigError if the weights of stacks of a frozen model have changed; see `change_of_base`."""
         if change := self.change_of_base(names):
             raise ConfigError(
                 f"{op}: the weights of the model have changed since the bank was made: {change}. The readers belong to "
@@ -181,16 +184,16 @@ class ReaderCollection(nn.Module):
             )
 
     def settings_of_base(self) -> dict[str, StackSettings]:
-        """Return stack name -> what its states depended on beside the weights when the bank found the stacks."""
+        """Return stack name -> what the stack's states depended on, besides weights, when the bank was made."""
         return self._guard.facts
 
     def fingerprints_of_base(self) -> dict[str, str]:
-        """Return stack name -> fingerprint of the weights that the readers belong to, where it is known."""
+        """Return stack name -> fingerprint of the weights that the readers were trained on, where it is known."""
         guards = self._guard.weights
         return {name: guard.fingerprint for name, guard in guards.items() if guard.fingerprint is not None}
 
     def accept_base(self, fingerprints: Mapping[str, str]) -> None:
-        """Take the present weights of the model for those that the readers belong to.
+        """Declare that the readers belong to the model's present weights from now on.
 
         Args:
             fingerprints: Stack name -> fingerprint of the present weights.
@@ -286,10 +289,10 @@ class ReaderCollection(nn.Module):
             reader.rename_in_monitors(name, to)
 
     def remap_(self) -> dict[str, tuple[int, ...]]:
-        """Let the readers follow their layers after blocks of the model were dropped, moved or repeated, in place.
+        """Change the layer numbers of the readers in place, after blocks of the model were dropped, moved or repeated.
 
-        A reader is only moved if each layer that it reads has the same state as before, under whatever number: layers
-        below a cut, and all layers after identity copies were added. Either all readers are moved or none.
+        A reader is only changed if each layer that it reads has the same state as before, under whatever number: layers
+        below a cut, and all layers after identity copies were added. Either all readers are changed or none.
 
         Returns:
             Reader name -> the layers that it reads now.
@@ -333,10 +336,10 @@ class ReaderCollection(nn.Module):
         return len(self.readers)
 
     def select(self, names: Iterable[str] | None, op: str) -> dict[str, ReaderModule]:
-        """Return name -> module of some readers in a new dict; None: of all readers.
+        """Return name -> module for some of the readers, in a new dict. None: all readers.
 
         Raises:
-            UnknownNameError: If the bank has no reader of a name; `op` begins the message.
+            UnknownNameError: If the bank has no reader of a name. The message begins with `op`.
         """
         readers = {key.removesuffix(_SUFFIX): cast("ReaderModule", module) for key, module in self.readers.items()}
         if names is None:
@@ -423,7 +426,7 @@ class ReaderCollection(nn.Module):
             states: Stack name -> layer -> state, as `record_states` returned them for this batch.
             batch: Arguments of the model, with the mask of the states.
             readers: Names of the readers to run. None: all.
-            labels: Reader name -> labels, as in `forward`.
+            labels: Reader name -> labels. Readers without labels get no loss.
 
         Returns:
             The outputs that `forward` would return, without `main`.
@@ -451,16 +454,16 @@ class ReaderCollection(nn.Module):
 
     @property
     def _grad(self) -> bool:
-        """Whether readers record gradients: in training mode, unless gradients are disabled in torch."""
+        """Whether readers record gradients: they do in training mode, unless gradients are disabled in torch."""
         return torch.is_grad_enabled() and self.training
 
     def _uncompiled(self) -> AbstractContextManager[None]:
-        """Return a context in which compiled parts of the model are uncompiled: compiled code may skip hooks."""
+        """Return a context in which compiled parts of the model run uncompiled: compiled code may skip hooks."""
         compiled = is_compiled(self.model) or (self._stacks is not None and self._stacks[1].compiled)
         return uncompiled() if compiled else nullcontext()
 
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
-        """Check the arguments of a call, and return a new `StackPass` for each stack that its readers need.
+        """Check the arguments of a call, and return a new `StackPass` for each stack that the called readers read.
 
         Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run.
         """
@@ -480,13 +483,13 @@ class ReaderCollection(nn.Module):
         return self.passes(chosen, grad=self._grad)
 
     def passes(self, readers: Mapping[str, ReaderModule], *, grad: bool, traced: bool = False) -> list[StackPass]:
-        """Return a new `StackPass` for each stack that these readers of the bank read.
+        """Return a new `StackPass` for each stack that these readers read.
 
         Args:
             readers: Reader name -> module, from `select`.
             grad: Whether the readers' computations keep gradients.
-            traced: Whether a trace runs, which puts other tensors in the place of the model's weights: these are then
-                not checked.
+            traced: Whether the model is being traced for an export. A trace replaces the model's weights by other
+                tensors, so the weights are not checked then.
         """
         passes: list[StackPass] = []
         by_stack: dict[str, dict[str, ReaderModule]] = {}
@@ -507,7 +510,11 @@ class ReaderCollection(nn.Module):
         readers: Iterable[str] | None,
         main: Any = None,  # noqa: ANN401
     ) -> BankOutput:
-        """Run the heads and compute the losses, once the passes have all their states; return the readers' outputs."""
+        """Run the heads and compute the losses, once the passes have all their states; return the outputs.
+
+        `labels` (reader name -> labels) may lack readers, which then have no loss. `main` is the model's own output, or
+        None.
+        """
         outputs: dict[str, ReaderOutput] = {}
         for stack_pass in passes:
             outputs |= stack_pass.finish(labels)
@@ -530,7 +537,7 @@ class ReaderCollection(nn.Module):
         return super().train(mode)
 
     def to(self, *args: Any, **kwargs: Any) -> Self:  # noqa: ANN401
-        """Move the readers as `nn.Module.to` does, and the model to the same device; the model keeps its dtype."""
+        """Move the readers as `nn.Module.to` does, and the model to the same device. The model keeps its dtype."""
         device = torch.empty(0, device=self.device).to(*args, **kwargs).device
         if device != self.device:
             self.model.to(device)  # pyright: ignore[reportArgumentType]
@@ -549,5 +556,5 @@ _SUFFIX = ":"  # no reader's name contains it
 
 
 def _key(name: str) -> str:
-    """Return a reader's key in `nn.ModuleDict`, which refuses the names of its own attributes, such as "type"."""
+    """Return a reader's key for `nn.ModuleDict`, which does not accept names of its own attributes, such as "type"."""
     return name + _SUFFIX if name == "training" or hasattr(nn.ModuleDict, name) else name

@@ -1,4 +1,4 @@
-"""Which readers can be trained on recorded states, and whether these are states of a bank's model."""
+"""Check that a reader can be trained on recorded states, and that the states come from a bank's model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LINEAR = (ConcatFusion, ElementwiseFusion, LastLayerFusion, MeanFusion, ScalarMi
 
 
 def check_needs_states(op: str, reader: Reader) -> None:
-    """Raise ConfigError if a reader needs more of a model than the states of its layers."""
+    """Raise ConfigError if a reader needs more from the model than the states of its layers."""
     fusion, head = reader.fusion, reader.head
     what = None
     if fusion.needs_block_inputs or fusion.site != "output":
@@ -45,13 +45,13 @@ def check_needs_states(op: str, reader: Reader) -> None:
 
 
 def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: RecordedFacts) -> None:
-    """Raise ConfigError unless a reader can be trained on recorded states and then read the model itself.
+    """Raise ConfigError if a reader cannot be trained on recorded states and later read the model itself.
 
     Args:
-        op: The operation, which the message begins with.
+        op: The operation, for messages.
         name: Name of the reader.
         reader: The reader.
-        facts: The facts about the states.
+        facts: The facts about the recorded states.
     """
     check_needs_states(op, reader.config)
     if reader.stack != facts.stack:
@@ -69,7 +69,10 @@ def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: Record
 
 
 def _pooled_problem(reader: ReaderModule, pooling: str) -> str | None:
-    """Return why a reader would answer otherwise on the model than on pooled states, and what to use; None if alike."""
+    """Return why a reader would answer differently on the model than on pooled states, and what to use instead.
+
+    None if it would answer the same.
+    """
     head = reader.config.head
     if not getattr(reader.head, "pools", False):
         return "labels each token. Record the states of all tokens"
@@ -88,13 +91,13 @@ def check_recorded_base(
 ) -> None:
     """Check that states were recorded from the model of a bank.
 
-    Without a fingerprint only depth and width can be compared, which a log message says.
+    Without a fingerprint in the facts, only depth and width can be compared, with a log message.
 
     Args:
-        op: The operation, which messages begin with.
-        by_name: The stacks of the model.
-        model: The model, or the stand-in for one.
-        facts: The facts about the states.
+        op: The operation, for messages.
+        by_name: The stacks of the model by name.
+        model: The model, or a `RecordedModel`, which has the same layers and no weights.
+        facts: The facts about the recorded states.
 
     Raises:
         BaseMismatchError: If the stack, its depth, its width or its fingerprint differs.

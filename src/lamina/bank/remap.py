@@ -1,4 +1,4 @@
-"""Let a bank's readers follow the layers that they read, after blocks of the model were dropped, moved or repeated."""
+"""Let a bank's readers follow their layers, after blocks of the model were dropped, moved or repeated."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _HINT = "Train it again in a new bank on the edited model."
 def fusion_after(
     name: str, reader: ReaderModule, before: LayerStack, after: LayerStack, edits: Sequence[Move]
 ) -> FusionConfig:
-    """Return the config of a reader's fusion with the numbers that its layers have after some edits of the model.
+    """Return a reader's fusion config with the numbers that its layers have after edits of the model.
 
     Args:
-        name: Name of the reader, for errors.
+        name: Name of the reader, for messages.
         reader: The reader.
-        before: The stack that it was made for.
+        before: The stack for which the reader was made.
         after: The same stack of the edited model.
         edits: The edits in between, oldest first.
 
@@ -62,7 +62,7 @@ def fusion_after(
 
 
 def _place(layer: int, edit: Move, stack: str) -> int | None:
-    """Return which layer of a stack has the state of `layer` after an edit; None if no layer has it any more."""
+    """Return the number of the layer that has the state of `layer` after an edit; None if no layer has it any more."""
     if edit.kind in _IN_PLACE or edit.settings.get("identity") is True or layer == 0:
         order = order_of(edit) if edit.stack == stack else None  # identity copies return what they receive
         return layer if order is None or layer == 0 else order.index(layer) + 1
@@ -76,9 +76,9 @@ def _place(layer: int, edit: Move, stack: str) -> int | None:
 
 
 def check_untrained(parameters: Mapping[str, Tensor], edits: Sequence[Move]) -> None:
-    """Raise ConfigError if identity copies that `edits` added change their input, because they were trained since.
+    """Raise ConfigError if identity copies that `edits` added were trained since and so change their input.
 
-    `parameters` are those of the edited model, by name.
+    `parameters` are the edited model's parameters by name.
     """
     for number, edit in enumerate(edits):
         order = order_of(edit) or []

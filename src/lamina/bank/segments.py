@@ -1,4 +1,4 @@
-"""Segment ids of pairs: which tokens belong to the first and which to the second text of a tokenized pair."""
+"""Segment ids: which tokens of a tokenised pair belong to its first text, and which to its second."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def separators_of(processor: object) -> Separators:
 
 
 def _encode_a_pair(tokenizer: Any) -> Separators:  # noqa: ANN401
-    """Tokenize the pair ("a", "b") and return the ids between the two texts and all ids that belong to neither."""
+    """Tokenise the pair ("a", "b"), and return the ids between the two texts, and all ids that belong to neither."""
     name = type(tokenizer).__name__
     encoding = tokenizer("a", "b")
     if not getattr(encoding, "is_fast", False):
@@ -84,5 +84,5 @@ def segments_of(
 
 
 def _is_among(ids: Int[Tensor, "batch tokens"], wanted: tuple[int, ...]) -> Bool[Tensor, "batch tokens"]:
-    """Return True where an id is one of `wanted` (like `torch.isin`, which cannot be exported to ONNX)."""
+    """Return a mask, True where an id is one of `wanted`; unlike `torch.isin`, it can be exported to ONNX."""
     return (ids.unsqueeze(-1) == torch.tensor(wanted, device=ids.device)).any(-1)

@@ -1,4 +1,8 @@
-"""One forward pass over one stack: hooks pass each hidden state to the readers that need it."""
+"""One forward pass over one stack of the model, for the readers that read this stack.
+
+Hooks pass each hidden state on to the readers' fusions. Fusions that can be computed together share a stream, which is
+an object that computes several fusions (its members) layer by layer.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +53,8 @@ class StackPass:
         processor: Tokenizer of the model; only readers of pairs need it.
 
     Attributes:
-        mask: Attention mask `[batch, tokens]` of the call; None: there is no padding.
-        layers: Layers that at least one reader needs, ascending.
+        mask: Attention mask `[batch, tokens]` of the call. None: there is no padding.
+        layers: Numbers of the layers that at least one reader needs, ascending.
     """
 
     def __init__(
@@ -94,12 +98,12 @@ class StackPass:
         self._inside: dict[tuple[Site, int], Tensor] = {}  # states from within the block that runs now
 
     def restart(self, readers: Mapping[str, ReaderModule] | None = None) -> StackPass:
-        """Return a new pass over the stack, without gradients, for `readers` (None: all readers of this pass)."""
+        """Return a new pass over the same stack, without gradients, for `readers`. None: all readers of this pass."""
         members = self.readers if readers is None else readers
         return StackPass(self.model, self.stack, members, grad=False, processor=self.processor)
 
     def renewed(self) -> StackPass:
-        """Return a new pass of all readers, which keeps what was computed from their parameters.
+        """Return a new pass with the same readers that reuses what this pass computed from their parameters.
 
         The parameters must not change between the passes, and this pass must not record gradients.
         """
@@ -125,8 +129,8 @@ class StackPass:
 
         Args:
             batch: Keyword arguments of the whole model; {} if they are not known.
-            args: Positional arguments of the stack's scope.
-            kwargs: Keyword arguments of the stack's scope.
+            args: Positional arguments of the module that contains the stack.
+            kwargs: Keyword arguments of that module.
 
         Raises:
             ConfigError: If the mask does not say which tokens are padding, or a reader of pairs gets no token ids.
@@ -146,7 +150,7 @@ class StackPass:
 
     @contextmanager
     def hooked(self, on_state: OnState, on_start: OnStart) -> Iterator[None]:
-        """Put hooks on the model inside the `with` block.
+        """Put hooks on the model inside the `with` block, and call functions with its states.
 
         `on_state(layer, state)` and `on_start(args, kwargs)` are called as by `lamina.layers.hooks.watch`. The hooks
         also record what fusions need besides the layers' states: values inside blocks, and the arguments of blocks.
@@ -162,7 +166,10 @@ class StackPass:
             yield
 
     def _on_inner_state(self, site: Site, layer: int, state: Tensor) -> None:
-        """Store a value from inside a block until the block's output is computed, which is when the fusions use it."""
+        """Store the value `state` that was read at `site` inside the block of `layer`.
+
+        The fusions use it once the block's output is computed.
+        """
         self._inside[site, layer] = state
 
     def on_state(self, layer: int, state: Tensor) -> bool:
@@ -212,13 +219,13 @@ class StackPass:
 
 
 def past_tokens(inputs: Inputs) -> int:
-    """Return the number of tokens in the key-value cache among the arguments of a call; 0 without a cache."""
+    """Return the number of tokens in the key-value cache, if one is among the arguments of a call; else 0."""
     length = getattr(inputs.get("past_key_values"), "get_seq_length", int)
     return int(length())
 
 
 def refuse_pairs(readers: Mapping[str, ReaderModule], key: str) -> None:
-    """Raise ConfigError if a reader compares two texts, because the batch lacks `key`, the token ids."""
+    """Raise ConfigError if a reader compares two texts: it needs token ids, and the batch has no `key`."""
     for name, reader in readers.items():
         if reader.config.fusion.reads_pairs:
             problem = f"reader '{name}' compares two texts, and the batch has no {key} to tell them apart"
@@ -237,7 +244,7 @@ def run_heads(
     """Run the readers' heads on their features, and return reader name -> output, without losses.
 
     Heads with equal `group`s are computed as one batched operation. On a CPU without gradients, heads that read every
-    token are computed one by one instead: their features then stay in the CPU's caches, which is faster.
+    token are computed one by one instead: their features then stay in the CPU's caches, so that this is faster.
 
     Args:
         readers: Reader name -> module.
@@ -271,9 +278,9 @@ def run_heads(
 def _head_groups(
     readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor], *, together: bool
 ) -> list[list[str]]:
-    """Return groups of reader names; the heads of a group are computed as one operation.
+    """Return groups of reader names. The heads of a group are computed as one operation.
 
-    Readers that share one features tensor form their own groups, because `_stacked` need not copy it for them.
+    Readers that share one features tensor form groups of their own, because `_stacked` need not copy it for them.
     """
     shared = Counter(map(id, features.values()))
     groups: dict[object, list[str]] = defaultdict(list)
@@ -286,7 +293,7 @@ def _head_groups(
 
 
 def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim"]:
-    """Stack the features of several readers; a tensor that all of them share is expanded instead of copied."""
+    """Stack the features of several readers. A tensor that all of them share is expanded, not copied."""
     if all(part is parts[0] for part in parts):
         return parts[0].expand(len(parts), *parts[0].shape)
     return torch.stack(list(parts))
@@ -296,7 +303,7 @@ def _stacked(parts: Sequence[Tensor]) -> Float[Tensor, "readers batch tokens dim
 def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | None = None) -> Iterator[None]:
     """Give each pass the states of its stack, while the caller calls the model once inside the `with` block.
 
-    The call counts as the bank's own (`is_internal`): readers that listen do not read it.
+    The call counts as the bank's own (`is_internal`): readers inside `bank.listen` ignore it.
 
     Args:
         passes: One pass per stack.
@@ -321,7 +328,9 @@ def attach(passes: Sequence[StackPass], batch: Inputs, stop: BaseException | Non
 
 @contextmanager
 def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -> Iterator[States]:
-    """Record the states of chosen layers from the forward, one of the bank's own, that the caller runs in the context.
+    """Record the states of chosen layers, while the caller runs a forward inside the `with` block.
+
+    The forward counts as the bank's own, so readers inside `bank.listen` ignore it.
 
     Args:
         layers: Stack -> the layers to record.
@@ -351,7 +360,7 @@ def recording(layers: Mapping[LayerStack, Sequence[int]], stop: BaseException) -
 
 
 def check_layer_order(op: str, stack: LayerStack, needed: Sequence[int], seen: Sequence[int]) -> None:
-    """Raise ConfigError unless `seen`, the layers whose states came, equals `needed`, in that order."""
+    """Raise ConfigError unless the layers whose states came (`seen`) equal those in `needed`, in the same order."""
     if list(needed) != list(seen):
         layer = next(other if layer is None else layer for layer, other in zip_longest(needed, seen) if layer != other)
         problem = f"layer {layer} of the stack '{stack.name}' did not run in its turn"
@@ -388,7 +397,7 @@ def real_tokens(
 
 
 def _frame_mask(mask: Tensor, frames: int, model: PreTrainedModel) -> Tensor:
-    """Convert a mask of audio samples to one of the model's frames; return any other mask unchanged."""
+    """Convert a mask of audio samples to a mask of the model's frames; return any other mask unchanged."""
     convert = getattr(model.base_model, "_get_feature_vector_attention_mask", None)
     count = getattr(model.base_model, "_get_feat_extract_output_lengths", None)
     if count is None or int(count(mask.shape[1])) != frames:

@@ -1,4 +1,4 @@
-"""The new tokens of one step of `generate`, with the scores and flags of monitors."""
+"""One step of `generate`: the new token of each sequence, with the monitors' scores and flags."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class Step:
     """One new token of each sequence, with the monitors' scores of the text up to it. All tensors are on the CPU.
 
-    `text`, `token_id`, `score` and `flags` are plain Python values of the only sequence; `step.sequence(1).text` is the
-    text of the second of several. The model never reads the last token of a sequence, so the last step repeats the
-    scores of the step before.
+    If the call generates a single sequence, `text`, `token_id`, `score` and `flags` give its values as plain Python
+    values. If there are several, `step.sequence(1).text` is the text of the second one. The model never reads the last
+    token of a sequence, so the last step repeats the scores of the step before.
 
     Attributes:
         index: Number of the new token, from 0.
@@ -29,8 +29,8 @@ class Step:
         scores: Monitor name -> score in float64; NaN before the model has read the first token.
         flagged: Monitor name -> True if the monitor has flagged the sequence at this token or before.
         texts: Text that the token adds to each sequence; the pieces of all steps joined are the text. "" for a special
-            token, and while a character of several tokens is incomplete. None if the bank has no tokenizer, or nobody
-            receives the steps while they are generated.
+            token, and while a character needs further tokens. None if the bank has no tokenizer, or if neither
+            `on_token` nor `bank.stream` is used.
     """
 
     index: int
@@ -41,13 +41,13 @@ class Step:
     texts: tuple[str, ...] | None = None
 
     def sequence(self, number: int) -> Step:
-        """Return the step of one sequence.
+        """Return the same step with only one of its sequences.
 
         Args:
             number: Number of the sequence, from 0.
 
         Raises:
-            ConfigError: If there are not so many sequences.
+            ConfigError: If there is no sequence with this number.
         """
         count = len(self.tokens)
         if not 0 <= number < count:
@@ -76,19 +76,19 @@ class Step:
 
     @property
     def token_id(self) -> int:
-        """Id of the token in the only sequence; ConfigError if there are several."""
+        """Id of the token, for a call that generates one sequence; ConfigError if there are several sequences."""
         self._check_single("token_id")
         return int(self.tokens[0])
 
     @property
     def score(self) -> dict[str, float]:
-        """Monitor name -> score of the only sequence, as a float; ConfigError if there are several."""
+        """Monitor name -> score as a float, for a call that generates one sequence; ConfigError for several."""
         self._check_single("score")
         return {name: float(values[0]) for name, values in self.scores.items()}
 
     @property
     def flags(self) -> list[str]:
-        """Names of the monitors that have flagged the only sequence by now; ConfigError if there are several."""
+        """Names of the monitors that have flagged the text by now; ConfigError if there are several sequences."""
         self._check_single("flags")
         return [name for name, values in self.flagged.items() if bool(values[0])]
 

@@ -77,7 +77,7 @@ class Watch:
         return self._latest
 
     def _text(self) -> _WatchedText:
-        """Return the text of this thread, or the latest text of any thread; raise ConfigError if there is none."""
+        """Return the text of this thread, or else the latest text of any thread; raise ConfigError if there is none."""
         return _require_text(self._texts.get(get_ident(), self._latest))
 
     @property
@@ -99,15 +99,15 @@ class Watch:
 
     @property
     def steps(self) -> list[Step]:
-        """The steps so far, one per new token."""
+        """The steps of the text so far, one per new token."""
         return self._text().steps
 
     @property
     def flagged_at(self) -> dict[str, list[int | None]]:
-        """Monitor name -> index of the token at which each sequence was flagged; None: it was not.
+        """Monitor name -> for each sequence, the index of the token at which it was flagged; None: it was not.
 
-        Tokens of the prompt have negative indices; -1 is the prompt's last token. A cascade flags by its second
-        monitor.
+        Tokens of the prompt have negative indices; -1 is the prompt's last token. A cascade flags when its second
+        monitor does.
         """
         text = self._text()
         rows = 0 if text.flags is None else text.flags.shape[1]
@@ -122,9 +122,9 @@ class Watch:
         return self._text().asked()
 
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:
-        """Return `[sequences]`: whether any monitor in `names` has flagged the sequence, in the text of this thread.
+        """Return for each sequence of this thread's text whether a monitor in `names` has flagged it, `[sequences]`.
 
-        None if the model has not read a token yet. ConfigError if no text of this thread is watched.
+        None if the model has not read a token yet. Raises ConfigError if no text of this thread is watched.
         """
         text = self._texts.get(get_ident())
         text = _require_text(text if text is not None and text.is_open else None)  # a new thread may get an old number
@@ -132,7 +132,7 @@ class Watch:
 
 
 def _require_text(text: _WatchedText | None) -> _WatchedText:
-    """Return the text; ConfigError if there is none."""
+    """Return the text; raise ConfigError if it is None."""
     if text is None:
         problem = "no text was written yet in the context that watches. Call model.generate in it"
         rule = "a thread started by hand must run contextvars.copy_context().run"
@@ -184,7 +184,7 @@ class _WatchedText(GenerationObserver):
         self._tokens_scored = torch.zeros(len(self.rows), dtype=torch.long)  # of those, with a finite score
 
     def on_tokens(self, block: TokenBlock) -> None:
-        """Score the tokens that the model has read in one pass (a block), and add a step for each new one."""
+        """Score the tokens that the model has read in one pass (`block`), and add a step for each new token."""
         tokens, real = block.tokens.cpu(), block.real.cpu()
         is_new = torch.arange(block.first, block.first + tokens.shape[1]) >= block.prompt
         prompt_columns = int((~is_new).sum())
@@ -205,8 +205,8 @@ class _WatchedText(GenerationObserver):
     def _running_sequences(self, prompt: int, new: int) -> tuple[Tensor, Tensor]:
         """Return two masks `[rows, columns]`: tokens of sequences that have not ended, and tokens that end a sequence.
 
-        The first `prompt` columns have prompt tokens, then come `new` columns with new tokens. The next call starts
-        from the sequences that have ended in this one.
+        The first `prompt` columns are tokens of the prompt, and `new` columns with new tokens follow. The object
+        remembers which sequences have ended for the next call.
         """
         ends = F.pad(self._call.ended(self._tokens_seen, new), (prompt, 0))
         self._tokens_seen += new
@@ -218,10 +218,10 @@ class _WatchedText(GenerationObserver):
     def _score(
         self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
     ) -> Float[Tensor, "monitors rows columns"]:
-        """Return each monitor's score of each sequence up to each token; `states`: layer -> `[rows, columns, width]`.
+        """Return each monitor's score of each sequence up to each token, `[monitors, sequences, columns]`.
 
-        `real` is True at the tokens to score. The second reader of a cascade runs only for sequences with a token of
-        which the first monitor is unsure.
+        `states` is layer -> `[rows, columns, width]`, and `real` is True at the tokens to score. The second reader of a
+        cascade runs only for sequences with a token at which the first monitor is unsure.
         """
         self._tokens_read += int(real.sum())
         on_features = partial(self.facts.on_features, real) if self.facts.watchers else None
@@ -243,7 +243,10 @@ class _WatchedText(GenerationObserver):
     def _add_step(
         self, tokens: Int[Tensor, " rows"], real: Bool[Tensor, " rows"], is_last: Bool[Tensor, " rows"]
     ) -> None:
-        """Append a step with the latest scores and flags; each argument has one entry per sequence."""
+        """Append a step with the latest scores and flags. `tokens`, `real` and `is_last` have one entry per sequence.
+
+        They are the new token ids, whether the sequence had not ended before, and whether the token is its last.
+        """
         shape = len(self.rows), len(tokens)
         scores = torch.full(shape, torch.nan, dtype=torch.float64) if self._scores is None else self._scores
         flags = torch.zeros(shape, dtype=torch.bool) if self.flags is None else self.flags
@@ -254,7 +257,10 @@ class _WatchedText(GenerationObserver):
             self._on_token(step)
 
     def _texts(self, tokens: list[int], real: list[bool], is_last: list[bool]) -> tuple[str, ...] | None:
-        """Return the text that a token adds to each sequence; None if nothing is decoded."""
+        """Return the text that a new token adds to each sequence; None if nothing decodes tokens.
+
+        `real` is False for sequences that had ended before, and `is_last` True for those that end with this token.
+        """
         if self._detokenizers is None:
             return None
         rows = zip(self._detokenizers, tokens, real, is_last, strict=True)
@@ -263,7 +269,7 @@ class _WatchedText(GenerationObserver):
         )
 
     def _by_name(self, values: Tensor) -> dict[str, Tensor]:
-        """Return monitor name -> its row of `values` `[monitors, sequences]`, in the caller's order of the monitors."""
+        """Return monitor name -> its row of `values` `[monitors, sequences]`, in the caller's order."""
         rows = dict(zip(self.rows, values.unbind(0), strict=True))
         return {name: rows[name] for name in self.monitor_names}
 
@@ -278,7 +284,7 @@ class _WatchedText(GenerationObserver):
         self.facts.on_end()
 
     def close(self) -> None:
-        """Mark the text as ended."""
+        """Mark the text as finished."""
         self.is_open = False
 
     def asked(self) -> dict[str, float]:
@@ -288,10 +294,10 @@ class _WatchedText(GenerationObserver):
 
 
 class _RepliesSoFar:
-    """Collects what the tests of drift need to know about the replies of one call of `generate`.
+    """Collects what drift tests need to know about the replies of one call of `generate`.
 
     Args:
-        watchers: Monitor name -> the test that gets its replies.
+        watchers: Monitor name -> its drift test.
         readers: Monitor name -> its reader.
     """
 
@@ -304,14 +310,14 @@ class _RepliesSoFar:
         self._is_discarded = False
 
     def on_features(self, real: Bool[Tensor, "rows columns"], features: Mapping[str, Tensor]) -> None:
-        """Add the features `[rows, columns, dim]` of each reader at the tokens in `real`."""
+        """Add each reader's features `[rows, columns, dim]` at the tokens where `real` is True."""
         for reader in dict.fromkeys(self._readers.values()):
             own = features[reader].float()
             total = (own * real.to(own.device).unsqueeze(-1)).sum(1)
             self._sums[reader] = total if reader not in self._sums else self._sums[reader] + total
 
     def on_scores(self, scores: Mapping[str, Tensor], real: Bool[Tensor, "rows columns"]) -> None:
-        """Add the scores `[rows, columns]` of each monitor at the tokens in `real`."""
+        """Add each monitor's scores `[rows, columns]` at the tokens where `real` is True."""
         counts = real.sum(1)
         self._lengths = counts if self._lengths is None else self._lengths + counts
         for name, own in scores.items():
@@ -336,14 +342,14 @@ class _RepliesSoFar:
 
 
 def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> list[Detokenizer]:
-    """Return a detokenizer for each sequence of a call; the text of a decoder-only model continues the prompt."""
+    """Return a detokenizer for each sequence of a call. In a decoder-only model, the text continues the prompt."""
     rows = call.prompts.tolist()
     continues = not call.model.config.is_encoder_decoder
     return [Detokenizer(tokenizer, row if continues else ()) for row in rows]
 
 
 class _StopFlagged(StoppingCriteria):
-    """Ends the sequences that a monitor among `names` has flagged."""
+    """A stopping criterion that ends the sequences that a monitor among `names` has flagged."""
 
     def __init__(self, watch: Watch, names: tuple[str, ...]) -> None:
         self._watch, self._names = watch, names
@@ -393,7 +399,10 @@ def watch(
     every: int = 1,
     drift: Mapping[str, DriftWatcher] | None = None,
 ) -> Iterator[Watch]:
-    """Run monitors on the calls of `generate` inside the `with` block; see `ReaderBank.watch`."""
+    """Run monitors on the calls of `generate` inside the `with` block, and yield the `Watch` with their scores.
+
+    `ReaderBank.watch` calls this and documents the arguments.
+    """
     op = "bank.watch"
     readers = bank.select(None, op)
     chosen = check_monitors(op, monitors, stored_monitors(readers), readers)

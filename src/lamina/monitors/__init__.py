@@ -1,4 +1,4 @@
-"""Monitors: running scores of a text, from a reader's logits token by token, with thresholds that flag it."""
+"""Monitors: running scores of a text, computed token by token from a reader's logits, with thresholds that flag it."""
 
 from importlib import import_module
 from typing import Any
@@ -40,7 +40,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import a function on first use. It runs a bank over a task, so that its code is in `lamina.prediction`."""
+    """Import a function of this package from `lamina.prediction` on first use.
+
+    It lives there because it runs a bank over a task.
+    """
     if name in ("calibrate", "choose_cascade", "inspect_scorer"):
         return getattr(import_module("lamina.prediction"), name)
     raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")

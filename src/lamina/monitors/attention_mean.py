@@ -1,4 +1,4 @@
-"""The mean in which the reader's head weighs each token."""
+"""Aggregation by a mean in which the reader's own head weighs the tokens."""
 
 from __future__ import annotations
 
@@ -30,5 +30,8 @@ class AttentionMean(ExponentialMean):
     weighted: ClassVar[bool] = True
 
     def first(self, score: Tensor) -> State:
-        """Return the state (log weight, score, weight 1) after one token, from its columns score and log weight."""
+        """Return the state after one token: (log weight, score, weight 1).
+
+        `score` has the columns score and log weight.
+        """
         return score[:, 1], score[:, 0], torch.ones_like(score[:, 0])

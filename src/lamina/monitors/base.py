@@ -31,8 +31,9 @@ State = tuple[Tensor, ...]  # what an aggregation remembers of the tokens so far
 class Aggregation(ABC):
     """Turns the scores of a text's tokens into one running score of the text. Subclasses are frozen dataclasses.
 
-    The running score at a token depends only on that token and on earlier ones. Padding is skipped. An aggregation
-    keeps a state per text: a tuple of tensors that summarises the tokens so far.
+    The running score at a token depends only on that token and on earlier ones. Padding is skipped. The object itself
+    holds no state: its methods return the state of each text, a tuple of tensors that summarises the tokens so far, and
+    the caller passes it to the next call.
     """
 
     per_label: ClassVar[bool] = False  # True: a token's score is `[batch, labels]`, one column per flagged label
@@ -57,7 +58,7 @@ class Aggregation(ABC):
 
     @abstractmethod
     def value(self, state: State) -> Float[Tensor, " batch"]:
-        """Return the running score of each text, from the state after its last token."""
+        """Return the running score of each text, `[batch]`, from the state after its latest token."""
 
     def running(
         self, scores: Float[Tensor, "batch tokens columns"], mask: Bool[Tensor, "batch tokens"]
@@ -78,7 +79,7 @@ class Aggregation(ABC):
 
 @final
 class RunningScore:
-    """An unfinished aggregation over a batch of texts whose tokens arrive in pieces.
+    """An aggregation in progress over a batch of texts whose tokens arrive in pieces.
 
     The result does not depend on how the tokens are divided into pieces.
     """
@@ -99,7 +100,7 @@ class RunningScore:
         return torch.stack(values, dim=1) if values else scores.new_empty(mask.shape)
 
     def _add_token(self, score: Tensor, real: Bool[Tensor, " batch"]) -> Float[Tensor, " batch"]:
-        """Add one token of each text, and return the running scores; texts with `real` False keep their state."""
+        """Add one token of each text, and return the running scores. Texts where `real` is False keep their state."""
         aggregation = self._aggregation
         if self._state is None:
             fresh, self._begun = aggregation.first(score), torch.zeros_like(real)
@@ -117,6 +118,6 @@ class RunningScore:
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Return for each text its state in `then` if the condition is True, else its state in `other`."""
+    """Select states text by text: those in `then` where the condition is True, else those in `other`."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

@@ -1,4 +1,4 @@
-"""Calibration: choose a monitor's threshold for a given false positive rate, and measure how certain the rates are."""
+"""Calibration: choose a monitor's threshold for a false positive rate, and measure how certain the rates are."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Calibration:
 
     @property
     def is_useful(self) -> bool:
-        """Whether the recall can be told from the false positive rate: its interval lies above that of the rate."""
+        """Whether the recall's interval lies above that of the false positive rate: the monitor beats chance."""
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def to_dict(self) -> dict[str, JSON]:
@@ -166,11 +166,11 @@ def _check_rate(false_positive_rate: float) -> None:
 
 
 def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95) -> int:
-    """Return the least number of negative texts from which a threshold for a false positive rate can be chosen.
+    """Return the smallest number of negative texts from which a threshold can be chosen for a false positive rate.
 
     Args:
         false_positive_rate: The rate, above 0 and below 1.
-        confidence: Probability with which the rate shall hold on other texts; None: it holds on these texts only.
+        confidence: Probability with which the rate holds on other texts. None: it holds on these texts only.
 
     Raises:
         ConfigError: If the rate or the confidence level is out of range.
@@ -184,10 +184,10 @@ def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95
 
 
 def allowed_positives(negatives: int, false_positive_rate: float, confidence: float | None) -> int:
-    """Return how many of the negative texts may be flagged; -1 if there are too few of them.
+    """Return how many of the negative texts may be flagged; -1 if there are too few negative texts.
 
     With a confidence level this is the exact conformal bound. If the threshold lies above all but k of n negatives, the
-    false positive rate on other texts is at most Beta(k + 1, n - k) distributed, so that it exceeds the wanted rate
+    false positive rate on other texts follows at most a Beta(k + 1, n - k) distribution. So it exceeds the wanted rate
     with the probability that a binomial count of n trials at that rate is at most k.
 
     Args:
@@ -206,10 +206,10 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
 def _lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allowed: int) -> float:
     """Return the lowest threshold that flags at most `allowed` of the negative texts.
 
-    `negatives` are the highest scores of the negative texts, in descending order; `highest` those of all texts.
+    `negatives` are the highest scores of the negative texts, in descending order; `highest` are those of all texts.
 
     Raises:
-        ConfigError: If no text has a score, or no threshold keeps the number.
+        ConfigError: If no text has a score, or if every threshold flags more texts than allowed.
     """
     if not any(map(math.isfinite, highest)):
         problem = "no text has a token that is scored"
@@ -231,7 +231,7 @@ def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
 
 
 def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:
-    """Return the number of alarms per thousand tokens, and Garwood's confidence interval, exact for a Poisson count."""
+    """Return the number of alarms per thousand tokens, and its interval: Garwood's, exact for a Poisson count."""
     from scipy.stats import chi2
 
     tail, scale = (1 - confidence) / 2, 1000 / max(1, tokens)
@@ -241,7 +241,7 @@ def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> t
 
 
 def _just_above(score: float, scores: Sequence[float]) -> float:
-    """Return a threshold above a score that rounding cannot lift the score over.
+    """Return a threshold so far above a score that rounding cannot lift the score over it.
 
     Texts with a common prefix often have the same highest score up to rounding, which changes with the batch and the
     attention kernel. So the threshold clears all scores that equal `score` up to rounding; it is half-way between the
@@ -258,8 +258,8 @@ def _just_above(score: float, scores: Sequence[float]) -> float:
 
 
 def _rounding(score: float) -> float:
-    """Return how far another batch size or attention kernel may move a score.
+    """Return the largest difference that batch size or attention kernel may make to a score.
 
-    Scores agree within 1e-5, and better near 0 and 1, where a probability moves less than its logit.
+    Scores agree within 1e-5. Near 0 and 1 they agree better, because a probability moves less there than its logit.
     """
     return 0.0 if score == -math.inf else min(1e-5, 4e-5 * min(abs(score), abs(1 - score))) + 1e-6

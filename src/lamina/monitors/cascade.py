@@ -64,22 +64,22 @@ class Cascade:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the two readers: the one for every token, and the one for unsure tokens."""
+        """Names of the two readers: the one for all tokens, and the one for tokens where the first is unsure."""
         return (self.first.reader, self.second.reader)
 
     @property
     def reader(self) -> str:
-        """Name of the reader with which the cascade is saved: the second."""
+        """Name of the reader that the cascade is saved with: the second one."""
         return self.second.reader
 
     @property
     def threshold(self) -> float | None:
-        """Threshold of the second monitor."""
+        """Threshold of the second monitor, which decides the flags; None if it has none."""
         return self.second.threshold
 
     @property
     def calibration(self) -> Calibration | None:
-        """How the threshold of the second monitor was chosen."""
+        """The calibration of the second monitor's threshold; None if it was not calibrated."""
         return self.second.calibration
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
@@ -126,21 +126,21 @@ def start_monitors(
 
 
 class _RunningCascade(RunningMonitors):
-    """The unfinished scores of a cascade: scores of the second monitor, at the tokens that its reader has read."""
+    """A cascade in progress: the scores of the second monitor at the tokens that its reader has read."""
 
     def __init__(self, cascade: Cascade, heads: Mapping[str, HeadConfig]) -> None:
         self._cascade = cascade
         self._first, self._second = (MonitorGroup([monitor], heads) for monitor in (cascade.first, cascade.second))
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens: -inf where the first monitor is below its threshold, inf where it is sure."""
+        """Score the tokens: -inf where the first monitor is below its threshold, inf where it is sure to flag."""
         score, sure = self._first.add(get_logits, mask)[0], self._cascade.sure
         certain = mask & (score >= (torch.inf if sure is None else sure))
         unsure = mask & ~certain & (score >= (self._cascade.first.threshold or 0.0))
         rows = unsure.any(1)
 
         def get_unsure_logits(name: str, _rows: Bool[Tensor, " batch"]) -> Tensor:
-            """Return logits for the whole batch; only rows with an unsure token are computed, the others are 0."""
+            """Return logits for the whole batch: computed for rows with an unsure token, 0 for the others."""
             logits = get_logits(name, rows)
             whole = logits.new_zeros(len(rows), *logits.shape[1:])
             whole[rows] = logits

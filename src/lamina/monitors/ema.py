@@ -27,7 +27,8 @@ class EMA(Aggregation):
 
     Source:
         Kramár et al. 2026, "Building Production-Ready Probes For Gemini", arXiv:2601.11516, section 3.1.2. They start
-        from `S_0 = 0` and use a = 0.5, a half-life of 1. As theirs, a monitor flags by the largest average so far.
+        from `S_0 = 0` and use a = 0.5, a half-life of 1. As in their work, a monitor flags by the largest average so
+        far.
     """
 
     half_life: float = 5.0

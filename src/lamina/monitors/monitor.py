@@ -85,7 +85,7 @@ class Monitor:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the readers that the monitor needs: one."""
+        """Names of the readers that the monitor needs. There is only one; a cascade has two."""
         return (self.reader,)
 
     def check(self, heads: Mapping[str, HeadConfig]) -> None:
@@ -132,7 +132,10 @@ class Monitor:
         return torch.cat([scores, weights.double()], dim=-1) if self.aggregate.weighted else scores
 
     def _score(self, logits: Tensor, group: list[int], head: HeadConfig) -> Float[Tensor, "*batch"]:
-        """Return one score per token for a group of labels (their indices), on the monitor's scale."""
+        """Return one score per token, on the monitor's scale, for a group of labels; `group` holds their indices.
+
+        `logits` has a column per label, and `head` is the config of the reader's head.
+        """
         if head.problem_type != "classification":
             highest = logits[..., group].amax(-1)
             return highest.sigmoid() if (head.problem_type, self.scale) == ("multi_label", "probability") else highest
@@ -141,7 +144,7 @@ class Monitor:
         return odds.sigmoid() if self.scale == "probability" else odds
 
     def group(self, heads: Mapping[str, HeadConfig]) -> Hashable:
-        """Return a key: monitors with equal keys are computed together, as a `MonitorGroup`."""
+        """Return a key. Monitors with equal keys are computed together, as a `MonitorGroup`."""
         head = heads[self.reader]
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
@@ -193,7 +196,7 @@ class Monitor:
 
 
 class RunningMonitors(ABC):
-    """The unfinished scores of one or several monitors, over a batch of texts whose tokens arrive in pieces."""
+    """One or several monitors in progress, over a batch of texts whose tokens arrive in pieces."""
 
     @abstractmethod
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
@@ -207,14 +210,14 @@ class RunningMonitors(ABC):
 
 @final
 class MonitorGroup(RunningMonitors):
-    """The unfinished scores of monitors with equal `Monitor.group`, which differ only in their readers."""
+    """Monitors with equal `Monitor.group` in progress; they differ only in their readers."""
 
     def __init__(self, monitors: Sequence[Monitor], heads: Mapping[str, HeadConfig]) -> None:
         self._monitors, self._head = monitors, heads[monitors[0].reader]
         self._running = RunningScore(monitors[0].aggregate)
 
     def add(self, get_logits: GetLogits, mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "monitors batch tokens"]:
-        """Score the tokens for all monitors at once; each monitor is treated as further texts of the batch."""
+        """Score the tokens for all monitors at once, by treating each monitor's texts as further texts of the batch."""
         all_rows = torch.ones_like(mask[:, 0])
         logits = torch.stack([get_logits(monitor.reader, all_rows) for monitor in self._monitors])
         scores = self._monitors[0].token_scores(logits, self._head)

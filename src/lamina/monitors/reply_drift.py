@@ -1,4 +1,4 @@
-"""Drift: tell whether new replies still look like those that a monitor was calibrated on, by a sequential test."""
+"""Drift: a sequential test of whether new replies still look like those that a monitor was calibrated on."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BENDS = (-0.45, 0.45, 0.9)
 @final
 @dataclass(frozen=True)
 class ReplyFacts:
-    """The facts about one reply that a sketch keeps; none of them contains its text.
+    """The facts about one reply that a sketch stores. They do not contain its text.
 
     Attributes:
         score: Highest running score of the monitor.
@@ -53,10 +53,10 @@ class ReplyFacts:
 @final
 @dataclass(frozen=True)
 class DriftSketch:
-    """What a monitor remembers of the replies that it was calibrated on: scores, lengths, and projected features.
+    """A summary of the replies that a monitor was calibrated on: scores, lengths, and projected features.
 
-    Each list has the values of a random sample of the replies, in ascending order. A projection adds the reader's mean
-    features with signs that are derived from its number. No text can be read from a sketch.
+    Each list has the values of a random sample of the replies, in ascending order. A projection is the sum of the
+    reader's mean features with signs derived from the projection's number. No text can be read from a sketch.
 
     Attributes:
         values: Name of a quantity ("score", "length", "state 1", ...) -> its values, in ascending order.
@@ -103,12 +103,12 @@ def _quantities(reply: ReplyFacts) -> dict[str, float]:
 
 
 def _rounded(value: float) -> float:
-    """Return a value with five significant digits, as files have it: new replies and the sketch are rounded alike."""
+    """Round a value to five significant digits, the precision of files, so that new replies and the sketch compare."""
     return float(f"{value:.5g}")
 
 
 def _signs(dim: int) -> Float[Tensor, "projections dim"]:
-    """Return the signs of the projections; they depend on the dimension only, on every machine and in every version."""
+    """Return the signs of the projections. They depend only on the dimension, on every machine and in every version."""
     if dim not in _SIGNS:
         rows = [hashlib.shake_256(f"lamina drift {row}".encode()).digest(dim) for row in range(_PROJECTIONS)]
         _SIGNS[dim] = torch.tensor([[1.0 if byte & 1 else -1.0 for byte in row] for row in rows], dtype=torch.float64)
@@ -202,7 +202,10 @@ class DriftWatcher:
 
     @property
     def evidence(self) -> float:
-        """Evidence of drift: the largest gambler's gain over the one at which the alarm is raised. 1 or more: alarm."""
+        """Evidence of drift: the largest gain of a gambler, relative to the gain at which the alarm is raised.
+
+        1 or more is an alarm.
+        """
         with self._lock:
             largest = max(gambler.log_wealth for gambler in self._gamblers.values())
         return math.exp(min(700.0, largest - math.log(len(self._gamblers) / self._rate)))
@@ -286,7 +289,7 @@ class _Gambler:
         self._parts = [1 / self._count] * self._count  # of the wealth, by bet
 
     def bet(self, value: float, tie: float) -> None:
-        """Bet on the p-value of the next reply; `tie`, uniform over [0, 1], ranks it among equal values."""
+        """Bet on the p-value of the next reply. `tie`, uniform over [0, 1], decides its rank among equal values."""
         below, upto = bisect_left(self._values, value), bisect_right(self._values, value)
         self._values.insert(upto, value)
         self.recent = [*self.recent[-99:], value]

@@ -40,7 +40,10 @@ class RollingMax(Aggregation):
         check_range("rolling_max", "window", self.window, 1, 1 << 16)
 
     def first(self, score: Tensor) -> State:
-        """Return the state after one token: last scores `[batch, window]`, token count, highest full window's mean."""
+        """Return the state after one token.
+
+        It consists of the latest scores `[batch, window]`, the number of tokens, and the highest mean of a full window.
+        """
         last = torch.nn.functional.pad(score.unsqueeze(1), (self.window - 1, 0))
         return last, torch.ones_like(score), score if self.window == 1 else torch.full_like(score, -torch.inf)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ExponentialMean(Aggregation):
-    """Base class of means whose weights are a softmax, over the tokens so far, of one exponent per token.
+    """Base class of means with softmax weights: each token so far has an exponent, and the softmax is over these.
 
     The state is (highest exponent so far, weighted sum of the scores, sum of the weights). Both sums are relative to
     the highest exponent, so that no exponential overflows.
