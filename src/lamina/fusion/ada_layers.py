@@ -1,6 +1,7 @@
 """AdaLayers: a small normalised projection of each layer, summed with learned importances.
 
-`SingleLayer`, the baseline on one layer, uses the same projections, so the base classes of both are in this file.
+`SingleLayer`, the baseline on one layer, uses the same projections, so the base classes of both are in this file. A
+stream (`lamina.fusion.base.Stream`) runs several fusions in one pass; these are its members.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ProjectedConfig(FusionConfig):
-    """Settings that AdaLayers and SingleLayer share; fusions with equal settings are computed together.
+    """Settings that AdaLayers and SingleLayer share. Fusions with equal settings are computed together.
 
     Attributes:
         dim: Size of the features.
@@ -51,7 +52,7 @@ FEW = 64  # tokens up to which all layers are projected at once; then starting a
 
 
 class _ProjectedStream(Stream):
-    """The stream of AdaLayers and SingleLayer: all members are computed together, with one matrix product per layer."""
+    """One pass of several AdaLayers or SingleLayer fusions, the members: one matrix product per layer serves all."""
 
     def __init__(self, members: Sequence[ProjectedFusion]) -> None:
         self._members = members
@@ -68,7 +69,7 @@ class _ProjectedStream(Stream):
         self._waiting: list[tuple[int, Tensor]] = []  # index of a layer, and its activated state
 
     def renewed(self) -> _ProjectedStream:
-        """Return a stream for another pass, which keeps the weights and the projections of the members side by side."""
+        """Return a stream of the same members for another pass. It reuses their stacked weights and projections."""
         if self._kept is None:
             stacked = torch.stack([member.projection for member in self._members], dim=1)
             self._kernels, self._kept = stacked.unbind(0), stacked.flatten(1, 2)
@@ -77,7 +78,7 @@ class _ProjectedStream(Stream):
         return stream
 
     def step(self, index: int, view: LayerView) -> None:
-        """Add the weighted features of one layer to the members' sums, except members that give it weight 0."""
+        """Add one layer's weighted features to each member's sum; a member with weight 0 for the layer is left out."""
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
@@ -108,16 +109,16 @@ class _ProjectedStream(Stream):
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
     def _zeros(self) -> list[list[bool]]:
-        """Return, for each member and layer, whether the layer's weight is 0.
+        """Return for each member and layer whether the layer's weight is 0.
 
-        During an export tensors have no values; `active_layers` answers the question then.
+        During an export, tensors have no values; `active_layers` decides then.
         """
         if not torch.compiler.is_exporting():
             return [list(map(bool, row)) for row in (self._weights == 0).tolist()]  # False on the meta device
         return [[layer not in member.active_layers() for layer in range(member.layers)] for member in self._members]
 
     def _kernel(self, rows: list[int], index: int) -> Float[Tensor, "members dim width"]:
-        """Return the projections of the layer numbered `index`, for the members numbered `rows`."""
+        """Return the projections of layer `index` for the members with the numbers `rows`."""
         place = index if len(self._members[0].projection) > 1 else 0  # SingleLayer has only one
         if self._kernels is not None:
             return self._kernels[place] if len(rows) == len(self._members) else self._kernels[place][rows]
@@ -126,7 +127,7 @@ class _ProjectedStream(Stream):
         return torch.stack([self._members[row].projection[place] for row in rows])
 
     def _sum_together(self) -> Float[Tensor, "batch tokens members dim"]:
-        """Return the members' sums over the layers that wait, all layers at once."""
+        """Return the members' sums over the layers that were collected, computed for all these layers at once."""
         indices, states = list(zip(*self._waiting, strict=True))
         state = torch.stack(states)
         kernels = require_fed(self._kept)
@@ -138,7 +139,7 @@ class _ProjectedStream(Stream):
         return total.unflatten(0, state.shape[1:3])
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return each member's sum over layers, with output activation and positions as the config says."""
+        """Return each member's sum over the layers, with output activation and positions if its config sets them."""
         total = require_fed(self._sum_together() if self._waiting else self._total)
         if self._config.output_activation:
             total = F.gelu(total)
@@ -165,15 +166,15 @@ class ProjectedFusion(Fusion):
 
     @abstractmethod
     def weights(self) -> Float[Tensor, " layers"]:
-        """Return the weight of each layer in the sum."""
+        """Return the weight of each layer in the sum, `[layers]`."""
 
     def group(self) -> Hashable:
-        """Return a key; fusions with equal keys (parameter shapes, settings, device and mode) are computed together."""
+        """Return a key of shapes, settings, device and mode. Fusions with equal keys are computed together."""
         config = self.config
         return (super().group(), self.training, config.dropout, config.positions, config.output_activation)
 
     def is_token_wise(self) -> bool:
-        """Return whether a token's features depend on its own states only, which they do not with `positions`."""
+        """Return whether a token's features depend on its own states only. They do, unless `positions` is set."""
         return not self.config.positions
 
     def active_layers(self) -> tuple[int, ...]:
@@ -184,7 +185,11 @@ class ProjectedFusion(Fusion):
 def _weighted(
     weights: Tensor, state: Tensor, kernel: Tensor, p: float, bits: Tensor | None
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return the features of one layer for each member, multiplied by the member's weight of this layer."""
+    """Return one layer's features for each member, multiplied by the member's weight for this layer.
+
+    `state` is the layer's state, and `kernel` holds the members' projections of it. `p` is the probability of dropout,
+    and random `bits` decide which entries are dropped. None: no dropout.
+    """
     return _features(state, kernel, p, bits) * weights.unsqueeze(-1)
 
 
@@ -194,14 +199,17 @@ def _features(
     p: float,
     bits: Tensor | None,
 ) -> Float[Tensor, "batch tokens members dim"]:
-    """Return `dropout(LayerNorm(kernel[i] state))` for every member i. Random `bits` decide dropout; None: without."""
+    """Return `dropout(LayerNorm(kernel[i] state))` for every member i.
+
+    `p` is the probability of dropout, and random `bits` decide which entries are dropped. None: no dropout.
+    """
     projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
     features = F.layer_norm(projected, kernel.shape[1:2])
     return features if bits is None else drop(features, p, bits)
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
-    """Return fixed sinusoidal position embeddings, `[batch, tokens, dim]`. Padding is not counted as a position.
+    """Return fixed sinusoidal position embeddings, `[batch, tokens, dim]`. Positions count tokens, not padding.
 
     Source:
         Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
@@ -267,9 +275,9 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         self.scores = nn.Parameter(torch.ones(layers))
 
     def weights(self) -> Float[Tensor, " layers"]:
-        """Return the importance of each layer, which sum to 1: the softmax of `alpha * scores`.
+        """Return the importance of each layer: the softmax of `alpha * scores`. The importances sum to 1.
 
-        Importances up to the setting `cutoff` are 0, and the others are divided by their sum.
+        Importances up to the setting `cutoff` are set to 0, and the others are divided by their sum.
         """
         weights = (self.config.alpha * self.scores).softmax(0)
         if self.config.cutoff == 0:
@@ -278,11 +286,14 @@ class AdaLayersFusion(ProjectedFusion, config=AdaLayers):
         return weights / weights.sum()
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return the weights of the layers (see `weights`) without gradient; they sum to 1."""
+        """Return the importances of the layers (see `weights`) without gradient."""
         return self.weights().detach()
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """Return `entropy * mean_i(-p_i log p_i)` with the layers' `weights` p_i; None if the setting is 0."""
+        """Return the entropy term of the loss, `entropy * mean_i(-p_i log p_i)`, over the layers' importances p_i.
+
+        None if the setting `entropy` is 0.
+        """
         if self.config.entropy == 0:
             return None
         weights = self.weights()

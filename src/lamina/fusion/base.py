@@ -1,4 +1,8 @@
-"""Base classes of fusions: a frozen config builds a module, and a stream reads hidden states layer by layer."""
+"""Base classes of fusions: a frozen config builds a module, and a stream runs fusions layer by layer.
+
+A fusion combines the hidden states of several layers into features. A stream is one forward pass of several fusions,
+its members, over the same layers.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +42,10 @@ class FusionConfig:
 
     Attributes:
         module: The class of the module that `build` makes.
-        streams: Whether the fusion processes one layer's state at a time. False: it implements `fuse`, which needs the
-            states of all layers at once, so that a bank keeps them during the pass.
-        needs_block_inputs: Whether the fusion also needs the arguments with which the model calls its blocks, so that
-            stored states are not enough.
+        streams: Whether the fusion processes one layer's state at a time. False: its method `fuse` needs the states of
+            all layers at once, so that a bank keeps them during the pass.
+        needs_block_inputs: Whether the fusion also needs the arguments with which the model calls its blocks. If so,
+            stored states are not enough for it.
         site: Where in each block the states are read; see `lamina.layers.sites.at_site`.
         reads_pairs: Whether the fusion needs to know which tokens belong to the first and to the second of two texts.
     """
@@ -71,7 +75,7 @@ class FusionConfig:
 
 @dataclass(eq=False)
 class LayerView:
-    """The hidden state of one layer, with derived values that several fusions share and that are computed once.
+    """The hidden state of one layer, and values derived from it. They are computed once and shared by several fusions.
 
     Attributes:
         state: The hidden state; or several layers' states, stacked.
@@ -86,12 +90,12 @@ class LayerView:
 
     @classmethod
     def of_text(cls, state: Float[Tensor, "1 tokens width"]) -> Self:
-        """Return the view of a state of one text without padding."""
+        """Return the view of one layer's state of a single text without padding."""
         return cls(state, torch.ones(state.shape[:2], dtype=torch.bool, device=state.device))
 
     @cached_property
     def segments(self) -> Int[Tensor, "batch tokens"]:
-        """Return `segment_ids`, or 1 at every real token if there are none."""
+        """Return `segment_ids`; if they are None, 1 at every real token."""
         return self.mask.int() if self.segment_ids is None else self.segment_ids
 
     @cached_property
@@ -106,7 +110,10 @@ class LayerView:
 
     @cached_property
     def matches(self) -> Float[Tensor, "*layers batch 8"]:
-        """Return 8 numbers around 0 per pair of texts: how well the texts match. `PairedLayers` lists them."""
+        """Return 8 numbers per pair of texts that say how well the texts match. `PairedLayers` lists them.
+
+        The numbers are scaled to lie around 0.
+        """
         first, second = (self.segments == 1) & self.mask, (self.segments == 2) & self.mask
         directions = F.normalize(self.normed.float(), dim=-1)
         cosines = directions @ directions.mT
@@ -123,7 +130,7 @@ def _best_matches(
     side: Bool[Tensor, "batch tokens"],
     other: Bool[Tensor, "batch tokens"],
 ) -> list[Float[Tensor, "*layers batch"]]:
-    """Return how well the tokens of one text are matched in another: mean, minimum and standard deviation.
+    """Return mean, minimum and standard deviation over one text's tokens of how well each is matched in the other text.
 
     The match of a token in `side` is its highest cosine similarity with a token in `other`. `cosines` has the cosine of
     every pair of tokens; `side` and `other` are masks of the tokens of the two texts.
@@ -137,11 +144,11 @@ def _best_matches(
 
 
 def dropout(values: Tensor, p: float, generators: Generators, *, axis: int = 0) -> Tensor:
-    """Return `values` after dropout; slice i along `axis` belongs to one reader and uses its own generator.
+    """Return `values` after dropout, for several readers that each have their own random generator.
 
     Args:
         values: The values of several readers, one slice each.
-        p: Probability with which an element is set to 0; with 0, `values` is returned as it is.
+        p: Probability with which an element is set to 0. With 0, `values` is returned unchanged.
         generators: One generator per reader. None: torch's global generator.
         axis: The axis along which the readers are.
     """
@@ -149,7 +156,7 @@ def dropout(values: Tensor, p: float, generators: Generators, *, axis: int = 0) 
 
 
 def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axis: int = 0) -> Tensor:
-    """Return uniform 16-bit integers of a shape; slice i along `axis` comes from `generators[i]`."""
+    """Return uniform random 16-bit integers of a given shape; slice i along `axis` comes from `generators[i]`."""
     slice_shape = torch.Size((*shape[:axis], *shape[axis + 1 :]))
     count, bits = slice_shape.numel(), []
     for generator in generators:
@@ -160,7 +167,7 @@ def draw(shape: torch.Size, generators: Generators, device: torch.device, *, axi
 
 
 def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
-    """Return `values` with elements set to 0 where `bits`, from `draw`, say so, and the others scaled up.
+    """Apply dropout to `values` by random integers `bits` from `draw`; the remaining elements are scaled up.
 
     An element is set to 0 with probability `p`, rounded to a multiple of 1 / 65,536.
     """
@@ -171,27 +178,32 @@ def drop(values: Tensor, p: float, bits: Tensor) -> Tensor:
 
 
 class Stream(ABC):
-    """One forward pass of several fusions (members) over the same layers; `Fusion.stream` makes a new one per pass."""
+    """One forward pass of several fusions, its members, over the same layers. `Fusion.stream` makes one per pass."""
 
     @abstractmethod
     def step(self, index: int, view: LayerView) -> None:
-        """Process one layer's state. `index` is its position among the selected layers, from 0; calls ascend."""
+        """Process one layer's state.
+
+        `index` is the layer's position among the selected layers, from 0. Calls come in ascending order.
+        """
 
     @abstractmethod
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the features of each member, after `step` was called for every active layer."""
+        """Return the features of each member. Called after `step` was called for every active layer."""
 
     def renewed(self) -> Stream | None:
-        """Return a stream of the same members for another pass, which keeps what was computed from their parameters.
+        """Return a stream of the same members for another pass that reuses what was computed from their parameters.
 
-        None: there is nothing to keep, so `Fusion.stream` makes the next one. The parameters must not change between
+        None: there is nothing to reuse, so `Fusion.stream` makes the next one. The parameters must not change between
         the passes, and gradients must be off.
         """
         return None
 
 
 class Fusion(nn.Module, ABC):
-    """A module from hidden states to features. A bank feeds it layer by layer; calling it feeds it stacked states.
+    """Base class of modules that turn hidden states into features.
+
+    A bank passes it one layer's state after the other; a direct call passes it stacked states.
 
     Args:
         config: The fusion's config, stored as `self.config`.
@@ -201,8 +213,8 @@ class Fusion(nn.Module, ABC):
 
     Attributes:
         generator: Source of dropout's random numbers. None: torch's global generator.
-        token_wise: What `is_token_wise` returns unless it is overridden.
-        stream_of: Class of the stream that computes the members of a `group` together. None: see `stream`.
+        token_wise: The return value of `is_token_wise`, unless a subclass overrides that method.
+        stream_of: Class of the stream that computes fusions with equal `group` together. None: see `stream`.
     """
 
     generator: torch.Generator | None = None
@@ -220,7 +232,7 @@ class Fusion(nn.Module, ABC):
         self.config, self.layers, self.width, self.dim = config, layers, width, dim or width
 
     def stream(self, members: Sequence[Any]) -> Stream:
-        """Return a new stream for `members`: fusions of this class with the same `group`.
+        """Return a new stream for `members`: fusions of this class with equal `group`.
 
         Without `stream_of`, the stream stores all states and passes them to `fuse` at the end.
         """
@@ -228,7 +240,7 @@ class Fusion(nn.Module, ABC):
         return _BufferedStream(self.fuse) if stream_class is None else stream_class(members)
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features from the states of all active layers; implemented by fusions that need them all at once.
+        """Return the features from the states of all active layers. Fusions that need all states at once implement it.
 
         Args:
             states: Index among the selected layers -> state `[batch, tokens, width]`, lowest layer first.
@@ -247,7 +259,7 @@ class Fusion(nn.Module, ABC):
         return tuple((parameter.shape, parameter.dtype, parameter.device) for parameter in self.parameters())
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the indices of the layers that the features currently depend on. Other layers may be skipped."""
+        """Return the indices of the layers on which the features depend at present. Other layers may be skipped."""
         return tuple(range(self.layers))
 
     def is_token_wise(self) -> bool:
@@ -258,14 +270,14 @@ class Fusion(nn.Module, ABC):
         return self.token_wise
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """Return a scalar to add to the training loss, or None; `head`, which reads the features, may be included."""
+        """Return a scalar to add to the training loss, or None. It may depend on `head`, which reads the features."""
         return None
 
     def check_head(self, head: nn.Module) -> None:
         """Raise ConfigError if `head` cannot read this fusion's features. By default any head can."""
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Called after each epoch of training; fusions that train in stages may begin the next stage.
+        """Begin the fusion's next training stage, if it trains in stages. Called after each epoch.
 
         Args:
             done: Finished share of the epochs, up to 1.
@@ -277,9 +289,9 @@ class Fusion(nn.Module, ABC):
         return False
 
     def contributions(self, states: Sequence[Float[Tensor, "1 tokens width"]]) -> Float[Tensor, "layers tokens"] | None:
-        """Return how much each layer adds to the features of each token of one text, without padding.
+        """Return each layer's contribution to the features at each token of one text, `[layers, tokens]`.
 
-        None: the fusion has no such amounts. A weighted sum of states gives the norm of each summand.
+        None: it cannot be measured for this fusion. For a weighted sum of states, it is the norm of each summand.
         `lamina.studies.contributions` says what is measured for which fusion.
 
         Args:
@@ -295,7 +307,7 @@ class Fusion(nn.Module, ABC):
         return torch.stack(rows)
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
-        """Return a context manager that records with which arguments the model calls the blocks of `stack`.
+        """Return a context manager that records the arguments with which the model calls the blocks of `stack`.
 
         It is only used if the config has `needs_block_inputs`; by default it records nothing.
         """
@@ -317,7 +329,7 @@ class Fusion(nn.Module, ABC):
                 None: all tokens belong to the first text.
 
         Raises:
-            ConfigError: If the number or the width of the states is another one than at build time.
+            ConfigError: If number or width of the states differ from those for which the module was built.
         """
         if len(states) != self.layers or states[0].shape[-1] != self.width:
             problem = f"got {len(states)} states of width {states[0].shape[-1]}"
@@ -331,7 +343,7 @@ class Fusion(nn.Module, ABC):
 
 
 class _BufferedStream(Stream):
-    """The stream of fusions that need all states at once (`streams = False`): it stores them until the pass ends."""
+    """The stream of fusions that need all states at once (`streams = False`). It stores them until the pass ends."""
 
     def __init__(self, fuse: Callable[[dict[int, Tensor], Tensor], Tensor]) -> None:
         self._fuse = fuse
@@ -355,7 +367,7 @@ def require_fed(total: T | None) -> T:
 
 
 class WeightedSum(Stream):
-    """The stream of `sum_i weight_i * state_i`.
+    """The stream of fusions that compute `sum_i weight_i * state_i`.
 
     Args:
         weights: `[layers]` for a single member, or `[layers, members, 1, 1, width]` for several.
@@ -402,7 +414,7 @@ class InputWeighted(Fusion):
         self.register_buffer("amounts", torch.zeros(layers), persistent=False)
 
     def observe(self, weights: Float[Tensor, "layers batch tokens"], mask: Bool[Tensor, "batch tokens"]) -> None:
-        """Add the absolute weights at tokens (not padding) to `amounts`. Does nothing during an export."""
+        """Add the absolute weights at tokens, without padding, to `amounts`. During an export, do nothing."""
         if torch.compiler.is_exporting():
             return
         seen = weights.detach().float().abs().masked_fill(~mask, 0).sum((1, 2))
@@ -427,7 +439,7 @@ class InputWeighted(Fusion):
         return super().train(mode)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute weights, over all tokens read since the mode last changed.
+        """Return each layer's share of the absolute weights, over all tokens since training or eval mode was set.
 
         The shares sum to 1. Before anything was read, they are equal.
         """

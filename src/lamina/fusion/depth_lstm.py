@@ -40,7 +40,7 @@ class DepthLSTM(FusionConfig):
 
 
 class _DepthLSTMStream(Stream):
-    """The stream of DepthLSTM: the LSTM cells of all members are computed together, one layer at a time.
+    """One pass of several DepthLSTM fusions, the members: their LSTM cells are computed together, layer by layer.
 
     This is no slower than `nn.LSTM` on all layers at once.
     """

@@ -50,14 +50,14 @@ class DWAtt(FusionConfig):
 
 
 def _bottleneck(width: int, size: int) -> nn.Sequential:
-    """Return the network `W LN(gelu(U x))`; its module `down` is U and `up` is W."""
+    """Return the network `W LN(gelu(U x))` with a hidden layer of `size`; its module `down` is U and `up` is W."""
     down, up = nn.Linear(width, size), nn.Linear(size, width, bias=False)
     return nn.Sequential(OrderedDict(down=down, gelu=nn.GELU(), norm=nn.LayerNorm(size), up=up))
 
 
 @final
 class DWAttFusion(InputWeighted, config=DWAtt):
-    """The module of `DWAtt`; its parts have the symbols of that formula.
+    """The module of `DWAtt`. Its submodules correspond to the symbols of the formula there.
 
     `query` is f_q, `values` are the f_n, `norms` the LN_n, `keys` is W_K, and the buffer `places` `[layers,
     position_dim]` holds the p_n.
@@ -76,7 +76,7 @@ class DWAttFusion(InputWeighted, config=DWAtt):
         self.register_buffer("places", torch.rand(layers, config.position_dim))
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the features. Values are added one by one, and each state is freed once it was used."""
+        """Return the features. Values are added layer by layer, and each state is freed after its use."""
         dtype = self.keys.weight.dtype
         fused = states[self.layers - 1].to(dtype)
         query = 1 + F.elu(fused + self.query(fused))

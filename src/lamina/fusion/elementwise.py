@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Elementwise(FusionConfig):
-    """A fusion by a weighted sum, `sum_i v_i * z_i`, with a learned vector per layer; it keeps the model's width.
+    """A fusion that computes `sum_i v_i * z_i`, with a learned vector `v_i` per layer. It keeps the model's width.
 
     Args:
         layers: Selector of the layers that are read.
@@ -35,7 +35,7 @@ class Elementwise(FusionConfig):
 
 
 class _ElementwiseStream(WeightedSum):
-    """The stream of Elementwise: one operation per layer for all members together."""
+    """One pass of several Elementwise fusions, the members: one operation per layer serves all of them."""
 
     def __init__(self, members: Sequence[ElementwiseFusion]) -> None:
         super().__init__(torch.stack([member.scales for member in members], dim=1)[..., None, None, :])
@@ -53,5 +53,5 @@ class ElementwiseFusion(Fusion, config=Elementwise):
         self.scales = nn.Parameter(torch.full((layers, width), 1 / layers))
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute values of `scales`; sums to 1."""
+        """Return each layer's share of the absolute values of `scales`. The shares sum to 1."""
         return normalized(self.scales.detach().abs().mean(1))

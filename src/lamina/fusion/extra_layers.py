@@ -71,14 +71,14 @@ class ExtraLayers(FusionConfig):
 
 @final
 class ExtraLayersFusion(Fusion, config=ExtraLayers):
-    """The module of `ExtraLayers`: its `blocks` are applied one after the other to the last state.
+    """The module of `ExtraLayers`. It applies its `blocks` one after the other to the last state.
 
     Args:
         config: The settings.
         layers: Number of layers whose states it gets.
         width: Size of each state.
         blocks: Copies of a model's last block. Empty: blocks as in BERT are made.
-        swap: The two axes whose order in these blocks differs from `[batch, tokens, width]`. None: no difference.
+        swap: Two axes of `[batch, tokens, width]` that are exchanged in the states of these blocks. None: no axes are.
     """
 
     def __init__(
@@ -89,12 +89,12 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
         self.copied, self.swap = bool(blocks), swap
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the index of the last state."""
+        """Return the index of the last layer, the only one that is read."""
         return (self.layers - 1,)
 
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
-        """Record, inside the `with` block, with which arguments each forward pass calls the stack's last block."""
+        """Record the arguments with which each forward pass calls the stack's last block, inside the `with` block."""
 
         def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _calls.set({**_calls.get({}), self: _Call.record(block, args, kwargs, stack.depth - 1)})
@@ -106,7 +106,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
             yield
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that stores the last state, and applies the blocks to it at the end."""
+        """Return a stream that stores the last state, and applies the new blocks to it at the end."""
         return _TopStream(self)
 
     def block_call(self) -> _Call | None:
@@ -128,7 +128,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
 
 class _TopStream(Stream):
-    """The stream of ExtraLayers: it stores the last state, and the call of the model's last block that made it."""
+    """One pass of ExtraLayers: it stores the last state, and the call of the model's last block."""
 
     def __init__(self, fusion: ExtraLayersFusion) -> None:
         self._fusion = fusion
@@ -157,7 +157,7 @@ class _TopStream(Stream):
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments of a call of a block, without key-value caches."""
+    """The arguments of one call of a block, without key-value caches."""
 
     args: tuple[object, ...]
     kwargs: dict[str, object]
@@ -179,7 +179,7 @@ class _Call:
 
     @property
     def state(self) -> Tensor:
-        """The hidden state that the block was called with."""
+        """The hidden state with which the block was called."""
         return cast("Tensor", self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place])
 
     def to(self, dtype: torch.dtype) -> _Call:
@@ -190,7 +190,10 @@ class _Call:
         return _Call(args, kwargs, self.place, self.past)
 
     def run(self, block: nn.Module, state: Tensor, swap: Swap) -> Tensor:
-        """Call `block` with the recorded arguments but another state `[batch, tokens, width]`; return the new state."""
+        """Call `block` with the recorded arguments but the given state `[batch, tokens, width]`; return the new state.
+
+        `swap` names two axes to exchange before and after the call. None: none.
+        """
         args, kwargs = list(self.args), dict(self.kwargs)
         if isinstance(self.place, int):
             args[self.place] = swapped(state, swap)
@@ -209,7 +212,7 @@ def _is_cache(value: object) -> TypeGuard[Cache]:
 
 
 def _plain_block(width: int) -> nn.Module:
-    """Return a new block as in BERT, with BERT's initialisation."""
+    """Return a new block with BERT's architecture and initialisation."""
     from transformers import BertConfig
     from transformers.models.bert.modeling_bert import BertLayer, BertPreTrainedModel
 
@@ -221,7 +224,7 @@ def _plain_block(width: int) -> nn.Module:
 
 
 def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
-    """Return the arguments for calling a BERT-like block with a mask.
+    """Return the arguments for a call of a BERT-like block with a mask.
 
     Padding gets the lowest finite score instead of -inf, so that fully padded sequences stay finite.
     """
@@ -230,7 +233,9 @@ def _plain_call(mask: Bool[Tensor, "batch tokens"]) -> _Call:
 
 
 def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module, Swap]:
-    """Return a trainable float32 copy of the stack's last block, and the axes that this block swaps (None: none).
+    """Return a trainable float32 copy of the stack's last block, and the two axes that this block exchanges.
+
+    The axes are None if the block reads `[batch, tokens, width]`.
 
     Raises:
         ConfigError: If the stack has no module for its last block, or the copy computes other values than the block.
@@ -250,13 +255,13 @@ def _checked_copy(model: PreTrainedModel, stack: LayerStack) -> tuple[nn.Module,
 
 
 def _unsupported(model: PreTrainedModel, reason: str) -> ConfigError:
-    """Return the error for a model whose last block cannot be copied; `reason` is part of a sentence."""
+    """Return the ConfigError for a model whose last block cannot be copied; `reason` is a phrase that says why."""
     problem = f"no blocks of the kind of '{model.config.model_type}' can be made; {reason}"
     return ConfigError(f"extra_layers: {problem}. Use another fusion, such as DWAtt or Concat.")
 
 
 def _copy_block(block: nn.Module) -> nn.Module:
-    """Return a trainable float32 copy of a block, without its hooks: they may refer to the whole model."""
+    """Return a trainable float32 copy of a block, without its hooks, because these may refer to the whole model."""
     memo: dict[int, object] = {}  # `deepcopy` uses these empty dicts in place of copies of the hooks
     for module in block.modules():
         for name, value in vars(module).items():
@@ -269,7 +274,7 @@ def _copy_block(block: nn.Module) -> nn.Module:
 
 
 def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> Swap:
-    """Check that a copy of the last block computes the same as the block, and return the axes that the block swaps.
+    """Check that a copy of the last block computes the same as the block; return the two axes that the block exchanges.
 
     The model is called on a tiny input, then the copy with the arguments of the last block.
 
@@ -308,9 +313,11 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
 
 @torch.no_grad()
 def _reinitialize_(block: nn.Module, model: PreTrainedModel, original: nn.Module) -> None:
-    """Initialise a copy of a block in place, as its model would, or where the model does nothing, as torch would.
+    """Initialise a copied block in place, as its model would.
 
-    `original` is the block in the model that was copied. Raises ConfigError if neither initialises some parameter.
+    Parameters that the model does not initialise, as torch would.
+
+    `original` is the block of the model that was copied. Raises ConfigError if neither initialises some parameter.
     """
     around = [part for part in model.modules() if hasattr(part, "_init_weights") and original in set(part.modules())]
     owner = cast("PreTrainedModel", around[-1])  # the innermost model that contains the block

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Gated(FusionConfig):
-    """A fusion by a weighted sum, `sum_i w_i z_i`, where a small network computes the weights from the states.
-
-    The weight of layer i at a token is the number `w_i = U gelu(V z_i + a) + b`. The features have the model's width.
+    """A fusion that computes `sum_i w_i z_i`, with weights that a small network computes from the states.
 
     Args:
         hidden: Size of the network's hidden layer, at least 1.
@@ -44,7 +42,7 @@ class Gated(FusionConfig):
 
 
 class _GatedStream(WeightedSum):
-    """The stream of Gated: the networks of all members are stacked, which takes one matrix product per layer."""
+    """One pass of several Gated fusions, the members: their stacked networks take one matrix product per layer."""
 
     def __init__(self, members: Sequence[GatedFusion]) -> None:
         self._members = members
@@ -55,7 +53,7 @@ class _GatedStream(WeightedSum):
         self._weights: list[Tensor] = []
 
     def step(self, index: int, view: LayerView) -> None:
-        """Compute the weights of one state for all members and add the weighted state to their sums."""
+        """Compute all members' weights for one state, and add the weighted state to their sums."""
         state = view.state.to(self._inner.dtype)
         hidden = F.gelu(F.linear(state, self._inner, self._inner_bias)).unflatten(-1, (len(self._members), -1))
         weights = ((hidden * self._outer).sum(-1) + self._outer_bias).movedim(2, 0)

@@ -70,10 +70,10 @@ class Head2Toe(FusionConfig):
 
 @final
 class Head2ToeFusion(Fusion, config=Head2Toe):
-    """The module of `Head2Toe`; it has no parameters.
+    """The module of `Head2Toe`. It has no parameters.
 
-    Its buffers are `kept` `[dim]` (which features are kept), `selected` `[]` (whether features were selected already),
-    and `shares` `[layers]` (what `importance` returns).
+    Its buffers are `kept` `[dim]` (which features are kept), `selected` `[]` (whether the selection was made), and
+    `shares` `[layers]` (what `importance` returns).
     """
 
     kept: Tensor
@@ -99,7 +99,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return self.shares.clone()
 
     def fuse(self, states: dict[int, Tensor], mask: Bool[Tensor, "batch tokens"]) -> Float[Tensor, "batch tokens dim"]:
-        """Return the scaled features of all layers; features that are not kept are 0."""
+        """Return the scaled features of all layers. Features that are not kept are 0."""
         dtype, (batch, tokens) = self.shares.dtype, mask.shape
         pool = None if self.config.per_token else _chunk_weights(mask, self.config.chunks).to(dtype)
         parts = [self.shares.new_zeros(batch, tokens if pool is None else 1, self.dim // self.layers)] * self.layers
@@ -109,7 +109,7 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return (torch.cat(parts, dim=-1) * self.kept).expand(-1, tokens, -1)
 
     def check_head(self, head: nn.Module) -> None:
-        """Raise ConfigError unless the head is a single linear map for sequences (with `per_token`: for tokens)."""
+        """Raise ConfigError unless the head is a single linear map for sequences, or with `per_token` for tokens."""
         output = getattr(head, "output", None)
         linear = set(output.parameters()) if isinstance(output, nn.Linear) else set()
         if not linear or linear != set(head.parameters()):
@@ -121,15 +121,18 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
             raise ConfigError("head2toe: the head labels tokens; the features are of whole texts. Set per_token=True.")
 
     def regularization(self, head: nn.Module | None = None) -> Tensor | None:
-        """Return `group_lasso * sum_i ||W_i||`, W_i the head's weights of feature i; None after the selection."""
+        """Return the group lasso penalty `group_lasso * sum_i ||W_i||`; None after the selection.
+
+        W_i is the column of the head's weight for feature i.
+        """
         if head is None or self.config.group_lasso == 0 or bool(self.selected):
             return None
         return self.config.group_lasso * torch.linalg.vector_norm(_output_of(head).weight, dim=0).sum()
 
     def on_epoch_end(self, done: float, head: nn.Module) -> bool:
-        """Store the features' scores. If the first stage is over, select features and initialise the head again.
+        """Store the features' scores. At the end of the first stage, select features and initialise the head again.
 
-        Returns whether features were selected; see `Fusion.on_epoch_end`.
+        Returns whether features were selected now; see `Fusion.on_epoch_end`.
         """
         if bool(self.selected):
             return False
@@ -150,14 +153,14 @@ class Head2ToeFusion(Fusion, config=Head2Toe):
         return True
 
     def _store_shares(self, scores: Float[Tensor, " dim"]) -> None:
-        """Set the buffer `shares`: for each layer, the sum of its features' scores divided by the sum of all scores."""
+        """Set the buffer `shares` to each layer's share of the sum of all features' scores."""
         by_layer = scores.view(self.layers, -1).sum(1)
         if float(by_layer.sum()) > 0:
             self.shares.copy_(by_layer / by_layer.sum())
 
 
 def _output_of(head: nn.Module) -> nn.Linear:
-    """Return the linear map at the end of a head; `check_head` has made sure that it exists."""
+    """Return the linear map at the end of a head. `check_head` ensures that there is one."""
     return cast("nn.Linear", head.output)
 
 

@@ -21,7 +21,7 @@ class LastLayer(FusionConfig):
 
 @final
 class LastLayerFusion(Fusion, config=LastLayer):
-    """The module of `LastLayer`; if it gets the states of several layers, it reads the last."""
+    """The module of `LastLayer`. It reads the last state if it gets those of several layers."""
 
     token_wise: ClassVar = True
     weights: Tensor
@@ -32,7 +32,7 @@ class LastLayerFusion(Fusion, config=LastLayer):
         self.register_buffer("weights", torch.eye(layers)[-1], persistent=False)
 
     def active_layers(self) -> tuple[int, ...]:
-        """Return the index of the last state."""
+        """Return the index of the last layer, the only one that is read."""
         return (self.layers - 1,)
 
     def stream(self, members: object) -> Stream:

@@ -57,7 +57,7 @@ class PairedLayers(PoolingConfig):
 
 
 class _PairedStream(PoolingStream):
-    """The stream of PairedLayers: it pools three sets of tokens, and sums up the features of the 8 matching numbers."""
+    """One pass of several PairedLayers fusions: it pools three sets of tokens, and adds up the matching features."""
 
     def __init__(self, members: Sequence[PairedLayersFusion]) -> None:
         super().__init__(members)
@@ -65,14 +65,14 @@ class _PairedStream(PoolingStream):
         self._matched: Tensor = torch.stack([member.bias for member in members])
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return three sets: the tokens of both texts, of the first and of the second."""
+        """Return the three sets of tokens: both texts, the first text, the second text."""
         masks = (view.mask, (view.segments == 1) & view.mask, (view.segments == 2) & view.mask)
         return list(map(PooledTokens.from_mask, masks))
 
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch three_widths"]:
         """Return three vectors, concatenated: both texts pooled, and difference and product of the two pooled texts.
 
-        The features of the layers' matching numbers are added to their sum.
+        It also adds the features of the layers' matching numbers to their sum.
         """
         both, first, second = self.vectors(view, layers)
         matching = self._matching[layers]
@@ -81,7 +81,7 @@ class _PairedStream(PoolingStream):
         return torch.cat([both, (first - second).abs(), first * second], dim=-1)
 
     def total(self) -> Float[Tensor, "batch members dim"]:
-        """Return the sum over all layers, with the features of the matching numbers."""
+        """Return the sum over all layers, including the features of the matching numbers."""
         return super().total() + F.gelu(self._matched)
 
 

@@ -1,6 +1,7 @@
 """PooledLayers: pool the tokens of each layer by learned attention, then mix the layers.
 
-`PairedLayers`, for two texts, uses the same pooling, so the base classes of both are in this file.
+`PairedLayers`, for two texts, uses the same pooling, so the base classes of both are in this file. A stream
+(`lamina.fusion.base.Stream`) runs several fusions in one pass; these are its members.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KEPT = 1 << 18  # number of elements of states that are kept to pool several la
 
 @dataclass(frozen=True)
 class PoolingConfig(FusionConfig):
-    """Settings that PooledLayers and PairedLayers share and document; `op` is the fusion's name in error messages."""
+    """Settings that PooledLayers and PairedLayers share; see there. `op` is the fusion's name in error messages."""
 
     op: ClassVar[str]
 
@@ -49,7 +50,7 @@ class PoolingConfig(FusionConfig):
 
 
 class PooledTokens(NamedTuple):
-    """A set of tokens of each sequence, whose states are pooled together."""
+    """A set of tokens of each sequence. Their states are pooled to one vector."""
 
     excluded: Bool[Tensor, "batch 1 tokens"]  # True at tokens that are not in the set
     has_any: Bool[Tensor, "batch 1 1"]  # whether the set has a token
@@ -65,7 +66,7 @@ def token_shares(
     queries: Float[Tensor, "*layers_and_batch queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> Iterator[Float[Tensor, "*layers batch queries heads tokens"]]:
-    """Yield, for each set of tokens in `parts`, the attention weights of the queries over its tokens.
+    """Yield the attention weights of the queries over the tokens, for each set of tokens in `parts`.
 
     The weights sum to 1 over the tokens of the set; they are 0 if the set is empty.
     """
@@ -81,7 +82,7 @@ def pool_tokens(
     queries: Float[Tensor, "*layers_and_batch queries heads width"],
     parts: Sequence[PooledTokens],
 ) -> list[Float[Tensor, "*layers queries batch width"]]:
-    """Return, for each set of tokens in `parts`, the mean of the states, weighted by `token_shares`.
+    """Return the weighted mean of the states over each set of tokens in `parts`; `token_shares` gives the weights.
 
     A state is cut into as many slices as a query has heads; head h weighs slice h. The mean over an empty set is 0.
     """
@@ -95,9 +96,9 @@ def pool_tokens(
 class PoolingStream(Stream):
     """Base class of the streams of PooledLayers and PairedLayers.
 
-    Each layer is pooled with the queries of all members in one product; small states are kept until there are enough to
-    pool several layers at once. Up to `_TOGETHER` pooled layers are then projected in one operation, and added to a sum
-    `[batch, members, dim]`.
+    Each layer is pooled with the queries of all members in one product. Small states are collected until there are
+    enough to pool several layers at once. Up to `_TOGETHER` pooled layers are then projected in one operation, and
+    added to a sum `[batch, members, dim]`.
     """
 
     def __init__(self, members: Sequence[PoolingFusion]) -> None:
@@ -114,19 +115,19 @@ class PoolingStream(Stream):
 
     @abstractmethod
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return the sets of tokens that are pooled; the result is used for all layers."""
+        """Return the sets of tokens that are pooled. The same sets are used for all layers."""
 
     def pooled(self, view: LayerView, layers: slice) -> Float[Tensor, "*layers queries batch width"]:
-        """Return the pooled vectors of one layer, or of several whose states are stacked in `view`."""
+        """Return the pooled vectors of one layer, or of several layers whose states are stacked in `view`."""
         return self.vectors(view, layers)[0]
 
     def vectors(self, view: LayerView, layers: slice) -> list[Float[Tensor, "*layers queries batch width"]]:
-        """Return the mean states of each set of tokens by the queries of all members."""
+        """Return the mean state of each set of tokens, weighted by the queries of all members."""
         queries = self._queries[layers.start] if view.state.ndim == 3 else self._queries[layers].unsqueeze(1)
         return pool_tokens(view.normed.to(queries.dtype), queries, self._parts)
 
     def step(self, index: int, view: LayerView) -> None:
-        """Keep the state of one layer. If enough states are kept, pool them; if enough are pooled, project them."""
+        """Collect one layer's state. Pool the states once there are enough; project once enough are pooled."""
         self._parts = self._parts or self.parts(view)
         self._views.append(view)
         full = index + 1 - self._counts[1] == _TOGETHER
@@ -136,7 +137,7 @@ class PoolingStream(Stream):
             self._project()
 
     def _pool(self) -> None:
-        """Pool the tokens of the kept layers, all at once, and drop their states."""
+        """Pool the tokens of the collected layers, all at once, and free their states."""
         views, self._views = self._views, []
         layers = slice(self._counts[0], self._counts[0] + len(views))
         view = views[0]
@@ -201,11 +202,11 @@ class PoolingFusion(Fusion):
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))  # the initialisation of nn.Linear
 
     def group(self) -> Hashable:
-        """Return a key; fusions with equal keys (parameter shapes, settings, device and mode) are computed together."""
+        """Return a key of shapes, settings, device and mode. Fusions with equal keys are computed together."""
         return (super().group(), self.training, self.config.dropout, self.config.heads, self.config.queries)
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return the softmax of `scores`, the weight of each layer; sums to 1."""
+        """Return the weight of each layer, the softmax of `scores`. The weights sum to 1."""
         return self.scores.detach().softmax(0)
 
     def check_head(self, head: nn.Module) -> None:
@@ -250,15 +251,15 @@ class PooledLayers(PoolingConfig):
 
     @property
     def reads_pairs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  here by its settings
-        """Whether the fusion needs to know which tokens belong to the second of two texts."""
+        """Whether the fusion has to know which tokens belong to the second of two texts."""
         return self.over == "second"
 
 
 class _PooledStream(PoolingStream):
-    """The stream of PooledLayers: it pools one set of tokens."""
+    """One pass of several PooledLayers fusions, which pool the same set of tokens."""
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return one set of tokens: all but padding or, if `over` is "second", the tokens of the second text."""
+        """Return the only set of tokens: all but padding; or, if `over` is "second", those of the second text."""
         mask = view.mask
         if self._config.over == "second":
             second = (view.segments == 2) & mask
@@ -281,13 +282,13 @@ class PooledLayersFusion(PoolingFusion, config=PooledLayers):
         self.scores = nn.Parameter(torch.zeros(layers))
 
     def group(self) -> Hashable:
-        """Return a key; fusions with equal keys are computed together and pool the same tokens."""
+        """Return a key. Fusions with equal keys are computed together, and pool the same tokens."""
         return (super().group(), self.config.over)
 
     def contributions(self, states: Sequence[Tensor]) -> Tensor | None:
-        """Return the share of each layer, divided among the tokens as the layer's queries attend to them.
+        """Return each layer's share, divided among tokens by the attention of its queries, `[layers, tokens]`.
 
-        None if only the second of two texts is pooled: a single text does not show which tokens that would be.
+        None if only the second of two texts is pooled, because a single text does not show which tokens these are.
         """
         if self.config.reads_pairs:
             return None

@@ -59,7 +59,7 @@ class Routing(FusionConfig):
 
 @final
 class RoutingFusion(InputWeighted, config=Routing):
-    """The module of `Routing`: `scale` and `shift` `[layers, width]`, and `stages`, three `Route` modules."""
+    """The module of `Routing`. Parameters: `scale` and `shift` `[layers, width]`; `stages` are three `Route`s."""
 
     def __init__(self, config: Routing, *, layers: int, width: int) -> None:
         super().__init__(config, layers=layers, width=width, dim=config.dim)
@@ -83,7 +83,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self.config.per_token
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return each layer's share of the absolute `credit`, over all texts read since the mode last changed.
+        """Return each layer's share of the absolute `credit`, over all texts read since training or eval mode was set.
 
         Each sequence (with `per_token`: each token) counts the same. The shares sum to 1. Before anything was read,
         they are equal.
@@ -96,11 +96,9 @@ class RoutingFusion(InputWeighted, config=Routing):
         states: Float[Tensor, "layers batch tokens width"],
         mask: Shaped[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch layers tokens dim"]:
-        """Return how much each output (without a linear head: each class) is due to each layer of each token.
+        """Return how much each layer of each token contributed to each output.
 
-        The credit is the product, over the three stages, of the weight of every input for every output. It is positive
-        if an input was used, negative if ignoring the input would have been better, and 0 at padding. Summed over
-        layers it is the credit of a token, which figure 4 of Dremov's thesis shows layer by layer.
+        An output is a class if there is no linear head.
 
         Args:
             states: Hidden states of the selected layers, lowest first.
@@ -114,7 +112,7 @@ class RoutingFusion(InputWeighted, config=Routing):
         return self._routed(dict(enumerate(states)), mask.bool())[1]
 
     def _routed(self, states: dict[int, Tensor], mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return features `[batch, tokens, dim]` and their `credit` `[batch, layers, tokens, dim]` without gradient."""
+        """Return features `[batch, tokens, dim]` and `credit` `[batch, layers, tokens, dim]` without gradient."""
         normed = [
             F.layer_norm(state.to(self.scale.dtype), (self.width,)) * self.scale[index] + self.shift[index]
             for index, state in states.items()
@@ -207,19 +205,20 @@ class Route(nn.Module):
     def _outputs(self, vectors: Tensor, damping: Tensor, weight: Tensor) -> Tensor:
         """Return the weighted sum, over inputs i, of the votes `(x_i / sqrt(inputs) * scale_j) map + bias_j`.
 
-        The inputs are summed before they are mapped, so that the votes themselves are never in memory.
+        `vectors` are the inputs x, `weight` is the weight of each input for each output, and `damping` the factor `1 /
+        sqrt(inputs)`. The inputs are summed before they are mapped, so that the votes themselves are never in memory.
         """
         gathered = torch.einsum("bij,bid->bjd", weight, vectors) * damping * self.vote_scale
         return gathered @ self.vote_map + weight.sum(1).unsqueeze(-1) * self.vote_bias
 
     def _shares(self, vectors: Tensor, outputs: Tensor) -> Tensor:
-        """Return the share of each input that goes to each output, by how well the output predicts the input."""
+        """Return how each input is shared among the outputs: more of it goes to outputs that predict it better."""
         guess = (self._normalised(outputs) @ self.guess_map) * self.guess_scale + self.guess_bias
         match = torch.einsum("bid,bjd->bij", vectors, guess) * self.match_scale + self.match_bias
         return F.logsigmoid(match).softmax(-1)
 
     def _normalised(self, outputs: Tensor) -> Tensor:
-        """Return the LayerNorm of output vectors; vectors of size 1 are returned as they are."""
+        """Return the LayerNorm of output vectors; vectors of size 1 are returned unchanged."""
         return outputs if outputs.shape[-1] == 1 else F.layer_norm(outputs, outputs.shape[-1:])
 
 

@@ -49,11 +49,11 @@ class ScalarMixFusion(Fusion, config=ScalarMix):
         self.scale = nn.Parameter(torch.ones(()))
 
     def importance(self) -> Float[Tensor, " layers"]:
-        """Return the softmax of `scores`, without gradient; sums to 1."""
+        """Return the weight of each layer, the softmax of `scores`, without gradient. The weights sum to 1."""
         return self.scores.detach().softmax(0)
 
     def stream(self, members: object) -> Stream:
-        """Return a stream that sums the weighted states; in training, random layers are dropped for the whole pass."""
+        """Return a stream that sums weighted states. In training, it drops random layers for the whole pass."""
         scores = self.scores
         if self.training and self.config.layer_dropout > 0:
             drop = torch.empty_like(scores).bernoulli_(self.config.layer_dropout, generator=self.generator).bool()

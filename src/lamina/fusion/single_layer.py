@@ -1,4 +1,4 @@
-"""SingleLayer: the projection of AdaLayers on one layer; the fair baseline of AdaLayers."""
+"""SingleLayer: the projection of AdaLayers on one layer only, as a fair baseline of AdaLayers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class SingleLayer(ProjectedConfig):
-    """A fusion that projects one layer as `AdaLayers` projects each of its layers.
+    """A fusion that projects one layer in the way in which `AdaLayers` projects each of its layers.
 
-    The published baseline left this projection at its random initialisation, which `frozen` does; by default it is
+    In the published baseline, this projection keeps its random initialisation; `frozen` does that. By default it is
     trained.
 
     Args:

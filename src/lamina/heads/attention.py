@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def norm(norms: Sequence[nn.LayerNorm], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows dim"]:
-    """Apply LayerNorm i to `features[i]`, for all heads in one operation; the norms have the same shape and eps."""
+    """Apply LayerNorm i to `features[i]`, for several heads in one operation; the norms have equal shape and eps."""
     if len(norms) == 1:
         return norms[0](features)
     normal = F.layer_norm(features, norms[0].normalized_shape, eps=norms[0].eps)
@@ -61,11 +61,11 @@ def attend(
     mask: Bool[Tensor, "batch tokens"],
     generators: Generators,
 ) -> Float[Tensor, "heads batch tokens dim"]:
-    """Return the self-attention of each member on its own features, for all members in one operation.
+    """Return the self-attention of several modules, the members, each on its own features, in one operation.
 
     Args:
-        members: Modules of the same shape and settings.
-        features: The features of member i at index i.
+        members: `SelfAttention` modules of equal shape and settings.
+        features: `features[i]` are the features for member i.
         mask: True at tokens that are attended to; every row must have one.
         generators: Each member's generator for dropout. None: torch's global generator.
     """
@@ -112,7 +112,7 @@ def encode(
     mask: Bool[Tensor, "batch tokens"],
     generators: Generators,
 ) -> Float[Tensor, "heads batch tokens dim"]:
-    """Return the output of each member's encoder layer on its own features, for all members in one operation.
+    """Return the output of several `EncoderLayer`s, the members, each on its own features, in one operation.
 
     The arguments are those of `attend`.
     """

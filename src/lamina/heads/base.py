@@ -1,4 +1,4 @@
-"""The contract of a head: a frozen config that builds a module with logits and a loss."""
+"""The interface of a head: a frozen config that builds a module with logits and a loss."""
 
 from __future__ import annotations
 
@@ -27,11 +27,14 @@ IGNORE = -100  # label of a position that has no label and is left out of the lo
 
 @runtime_checkable
 class TaskLike(Protocol):
-    """The facts about a task that its kind and its heads need; `Task` has them, and so have stand-ins of it."""
+    """The facts about a task that its kind and its heads need. `Task` implements it, and so does `TaskOutline`."""
 
     @property
     def kind(self) -> object:
-        """The task's kind, or the kind's name. `str(kind)` is the name; heads for this kind have it as their `kind`."""
+        """The kind of the task as an object, or its name.
+
+        `str(kind)` is the name, which equals the `kind` of matching heads.
+        """
         ...
 
     @property
@@ -47,11 +50,11 @@ class TaskLike(Protocol):
 
 @runtime_checkable
 class ReadTask(TaskLike, Protocol):
-    """The facts about a task that choose its default reader; a `Task` has them, and so has the task of a recipe."""
+    """The facts about a task that decide its default reader. `Task` implements it, and so does a recipe's task."""
 
     @property
     def pairs(self) -> bool:
-        """Whether the examples are pairs of texts."""
+        """Whether each example is a pair of texts."""
         ...
 
 
@@ -73,7 +76,7 @@ class HeadConfig(ABC):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the module gives each token a weight; see `Head.log_weights`."""
+        """Whether the head's module gives each token a weight; see `Head.log_weights`."""
         return False
 
     @abstractmethod
@@ -92,7 +95,7 @@ class HeadConfig(ABC):
 
     @classmethod
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return the default fusion and head for a task whose reader does not look ahead, so that it can be a monitor.
+        """Return a fusion and a head for a monitor: their scores of a token do not depend on later tokens.
 
         Raises:
             ConfigError: If this kind of task has none; subclasses with one override this method.
@@ -106,12 +109,12 @@ class HeadConfig(ABC):
 
 
 class Head(nn.Module, ABC):
-    """A module from features to logits, with the loss of logits against labels.
+    """Base class of modules that compute logits from features, and the loss of logits against labels.
 
     Attributes:
         generator: Source of dropout's random numbers. None: torch's global generator.
         logits_to_keep: Whether `forward` has an argument `logits_to_keep`, a mask of the positions to compute.
-        pools: Whether there is one row of logits per sequence rather than per token.
+        pools: Whether there is one row of logits per sequence. False: one per token.
     """
 
     generator: torch.Generator | None = None
@@ -120,20 +123,23 @@ class Head(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Return the logits. `mask` is True at tokens and False at padding; every row must have a token."""
+        """Return the logits.
+
+        `mask` is True at tokens and False at padding; every row must have a token.
+        """
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss over all labels that are present (not IGNORE), a scalar; 0 if there are none."""
+        """Return the mean loss, a scalar, over the labels that are not IGNORE; 0 if there are none."""
 
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """Number of logits per position: the labels, or the entries of a vocabulary."""
+        """Number of logits per position: the number of labels, or of entries of the vocabulary."""
 
     @property
     def reads_first(self) -> bool:
-        """Whether the head reads only the features of the first token that is not padding."""
+        """Whether the head reads only the features of the first token. Padding does not count."""
         return False
 
     def is_token_wise(self) -> bool:
@@ -147,7 +153,7 @@ class Head(nn.Module, ABC):
     def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
         """Return the logarithm, up to a constant, of each token's weight in the mean over a sequence.
 
-        None, the default: all tokens have the same weight.
+        None (the default): all tokens have the same weight.
         """
         return None
 
@@ -159,11 +165,14 @@ class Head(nn.Module, ABC):
         return count_labels(labels, None)
 
     def borrowed_tensors(self) -> Mapping[str, Tensor]:
-        """Return name -> tensor of the base model, for tensors that the head uses and that are not saved with it."""
+        """Return name -> tensor, for tensors of the base model that the head uses and that are not saved with it."""
         return {}
 
     def group(self) -> Hashable | None:
-        """Return a key: heads of one class with equal keys are computed as one operation. None: always alone."""
+        """Return a key. Heads of one class with equal keys are computed as one operation.
+
+        None: this head is computed alone.
+        """
         return None
 
     def forward_many(
@@ -172,7 +181,7 @@ class Head(nn.Module, ABC):
         features: Float[Tensor, "heads batch tokens dim"],
         mask: Bool[Tensor, "batch tokens"],
     ) -> Float[Tensor, "heads batch ..."]:
-        """Return the logits of several heads with the same `group` as this one, each for its own features."""
+        """Return the logits of several heads with the same `group` as this one, each on its own features."""
         return torch.stack([head(part, mask) for head, part in zip(heads, features, strict=True)])
 
 
@@ -257,16 +266,16 @@ class LabelHead(Head):
 
     @property
     def outputs(self) -> int:
-        """Number of labels."""
+        """Number of labels, that is, of logits per position."""
         return self.output.out_features
 
     def group(self) -> Hashable:
-        """Return the key of heads that are computed together: same shape, settings, mode and dtype."""
+        """Return a key of shape, settings, mode and dtype. Heads with equal keys are computed together."""
         weight, settings = self.output.weight, [getattr(self.config, name) for name in self.settings]
         return (*weight.shape, *settings, self.training, weight.dtype)
 
     def forward(self, features: Float[Tensor, "batch tokens dim"], mask: Bool[Tensor, "batch tokens"]) -> Tensor:
-        """Return the logits of each sequence if the head pools, else of each token (meaningless for padding)."""
+        """Return the logits: one row per sequence if the head pools, else per token (without meaning at padding)."""
         return self.forward_many([self], features.unsqueeze(0), mask)[0]
 
     def loss(self, logits: Float[Tensor, "*batch classes"], labels: Tensor) -> Float[Tensor, ""]:
@@ -286,7 +295,7 @@ class LabelHead(Head):
 
 
 def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
-    """Return label names in Unicode's form NFC, from a sequence of names or from their number (then "0", "1", ...).
+    """Return label names as a tuple, in Unicode's form NFC. For a number n, they are "0" to "n - 1".
 
     Raises:
         ConfigError: If there is no label, a label occurs twice, or `labels` is a single string or a mapping.
@@ -323,7 +332,7 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over the labels that are not IGNORE; 0 (in torch: NaN) if there are none.
+    """Return the mean cross-entropy over the labels that are not IGNORE. If there are none, 0, where torch returns NaN.
 
     `weight` holds one weight per class, as in torch. None: all equal.
     """

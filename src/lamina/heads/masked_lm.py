@@ -56,9 +56,9 @@ class MaskedLMHead(VocabularyHead):
 
 
 def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform | None:
-    """Return a copy of the linear map, activation, norm and bias of the model's own masked language modelling head.
+    """Copy the linear map, activation, norm and bias of the model's own masked language modelling head.
 
-    None if the model has no such head, or a head of another form; the copy must compute the model's own logits.
+    None if the model has no such head, or if the copy does not compute the model's own logits.
     """
     classes, width = projection.weight.shape
     inside = set(model.base_model.modules())
@@ -80,7 +80,7 @@ def _copy_transform(model: PreTrainedModel, projection: Projection) -> Transform
 
 
 def _activations(config: PretrainedConfig) -> Iterator[Activation]:
-    """Yield the activation functions that a config names, then the common ones."""
+    """Yield the activation functions that a config names, then common ones."""
     from transformers.activations import ACT2FN
 
     named = [value for key, value in vars(config).items() if key.endswith(("_act", "activation"))]
@@ -91,7 +91,7 @@ def _activations(config: PretrainedConfig) -> Iterator[Activation]:
 
 @torch.no_grad()
 def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence[Transform]) -> Transform | None:
-    """Return the first of `parts` that computes the model's own logits from its last state; None if there is none."""
+    """Return the first candidate in `parts` that computes the model's own logits from its last state, or None."""
     try:
         inputs = probe_input(model, 8, seed=0).inputs
     except NoInputError:

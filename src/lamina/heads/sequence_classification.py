@@ -97,7 +97,7 @@ class PooledClassification(HeadConfig):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the head weighs tokens: with pooling "query", and no encoder layers that mix tokens before it."""
+        """Whether the head weighs tokens: it does with pooling "query", unless encoder layers mix tokens before."""
         return self.pooling == "query" and not self.encoder_layers
 
     def build(self, dim: int) -> PooledClassificationHead:
@@ -114,7 +114,10 @@ class SequenceClassification(PooledClassification):
 
     @classmethod
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, Self]:
-        """Return a fusion and a head that do not look ahead: all layers, and the mean of the tokens' logits."""
+        """Return a fusion and a head for a monitor: all layers, and the mean of the tokens' logits.
+
+        Their scores of a token do not depend on later tokens.
+        """
         return Concat(dim=128, layers="all"), cls(task.labels, pooling="mean", problem_type=task.problem_type)
 
 
@@ -171,7 +174,7 @@ class PooledClassificationHead(LabelHead):
 
     @property
     def reads_first(self) -> bool:
-        """Whether only the first real token is read: with pooling "first" and no encoder layers."""
+        """Whether only the first real token is read: it is with pooling "first" and no encoder layers."""
         return self.config.pooling == "first" and not self.config.encoder_layers
 
     def is_token_wise(self) -> bool:
@@ -182,7 +185,7 @@ class PooledClassificationHead(LabelHead):
         return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
     def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
-        """Return the query's score of each token; None unless pooling is "query" without encoder layers."""
+        """Return the query's score of each token; None if pooling is not "query", or there are encoder layers."""
         if self.query is None or not self.config.weighs_tokens:
             return None
         return _query_scores(self.query, features)
@@ -243,14 +246,14 @@ class PooledClassificationHead(LabelHead):
         return (error * present).sum() / present.sum().clamp(min=1)
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the number of labels that are present, or for classification the sum of their class weights."""
+        """Return the number of labels that are present; for classification, the sum of their class weights."""
         return super().count(labels) if self.config.problem_type == "classification" else self._present(labels).sum()
 
     def _present(self, labels: Tensor) -> Tensor:
-        """Return a mask that is True at labels: values that are not NaN (regression), or not negative (multi-label)."""
+        """Return a mask that is True where a label is present: not NaN (regression), or not negative (multi-label)."""
         return ~labels.isnan() if self.config.problem_type == "regression" else labels >= 0
 
 
 def _query_scores(query: Float[Tensor, " dim"], features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"]:
-    """Return `query . h / sqrt(dim)` for each feature vector h."""
+    """Return `query . h / sqrt(dim)` for each feature vector h, the score of a token in pooling "query"."""
     return features @ query / math.sqrt(len(query))

@@ -55,7 +55,10 @@ class TokenClassification(HeadConfig):
 
     @classmethod
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
-        """Return a fusion and a head that do not look ahead: the default without its encoder layer."""
+        """Return a fusion and a head for a monitor: those of `default` without the encoder layer.
+
+        Their scores of a token do not depend on later tokens.
+        """
         return Concat(dim=128, layers="all"), cls(task.labels, encoder_layers=0)
 
     def __post_init__(self) -> None:
@@ -82,7 +85,7 @@ class TokenClassificationHead(LabelHead):
         super().__init__(config, dim, encoder=nn.ModuleList(encoder))
 
     def is_token_wise(self) -> bool:
-        """Return whether a token's logits depend on its own features only: without encoder layers."""
+        """Return whether a token's logits depend only on its own features; they do without encoder layers."""
         return self.config.encoder_layers == 0
 
     def forward_many(

@@ -24,7 +24,7 @@ LABELS = ("token",)  # placeholder: the classes are the base model's vocabulary,
 
 @dataclass(frozen=True)
 class VocabularyConfig(HeadConfig, ABC):
-    """Settings of a head whose classes are the base model's vocabulary; `labels` must keep its default."""
+    """Settings of a head whose classes are the base model's vocabulary. `labels` must keep its default."""
 
     labels: Sequence[str] = LABELS
 
@@ -34,7 +34,7 @@ class VocabularyConfig(HeadConfig, ABC):
             raise ConfigError(f"{self.kind}: labels are {self.labels}; the classes are the base's vocabulary.")
 
     def build(self, dim: int) -> Head:
-        """Raise ConfigError: this head can only be made with `build_on`, which gets the base model."""
+        """Raise ConfigError: only `build_on` can make this head, because it needs the base model."""
         problem = f"only the size {dim} of the features was given"
         raise ConfigError(
             f"{self.kind}: {problem}; it projects onto a model's vocabulary. Attach the reader to a bank."
@@ -80,7 +80,7 @@ class VocabularyHead(Head, ABC):
         mask: Bool[Tensor, "batch tokens"],
         logits_to_keep: Bool[Tensor, "batch tokens"] | None = None,
     ) -> Float[Tensor, "batch tokens classes"] | Float[Tensor, "kept classes"]:
-        """Return the logits of each token, in the dtype of the projection; those of padding are meaningless.
+        """Return the logits of each token, in the dtype of the projection; at padding they have no meaning.
 
         Args:
             features: The features.
@@ -121,7 +121,8 @@ class VocabularyHead(Head, ABC):
 def vocabulary_of(model: PreTrainedModel, op: str) -> Projection:
     """Return the module of a model whose `weight` `[classes, width]` maps onto its vocabulary.
 
-    It is the model's output embeddings, or else its input embeddings. Raises ConfigError if the model has neither.
+    It is the model's output embeddings, or else its input embeddings. Raises ConfigError, beginning with `op`, if the
+    model has neither.
     """
     for find in (model.get_output_embeddings, model.get_input_embeddings):
         try:
