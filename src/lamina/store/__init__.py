@@ -1,4 +1,4 @@
-"""Saving and loading: models, edited models, banks of readers, and fingerprints that identify a base model."""
+"""Save and load models, edited models and banks of readers; compute fingerprints that identify a base model."""
 
 from lamina.layers.fingerprints import fingerprint
 from lamina.store.bank_folder import bank_of_states, load_bank, push_bank, save_bank

@@ -1,4 +1,7 @@
-"""A bank as a folder: save readers with a manifest of their base model, and load them onto that model."""
+"""A bank as a folder: save readers with a manifest of their base model, and load them onto that model.
+
+The base is the model that the readers read. The manifest records what it was, so that loading can refuse another one.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,7 @@ def save_bank(
     changed_base: bool = False,
     files: Files | None = None,
 ) -> None:
-    """Save a bank to a folder, as `ReaderBank.save_pretrained` does.
+    """Save a bank to a folder; `ReaderBank.save_pretrained` calls this.
 
     Args:
         bank: The bank.
@@ -151,7 +154,7 @@ def save_bank(
 
 
 def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
-    """Log a warning if the frozen base of a bank was changed by hand, so that loading would build another model."""
+    """Log a warning if blocks of a bank's frozen model were changed by hand: loading would build another model."""
     if bank.saves_base:
         return  # `save` refuses it
     if (problem := changed_blocks(bank.model)) is not None:
@@ -161,7 +164,7 @@ def _warn_if_cut_by_hand(bank: ReaderBank) -> None:
 
 
 def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:
-    """Raise ConfigError if the weights or settings of a frozen model have changed since the bank was made or loaded.
+    """Raise ConfigError if weights or settings of a frozen model have changed since the bank was made or loaded.
 
     Args:
         bank: The bank.
@@ -192,7 +195,10 @@ def push_bank(
     private: bool | None = None,
     token: str | None = None,
 ) -> str:
-    """Save a bank to a repository on the hub, and return the address of the commit; see `ReaderBank.push_to_hub`."""
+    """Save a bank to a repository on the hub, and return the address of the commit.
+
+    `ReaderBank.push_to_hub` calls this and documents the arguments.
+    """
     save_to = partial(save_bank, bank, title=repo)
     return push_folder(save_to, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token)
 
@@ -208,7 +214,7 @@ def _version() -> str:
 def claimed_output(
     target: ReaderBank | PreTrainedModel | Mapping[str, object], folder: Path, files: Iterable[str] = ()
 ) -> AbstractContextManager[None]:
-    """Reserve a folder for what a training will save, so that a long training does not fail at its end.
+    """Reserve a folder for the result of a training, so that saving at its end cannot fail for want of the folder.
 
     Args:
         target: What will be saved: a bank, a model, or a mapping with the names of a future bank's readers.
@@ -216,8 +222,7 @@ def claimed_output(
         files: Names of more files that will be written.
 
     Returns:
-        A context in which no other process can write to the folder. Entering it raises the errors that saving would
-        raise.
+        A context in which no other process can write to the folder. Entering it raises the same errors as saving.
     """
     if not isinstance(target, ReaderBank | torch.nn.Module):
         return claimed(folder, [*_names(target), *files])
@@ -228,7 +233,7 @@ def claimed_output(
 
 
 def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
-    """Return the approximate size in bytes of a saved bank or model: that of its weights, shared ones counted once."""
+    """Return the approximate size in bytes of a saved bank or model: its weights, shared ones counted once."""
     modules: list[nn.Module] = [target]
     if isinstance(target, ReaderBank) and target.saves_base:
         modules.append(target.model)
@@ -237,13 +242,13 @@ def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
 
 
 def _names(readers: Iterable[str]) -> list[str]:
-    """Return the paths of a bank's files, without those of its base. The first, the manifest, marks a bank."""
+    """Return the paths of a bank's files, without those of its base model. The manifest is first and marks a bank."""
     reader_files = [f"{READERS}/{name}/{file}" for name in readers for file in (READER, WEIGHTS)]
     return [MANIFEST, CARD, *reader_files]
 
 
 def _listed(folder: Path) -> list[str]:
-    """Return the paths of all files that the manifest in a folder lists; [] if there is no readable manifest."""
+    """Return the paths of all files that a folder's manifest lists; [] if there is no readable manifest."""
     try:
         manifest = Manifest.read(folder / MANIFEST)
     except LaminaError:
@@ -256,11 +261,11 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
-    """Return the manifest's facts about the bank's model: where it is from, and what the stacks in use depend on.
+    """Return the manifest's entry about the bank's model: where it comes from, and what its states depend on.
 
     Args:
         bank: The bank.
-        present: Whether the present settings of the model count, and not those with which the bank was made.
+        present: Whether to record the model's present settings. False: those with which the bank was made.
     """
     model = bank.model
     if isinstance(model, RecordedModel):
@@ -289,7 +294,7 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
 
 
 def _recorded_facts(facts: RecordedFacts) -> BaseFacts:
-    """Return the manifest's facts about a model that is known by its recorded states only."""
+    """Return the manifest's entry about a model of which only recorded states are known."""
     stack = StackFacts(layers=facts.depth + 1, width=facts.width, fingerprint=facts.fingerprint)
     return BaseFacts(
         id=facts.model,
@@ -304,7 +309,7 @@ def _recorded_facts(facts: RecordedFacts) -> BaseFacts:
 
 
 def bank_of_states(folder: str | PathLike[str]) -> ReaderBank:
-    """Return a bank without a model for recorded states; `ReaderBank.from_states` calls this and documents it."""
+    """Return a bank without a model for recorded states. `ReaderBank.from_states` calls and documents it."""
     return ReaderBank(RecordedModel(StatesManifest.of_folder(folder).facts))
 
 
@@ -346,7 +351,7 @@ def _save_reader(reader: ReaderModule, folder: Path) -> None:
 
 
 def _borrowed(reader: ReaderModule) -> str | None:
-    """Return a fingerprint of the model's tensors that a reader's head uses but does not save; None without any."""
+    """Return a fingerprint of the model's tensors that a reader's head uses and does not save; None if it uses none."""
     tensors = reader.head.borrowed_tensors()
     return fingerprint_of_tensors(tensors.items()) if tensors else None
 
@@ -391,7 +396,7 @@ def _load_bank(
     *,
     writes: bool,
 ) -> ReaderBank:
-    """Load a bank from a local folder; see `load_bank`."""
+    """Load a bank from a local folder; `load_bank` documents the arguments."""
     manifest = _read_manifest(folder)
     check_known(f"load {folder}", readers or (), manifest.readers, "reader")
     names = manifest.readers if readers is None else readers
@@ -509,9 +514,10 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
 
 
 def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
-    """Return name -> (saved value, value here) for the settings of a stack that `BaseFacts.library` lets compare.
+    """Return name -> (saved value, value here) for the settings of a stack that can be compared.
 
-    Nothing can be compared if an earlier version saved the bank: it noted no settings.
+    `library` names the library versions that saved the bank. Other versions have other settings, and then only those
+    that both have are compared. If an early version of lamina saved the bank, it recorded none.
     """
     if saved.config is None or saved.modules is None:
         return {}
@@ -526,7 +532,10 @@ def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> di
 
 
 def _same_stack(by_name: Mapping[str, LayerStack], name: str) -> LayerStack | None:
-    """Return the stack with a saved name, or None. Without a decoder, "main" and "encoder" name the same stack."""
+    """Return the model's stack that has the saved name; None if there is none.
+
+    In a model without a decoder, "main" and "encoder" name the same stack.
+    """
     return by_name.get(name) or by_name.get({"main": "encoder", "encoder": "main"}.get(name, name))
 
 
@@ -564,7 +573,7 @@ def _load_reader(bank: ReaderBank, name: str, folder: Path, saved: ReaderFacts) 
 
 
 def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
-    """Raise StoreError if a reader's settings describe far more parameters than its file of weights can hold.
+    """Raise StoreError if a reader's settings (`config`) describe far more parameters than its weights file can hold.
 
     The reader is built on the meta device, so that a damaged settings file cannot exhaust the memory. A fusion or head
     that can only be built on a real model is not counted, because its size is limited by the model's.
@@ -583,7 +592,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
 
 
 def _config(table: Registry, saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
-    """Return the fusion or head config for saved settings, in which settings with old names are renamed."""
+    """Return the fusion or head config for saved settings. Settings under names of older versions are renamed."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:
             saved = {new if key == old else key: value for key, value in saved.items()}

@@ -1,4 +1,4 @@
-"""The model card (README.md) of a saved bank: what it is, how it was measured, and how to load it."""
+"""The model card (README.md) of a saved bank: what it is, its scores, and how to load it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ The readers work with this model only. Loading compares its weights, its setting
 def model_card(bank: ReaderBank, title: str) -> ModelCard:
     """Return the model card of a bank: Markdown, with the front matter that the hub reads.
 
-    `title` is also the name by which the card says to load the bank.
+    `title` is also the folder or hub id in the card's loading instructions.
     """
     base = str(getattr(bank.model, "name_or_path", "") or "")
     on_hub = not Path(base).exists() and re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base)
@@ -95,7 +95,7 @@ def _scores_of(reader: ReaderModule) -> Mapping[str, object]:
 
 
 def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
-    """Return the scores of a reader in the form of the hub, beginning with the metric that chose the best epoch.
+    """Return a reader's scores in the hub's format, beginning with the metric that chose the best epoch.
 
     The hub merges results with equal task and data set, so the name of each metric contains the name of the reader.
     """
@@ -117,7 +117,7 @@ def _results(name: str, reader: ReaderModule) -> list[EvalResult]:
 
 
 def _task_type(reader: ReaderModule) -> str:
-    """Return the hub's name of the reader's kind of task, such as "text-classification"."""
+    """Return the hub's name for the reader's kind of task, such as "text-classification"."""
     kind = reader.config.head.kind
     return _TAGS.get(kind, kind.replace("_", "-"))
 
@@ -133,14 +133,14 @@ MONITOR_COLUMNS = ("monitor", "reader", "flags", "threshold", "false positives",
 
 
 def _monitors(bank: ReaderBank) -> str:
-    """Return the section on the monitors that are stored with the bank; "" if there are none."""
+    """Return the card's section about the monitors stored with the bank; "" if there are none."""
     rows = [_table_row(monitor_cells(name, monitor)) for name, monitor in bank.monitors.items()]
     head = [_table_row(list(MONITOR_COLUMNS)), "|" + "---|" * len(MONITOR_COLUMNS)]
     return _MONITORS + "\n".join(head + rows) + "\n" if rows else ""
 
 
 def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
-    """Return the cells of one monitor's row: its settings, and its rates if it was calibrated."""
+    """Return the table cells of a monitor: its settings, and if it was calibrated its rates."""
     deciding = monitor.second if isinstance(monitor, Cascade) else monitor
     calibration, threshold, rates = monitor.calibration, monitor.threshold, ["", "", ""]
     if calibration is not None:
@@ -162,7 +162,7 @@ def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
 
 
 def _row(name: str, reader: ReaderModule) -> str:
-    """Return the row of one reader in the table of readers."""
+    """Return a reader's row in the table of readers."""
     labels = [str(label) for label in reader.config.head.labels]
     more = f" and {len(labels) - SHOWN_LABELS} more" if len(labels) > SHOWN_LABELS else ""
     shown = ", ".join(labels[:SHOWN_LABELS]) + more
@@ -174,5 +174,5 @@ def _row(name: str, reader: ReaderModule) -> str:
 
 
 def _table_row(cells: list[str]) -> str:
-    """Return a row of a Markdown table. Bars and line breaks in cells, which would end a cell, are replaced."""
+    """Return a row of a Markdown table. Bars and line breaks in cells are replaced, because they would end a cell."""
     return "| " + " | ".join(re.sub(r"\s+", " ", cell.replace("|", "\\|")) for cell in cells) + " |"

@@ -43,7 +43,7 @@ Export = Callable[[Any], Part]  # function that exports a fusion of one class
 
 
 class Point(TypedDict):
-    """Where a layer is read in a model, as `reader.json` describes it."""
+    """The place in a model where a layer's state is read, as `reader.json` describes it."""
 
     module: str  # name of the module
     side: str  # "input" or "output" of the module
@@ -98,9 +98,9 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 
 
 def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
-    """Return layer (as a string) -> where to read it in a model.
+    """Return layer (as a string) -> the place in the model where its state is read.
 
-    Module names are those in a checkpoint with a head, which vLLM and SGLang use too.
+    Module names are those in a checkpoint with a head; vLLM and SGLang use them too.
     """
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")
@@ -133,7 +133,7 @@ def fusion_part(name: str, reader: ReaderModule) -> Part:
 
 
 def _sum_of(scales: Callable[[Any], Tensor]) -> Export:
-    """Return a function that exports a sum of layers times `scales(fusion)`, `[layers]` or `[layers, width]`."""
+    """Return a function that exports a weighted sum of layers; `scales(fusion)` is `[layers]` or `[layers, width]`."""
 
     def part(fusion: Fusion) -> Part:
         rows = scales(fusion).reshape(fusion.layers, -1)[list(fusion.active_layers())]

@@ -10,6 +10,9 @@ This covers the death of a process. It also covers a power failure on a file sys
 journaling ones do, because the new files are synced to disk before PLAN appears. Folders are not synced, so the last
 save may be lost. Checkpoints are large and frequent and are not synced at all: the previous checkpoint remains, and a
 damaged one is refused.
+
+Each kind of saved folder has a mark: a file that lamina always writes there. Without it, files of the same names belong
+to other software and are not overwritten.
 """
 
 from __future__ import annotations
@@ -48,7 +51,7 @@ _READS = 3  # attempts to read a folder that another process replaces meanwhile
 
 
 def damaged(place: object, what: str) -> StoreError:
-    """Return the StoreError for the file or folder `place`; `what` follows its name, such as "is not JSON"."""
+    """Return the StoreError for a damaged file or folder. `what` follows its name in the message: "is not JSON"."""
     return StoreError(f"load: {place} {what}. Copy or save it again.")
 
 
@@ -61,8 +64,8 @@ def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
 
     Args:
         path: The lock file.
-        output: The file or folder that the lock protects, for error messages.
-        op: The operation that error messages begin with.
+        output: The file or folder that the lock protects, for messages.
+        op: The operation, for messages.
 
     Raises:
         StoreError: If another process or thread holds the lock for more than a second.
@@ -83,19 +86,19 @@ def locked(path: Path, output: Path, op: str = "save") -> Generator[None]:
 
 @contextmanager
 def claimed(folder: Path, names: Sequence[str] = (), *, force: bool = False) -> Generator[None]:
-    """Reserve a folder for writing during the `with` block; it is created if it does not exist.
+    """Reserve a folder for writing during the `with` block. It is created if it does not exist.
 
     The same thread may reserve it again. A folder that was created here and is empty at the end is removed.
 
     Args:
         folder: The folder.
-        names: Names of the files that will be written. The first is the mark: only if it exists may the other files be
+        names: Names of the files that will be written. The first one is the mark: only if it exists may the others be
             overwritten, because otherwise other software wrote them.
         force: Whether to overwrite files even if the mark is missing.
 
     Raises:
-        StoreError: If another process or thread has reserved the folder, it cannot be written, or it has such files but
-            no mark.
+        StoreError: If another process or thread has reserved the folder, if it cannot be written, or if it has such
+            files but no mark.
     """
     with ExitStack() as stack:
         with _disk_errors(folder):
@@ -132,7 +135,7 @@ def settle(folder: Path) -> None:
 
 
 def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
-    """Call `read`, and call it again if another process replaced the folder's files in the meantime; return its result.
+    """Call `read` and return its result; repeat the call if another process replaced the folder's files meanwhile.
 
     Args:
         folder: The folder.
@@ -166,7 +169,7 @@ def _version(folder: Path, mark: str) -> tuple[object, ...]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise StoreError unless the disk of a folder has `needed_bytes` free bytes."""
+    """Raise StoreError if the disk of a folder has less than `needed_bytes` free bytes."""
     if needed_bytes > (free := shutil.disk_usage(folder).free):
         what = f"needs about {decimal(needed_bytes)} for what will be written, and {decimal(free)} are free"
         raise StoreError(f"save: {folder} {what}. Free disk space there, or give another folder.")
@@ -174,7 +177,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, force: bool = False) -> Generator[Path]:
-    """Replace files of a folder all at once: yield an empty folder; what is written there replaces the old files.
+    """Replace files of a folder all at once: yield an empty folder; its new content takes the place of the old files.
 
     If the `with` block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all
     others stay. The mark is the first file to be moved away and the last to be moved in. So after `settle`, the folder
@@ -216,7 +219,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
 
 def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Raise StoreError if a folder has files of these names but not the first, which Lamina always writes."""
+    """Raise StoreError if a folder has files of these names but lacks the first one, the mark. `force` allows it."""
     present = [name for name in names if os.path.lexists(folder / name)]
     if present and names[0] not in present and not force:
         what = f"holds {', '.join(present)} but no {names[0]}; it was made by something else and is not overwritten"
@@ -224,7 +227,7 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
 
 
 def _disk_errors(folder: Path) -> AbstractContextManager[None]:
-    """Return a context manager that turns errors of the system, such as a full disk, into StoreError."""
+    """Return a context manager that turns errors of the operating system, such as a full disk, into StoreError."""
     what, hint = "cannot be written ({}); nothing in it was changed", "Check the rights and the space there."
     return convert_errors(lambda reason: StoreError(f"save: {folder} {what.format(reason)}. {hint}"))
 
@@ -232,7 +235,7 @@ def _disk_errors(folder: Path) -> AbstractContextManager[None]:
 def _undo_plan(folder: Path) -> None:
     """Undo an unfinished replacement of files, if PLAN exists, and delete the working folder.
 
-    Every step can be repeated, because the process that undoes a plan may die too.
+    Each step can be repeated, because the process that undoes a plan may die too.
     """
     work, stage = folder / WORK, folder / WORK / "new"
     if (work / PLAN).exists():
@@ -251,12 +254,12 @@ def _undo_plan(folder: Path) -> None:
 
 
 def _is_inside(folder: Path, name: str | Path) -> bool:
-    """Return whether a file name leads to a place inside the folder; ".." and links may lead out of it."""
+    """Return whether a file name leads to a place inside the folder. ".." and links may lead out of it."""
     return (folder / name).parent.resolve().is_relative_to(folder.resolve())
 
 
 def _move(names: Iterable[str], source: Path, target: Path) -> None:
-    """Move files from the folder `source` to `target`, in the given order. Names without a file are skipped."""
+    """Move files from the folder `source` to `target`, in the given order; names without a file are skipped."""
     for name in names:
         if (source / name).is_file():
             os.renames(source / name, target / name)  # also makes the target's folders, and removes empty ones behind
@@ -285,9 +288,9 @@ def read_json(path: Path) -> Fields:
 
 
 def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None = None) -> T:
-    """Read a file of at most `most` bytes (None: no limit), and return what `parse` makes of its bytes.
+    """Read a file, and return the result of `parse` on its bytes.
 
-    `form` names the format in error messages.
+    `form` names the format in messages, and `most` is the maximum number of bytes. None: no limit.
 
     Raises:
         StoreError: If the file is missing, cannot be read, is too large, or cannot be parsed.
@@ -304,7 +307,7 @@ def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None =
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors in the safetensors format. Tensors that share memory are written separately."""
+    """Write tensors in the safetensors format. Tensors that share memory are each written in full."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     path.write_bytes(dump_safetensors(plain, metadata={"format": "pt"}))
 

@@ -21,7 +21,7 @@ _LOGIN = "Log in with `hf auth login`, or set HF_TOKEN."
 
 
 def local_folder(folder: str, revision: str | None, readers: Sequence[str] | None, *, base: bool) -> Path:
-    """Return the path of a bank's local folder; if there is no such folder, download the bank from the hub first.
+    """Return the path of a bank's local folder. If no such folder exists, download the bank from the hub first.
 
     Args:
         folder: A local folder, or the id of a repository on the hub.
@@ -51,7 +51,7 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Return the file patterns to download for `readers` (None: all), and with `base` those of the base model.
+    """Return the file patterns to download: those of `readers` (None: all), and with `base` those of the base model.
 
     A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
     """
@@ -72,8 +72,7 @@ def push_folder(
 ) -> str:
     """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
 
-    Files of readers and of the base model that are in the repository, but not in this save, are deleted in the same
-    commit.
+    The same commit deletes files of readers and of the base model that the repository has and this save does not.
 
     Args:
         save: Called with the folder to write to.

@@ -1,4 +1,4 @@
-"""Linear readers as one linear map of pooled states: for scikit-learn, safetensors and ONNX."""
+"""Linear readers as a single linear map of pooled states: for scikit-learn, safetensors and ONNX."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors f
 
 
 class _Tensors(Protocol):
-    """An open safetensors file, which safetensors gives no type."""
+    """An open safetensors file; safetensors itself has no type for it."""
 
     def metadata(self) -> dict[str, str] | None:
-        """Return the texts that are saved beside the tensors."""
+        """Return the strings that are saved beside the tensors: name -> string."""
         ...
 
     def get_tensor(self, name: str) -> Tensor:
-        """Return a tensor."""
+        """Return the tensor with this name."""
         ...
 
 
@@ -47,15 +47,15 @@ class _Tensors(Protocol):
 class LinearReader:
     """A linear map from the states of a text to its logits, `states @ weight.T + bias`.
 
-    The features are the states of `layers`, one after the other, each pooled over the tokens as `pooling` says.
+    The features are the concatenated states of `layers`, each pooled over the tokens as `pooling` says.
 
     Attributes:
         layers: The layers, ascending.
         labels: Names of the classes.
-        pooling: "mean", "first" or "last": how the tokens become one state. "": each token has logits of its own.
+        pooling: How the tokens become one state: "mean", "first" or "last". "": each token has logits of its own.
         problem_type: "classification", "regression" or "multi_label".
-        weight: `[classes, layers * width]`, float64.
-        bias: `[classes]`, float64.
+        weight: Weight `[classes, layers * width]`, float64.
+        bias: Bias `[classes]`, float64.
     """
 
     layers: tuple[int, ...]
@@ -72,8 +72,8 @@ class LinearReader:
 
         Raises:
             UnknownNameError: If the bank does not have the reader.
-            ConfigError: If the reader is not linear. Linear are the fusions Mean, LastLayer, ScalarMix, Elementwise and
-                Concat, under a head with pooling "mean", "first" or "last", or one that labels tokens.
+            ConfigError: If the reader is not linear. It is linear if the fusion is Mean, LastLayer, ScalarMix,
+                Elementwise or Concat, and the head pools by "mean", "first" or "last", or labels tokens.
         """
         reader = bank[name]
         (fusion_settings, fusion), (settings, head) = fusion_part(name, reader), head_part(name, reader)
@@ -141,7 +141,7 @@ class LinearReader:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or another file."""
+        """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or something else."""
         with (
             convert_errors(lambda reason: damaged(path, f"is no linear reader ({reason})")),
             safe_open(str(path), "pt") as file,  # pyright: ignore[reportUnknownVariableType]
@@ -180,7 +180,7 @@ class LinearReader:
 
     @property
     def _facts(self) -> dict[str, Any]:
-        """All but the tensors, JSON-ready."""
+        """All fields except the tensors, JSON-ready."""
         return {
             "layers": list(self.layers),
             "labels": list(self.labels),
@@ -190,7 +190,7 @@ class LinearReader:
 
 
 def _filled(model: Any, weight: Any, bias: Any, classes: Any = None) -> Any:  # noqa: ANN401
-    """Return a model of scikit-learn with these coefficients, as if it were fitted."""
+    """Set the coefficients of a scikit-learn model as if it had been fitted, and return it."""
     model.coef_, model.intercept_, model.n_features_in_ = weight, bias, weight.shape[-1]
     if classes is not None:
         model.classes_ = classes

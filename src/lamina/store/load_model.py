@@ -106,7 +106,7 @@ def _load(
     *,
     new_weights: bool,
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its processor, as `load` does, from a folder that no other process is changing.
+    """Load a model and its processor from a folder that no other process is changing; `load` calls it.
 
     `kind` is the class of transformers that loads the model. The other arguments and the result are those of `load`.
     """
@@ -150,9 +150,10 @@ def _load(
 
 
 def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> tuple[Any, LoadingInfo]:
-    """Load a model, and load it again without the prefixes of wrappers, or of programs that train it as a part.
+    """Load a model; if names in the checkpoint have prefixes of wrappers, load it again without these.
 
-    A prefix of `_OWNERS` is dropped only if no weight fits otherwise, since some models have such names themselves.
+    A wrapper is torch.compile or DataParallel. A prefix of `_OWNERS`, a program that trains the model as a part, is
+    dropped only if no weight fits otherwise, because some models have such names themselves.
     """
     model, report = load_weights()
     if any(re.search(wrapper, key) for key in report["unexpected_keys"] for wrapper in _WRAPPERS):
@@ -167,8 +168,8 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
     """Log and return the names of the weights that start at random; it is a warning, unless the head is new.
 
-    With `new_head`, the head got new classes, so that its weights may have another shape than the saved ones. `report`
-    is the loading info of transformers.
+    With `new_head`, the head got new classes, so its weights may have another shape than the saved ones. `report` is
+    what transformers reports about loading.
 
     Raises:
         StoreError: If a saved weight has another shape than the config says.
@@ -194,7 +195,7 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
 
 
 def outline(name: str | Path, head: str | None = None) -> PreTrainedModel:
-    """Build a model with its edits on the meta device: it has modules and shapes, but no weights and needs no memory.
+    """Build a model with its edits on the meta device: modules and shapes without weights, so that no memory is needed.
 
     Args:
         name: A local folder, a hub id, or "minilm". Only the config and the record of edits are read.

@@ -1,4 +1,4 @@
-"""The JSON files of a saved folder: their names, and their fields, which are checked when a file is read."""
+"""The JSON files of a saved folder: their names, and their fields. Fields are checked when a file is read."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ READER, WEIGHTS, RECORD = "reader.json", "model.safetensors", "lamina_edits.json
 
 
 class SavedFacts(BaseModel):
-    """Base class for the content of a JSON file, which must have all fields of the class and no others.
+    """Base class for the content of a JSON file. The file must have all fields of the class and no others.
 
-    A class with a field `format` only reads files with this version's `FORMAT`.
+    A class with a field `format` reads only files whose format equals `FORMAT`.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -44,7 +44,7 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def _checked(cls, path: Path, fields: Fields) -> Self:
-        """Return the object with the fields of the file `path`; raise the first problem that pydantic finds.
+        """Return the object with the given fields of the file `path`; raise an error for the first invalid field.
 
         Raises:
             StoreError: If a field is missing or wrong.
@@ -66,12 +66,12 @@ class SavedFacts(BaseModel):
 
     @classmethod
     def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class of the object that is found under these keys, one inside the other."""
+        """Return the class of the nested object that is reached by these keys, one inside the other."""
         return cls if not parents else {"base": BaseFacts, "processor": ProcessorFacts}.get(parents[-1], StackFacts)
 
 
 class StackFacts(SavedFacts):
-    """One stack of the base model.
+    """A manifest's entry about one stack of the base model.
 
     Attributes:
         layers: Number of layers, embeddings included.
@@ -79,7 +79,8 @@ class StackFacts(SavedFacts):
         fingerprint: Hash of the stack's weights. None: readers were trained on recorded states of unknown weights.
         config: Settings of the model's config that may change the stack's states; see `config_facts`. None in banks of
             earlier versions.
-        modules: Classes and settings of the stack's modules, as digests; see `module_facts`. None as for `config`.
+        modules: Classes and settings of the stack's modules, as digests; see `module_facts`. None in banks of earlier
+            versions.
     """
 
     layers: int
@@ -90,21 +91,22 @@ class StackFacts(SavedFacts):
 
 
 class BaseFacts(SavedFacts):
-    """The base model on which the readers were trained.
+    """A manifest's entry about the base model on which the readers were trained.
 
     Attributes:
-        id: Folder or hub id to load it from; None if it was never saved as it is.
-        revision: Commit on the hub, if it came from there.
+        id: Folder or hub id to load it from; None if it was never saved in its present form.
+        revision: Commit on the hub; None if it did not come from there.
         model_type: The family, as in its config.
         dtype: Type of its weights, such as "float32".
-        stacks: Stack name -> facts, of the stacks that the readers read.
-        library: Versions of transformers and torch that saved it. Under others, `StackFacts.modules` is not compared,
-            and only those settings of `StackFacts.config` that both have. None in banks of earlier versions of lamina.
+        stacks: Stack name -> facts, for the stacks that the readers read.
+        library: Versions of transformers and torch that saved it. Under other versions, `StackFacts.modules` is not
+            compared, and of `StackFacts.config` only the settings that both versions have. None in banks of earlier
+            versions of lamina.
         trained: Whether the bank's folder contains the model, because it was trained with the readers. `id` is then
-            where it was before training.
-        recorded: The layers whose recorded states the readers were trained on, without the model; `id` and
-            `model_type` are then what is known about it. None: they were trained on the model.
-        pooling: How the tokens of each row of these states became one vector. None: there was a state of every token.
+            where it came from before training.
+        recorded: If the readers were trained on recorded states, without the model: the recorded layers. `id` and
+            `model_type` are then what is known about the model. None: the readers were trained on the model.
+        pooling: How the tokens of each row of recorded states became one vector. None: there is a state per token.
     """
 
     id: str | None
@@ -119,11 +121,11 @@ class BaseFacts(SavedFacts):
 
 
 class ProcessorFacts(SavedFacts):
-    """The tokenizer or processor with which the readers were trained.
+    """A manifest's entry about the tokenizer or processor with which the readers were trained.
 
     Attributes:
-        files: Its files in the bank's folder; empty if they are with the base, or it cannot be saved.
-        facts: What its inputs depend on, see `processor_facts`.
+        files: Its files in the bank's folder; empty if they are saved with the base model, or it cannot be saved.
+        facts: Everything on which the inputs that it makes depend; see `processor_facts`.
     """
 
     files: list[str]
@@ -131,7 +133,7 @@ class ProcessorFacts(SavedFacts):
 
 
 class Manifest(SavedFacts):
-    """`lamina.json`, the manifest of a bank.
+    """The content of `lamina.json`, the manifest of a bank.
 
     Attributes:
         format: Version of the format, `FORMAT`.
@@ -151,7 +153,7 @@ class Manifest(SavedFacts):
 
 
 class ReaderFacts(SavedFacts):
-    """`reader.json`, the settings of one reader.
+    """The content of `reader.json`: the settings of one reader.
 
     Attributes:
         fusion: Fields of the fusion's config, with its registered name as "name".
@@ -161,7 +163,7 @@ class ReaderFacts(SavedFacts):
         layers: Layers that it reads.
         parameters: Number of its parameters.
         info: The reader's `info`.
-        borrowed: Fingerprint of tensors of the base model that the head uses; None if it uses none.
+        borrowed: Fingerprint of the base model's tensors that the head uses; None if it uses none.
     """
 
     fusion: Fields
@@ -175,7 +177,7 @@ class ReaderFacts(SavedFacts):
 
 
 class EditsRecord(SavedFacts):
-    """`lamina_edits.json`, which `lamina.save` writes beside a model.
+    """The content of `lamina_edits.json`: `lamina.save` writes it beside a model.
 
     Attributes:
         format: Version of the format, `FORMAT`.
@@ -191,7 +193,7 @@ class EditsRecord(SavedFacts):
 
 
 def library_versions() -> str:
-    """Return the versions of transformers and torch, on which the attributes of modules depend."""
+    """Return the versions of transformers and torch, because attributes of modules depend on them."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""The parts of a model on disk or on the hub: its config, its class, its processor, and where its files are."""
+"""Find and check the parts of a saved model, on disk or on the hub: config, class, processor and weight files."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
 
 
 def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
-    """Yield the settings of a config, and of configs inside it, for which transformers would download code."""
+    """Yield the settings of a config, and of configs inside it, that make transformers download code."""
     has_hub_kernels = importlib.util.find_spec("kernels") is not None
     for what in ("attn", "experts"):
         way = getattr(config, f"_{what}_implementation_internal", None)
@@ -89,7 +89,7 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
 
 
 def _check_config(path: Path, name: str) -> None:
-    """Check the config file of a model folder before transformers reads it; errors call the model `name`.
+    """Check the config file of a model folder before transformers reads it; messages call the model `name`.
 
     Raises:
         ModelNotFoundError: If the file is missing or not valid JSON.
@@ -119,7 +119,7 @@ def _check_counts(path: Path, fields: Mapping[str, object]) -> None:
 
 
 def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
-    """Set `id2label` and `label2id` of a config, so that class i of the head is called `labels[i]`."""
+    """Set the class names in a config: `id2label` and `label2id`, so that class i of the head is called `labels[i]`."""
     config.id2label = dict(enumerate(labels))
     config.label2id = {label: number for number, label in enumerate(labels)}
 
@@ -176,15 +176,15 @@ def model_class(head: str | type[object] | None) -> Any:
 
 
 def saved_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """Return the name of the class of a saved model, from its config; None if the config does not name it."""
+    """Return the class name of a saved model, from its config; None if the config does not name one."""
     architectures = getattr(load_config(name, revision=revision), "architectures", None)
     return architectures[0] if architectures else None
 
 
 def writing_class(name: str | Path, *, revision: str | None = None) -> str | None:
-    """Return the name of a saved model's class if that class can generate text; otherwise None.
+    """Return the class name of a saved model if that class can generate text; otherwise None.
 
-    The result can be passed to `load` as `head`, where None stands for the backbone.
+    The result can be passed to `load` as `head`. There, None stands for the backbone.
     """
     import transformers
 
@@ -225,7 +225,7 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 
 
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
-    """Check the weights of a local model without reading them: their headers, and the packages that they need.
+    """Check the weights of a local model without reading them: file headers, and the packages that are needed.
 
     The errors are those of `lamina.load`. A model on the hub is not checked.
     """
@@ -299,7 +299,7 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
 def source_of(name: str, revision: str | None) -> str:
     """Return where transformers should load a model from: the folder `name` if it exists, otherwise the hub id.
 
-    "minilm" stands for the folder in its Python package, if that is installed and `revision` is None. If a process died
+    "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
     while it replaced the folder's files, that replacement is undone first.
     """
     full = SHORT_NAMES.get(name, name)
@@ -310,7 +310,7 @@ def source_of(name: str, revision: str | None) -> str:
 
 
 def _minilm_folder() -> Path | None:
-    """Return MiniLM's folder in its installed package, without importing the package; None if it is not installed."""
+    """Return MiniLM's folder in its installed package, without importing it; None if the package is not installed."""
     spec = importlib.util.find_spec(MINILM_PACKAGE)
     for root in (spec.submodule_search_locations or ()) if spec else ():
         weights = Path(root) / "model" / "model.safetensors"
@@ -331,7 +331,10 @@ def _check_sha256(path: Path, expected: str) -> None:
 
 
 def model_error(name: str, model_type: str, error: Exception) -> Exception:
-    """Return Lamina's error for an error that transformers raised while loading a model; Lamina's own are unchanged."""
+    """Return Lamina's error for an error that transformers raised while loading a model.
+
+    An error that is Lamina's own already is returned unchanged.
+    """
     if isinstance(error, LaminaError):
         return error
     reason, is_folder = first_line(error), is_dir(name)

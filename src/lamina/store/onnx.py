@@ -1,4 +1,7 @@
-"""Export a bank or a whole model as one ONNX graph, from token ids and a mask to the logits of every reader."""
+"""Export a bank or a whole model as one ONNX graph, from token ids and a mask to the logits of every reader.
+
+An export traces the model: it runs it once and records the operations. A plan describes what one export runs.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ Batch = dict[str, Tensor]
 
 
 class OutputFacts(SavedFacts):
-    """One output of a graph.
+    """The entry of `onnx.json` about one output of a graph.
 
     Attributes:
         kind: Kind of the reader's task; None for the model's own output.
@@ -74,7 +77,7 @@ class OutputFacts(SavedFacts):
 
 
 class Int8Score(SavedFacts):
-    """The score of a task on its validation rows, before and after the base was quantised.
+    """A task's score on its validation rows, before and after the base model was quantised.
 
     Attributes:
         metric: The task's metric.
@@ -88,7 +91,7 @@ class Int8Score(SavedFacts):
 
 
 class OnnxFacts(SavedFacts):
-    """`onnx.json`, which describes a graph.
+    """The content of `onnx.json`, which describes a graph.
 
     Attributes:
         format: Version of the format.
@@ -178,12 +181,12 @@ def export_onnx(
 
 
 def probe_batch(bank: ReaderBank, names: Sequence[str], rows: int, tokens: int) -> Batch:
-    """Return a batch of ordinary tokens, as a graph of these readers takes it; every second row is padded."""
+    """Return a batch of ordinary tokens as input for a graph of these readers; every second row is padded."""
     return _Plan(bank, names, main=False).inputs(rows, tokens)
 
 
 def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict[str, str]:
-    """Return reader name -> digest of everything that the reader's logits depend on: its base, settings and weights.
+    """Return reader name -> digest of everything on which the reader's logits depend: base model, settings, weights.
 
     Args:
         bank: The bank.
@@ -207,7 +210,7 @@ def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict
 
 
 def hash_of_graph(folder: Path) -> str:
-    """Return the SHA-256 of an export's graph and, if they are in a file of their own, its weights."""
+    """Return the SHA-256 of an export's graph and of its weights, if these are in a file of their own."""
     digest = hashlib.sha256()
     for path in (folder / GRAPH, folder / WEIGHTS):
         if path.is_file():
@@ -225,7 +228,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
-    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode; for a model, an empty bank on it.
+    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode. A model gives an empty bank.
 
     The copy has the tokenizer `processor`, or the bank's if that is None.
     """
@@ -250,14 +253,15 @@ def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | 
 
 
 def _refusal(model_type: str, reason: str) -> UnsupportedModelError:
-    """Return the error for a model of this family that cannot be exported."""
+    """Return the UnsupportedModelError for a model of this family that cannot be exported, with the reason."""
     return UnsupportedModelError(op=_OP, model_type=model_type, reason=reason, hint="Serve it with PyTorch.")
 
 
 class _Plan:
-    """Plan of an export: a forward pass of a bank's model, or of its encoder, with some of its readers (None: all).
+    """The plan of one export: a forward pass of a bank's model or of its encoder, with some of the readers (None: all).
 
-    The export may change the bank; see `_copied`. With `main`, the model's own output is exported too.
+    The export may change the bank, so it is a copy (see `_copied`). With `main`, the model's own output is exported
+    too.
     """
 
     def __init__(self, bank: ReaderBank, readers: Sequence[str] | None, *, main: bool) -> None:
@@ -285,7 +289,7 @@ class _Plan:
         return str(self.model.config.model_type)
 
     def answer(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the logits of every reader, then the model's own output if it is exported, from one forward pass."""
+        """Run one forward pass; return the logits of every reader, then the model's own output if it is exported."""
         passes = self._passes()
         masks = {name: value.bool() if name.endswith("mask") else value for name, value in batch.items()}
         with attach(passes, masks):  # a trace cannot look whether integers are a mask of 0 and 1
@@ -295,9 +299,9 @@ class _Plan:
         return (*(logits[name] for name in self.names), *main)
 
     def inputs(self, rows: int, tokens: int) -> Batch:
-        """Return a batch of the given size: ids of ordinary tokens, every second row padded.
+        """Return a batch of the given size: ids of ordinary tokens, with every second row padded.
 
-        For readers of pairs every row has two texts.
+        For readers of pairs, every row has two texts.
         """
         probes = [probe_input(self.model, tokens, seed).inputs for seed in (1, 2)]
         accepted = inspect.signature(self._runs.forward).parameters
@@ -316,7 +320,9 @@ class _Plan:
 
     @torch.no_grad()
     def expected(self, batch: Batch) -> dict[str, tuple[Tensor, Tensor | None]]:
-        """Run a batch in PyTorch, and return output name -> (values, mask that is True at tokens which are no padding).
+        """Run a batch in PyTorch, and return output name -> (values, mask).
+
+        The mask is True at tokens, False at padding.
 
         The mask is None for outputs with one row per text.
         """
@@ -333,7 +339,7 @@ class _Plan:
         return {name: (value, mask if value.ndim > 2 else None) for name, (value, mask) in values.items()}
 
     def outputs(self, digests: Mapping[str, str]) -> dict[str, OutputFacts]:
-        """Return output name -> its description for `onnx.json`; `digests` are those of the readers."""
+        """Return output name -> its entry in `onnx.json`; `digests` has a digest per reader."""
         facts = {name: _reader_facts(self.bank[name], digests[name]) for name in self.names}
         if self.main:
             value, _ = self.expected(self.inputs(*_TRACED))[self.main]
@@ -363,11 +369,10 @@ class _Plan:
 
 
 class _Graph(nn.Module):
-    """The module that is traced.
+    """The module that is traced for the export.
 
-    A trace replaces the submodules of this module by proxies, on which no hooks are registered. The plan, which is not
-    a module, keeps the original modules with the hooks; the submodules here only make their parameters visible to the
-    trace.
+    A trace replaces the submodules of this module by proxies without hooks. The plan, which is not a module, keeps the
+    original modules with the hooks; the submodules here only make their parameters visible to the trace.
     """
 
     def __init__(self, plan: _Plan) -> None:
@@ -375,12 +380,12 @@ class _Graph(nn.Module):
         self.plan, self.model, self.readers = plan, plan.bank.model, plan.bank.readers
 
     def forward(self, batch: Batch) -> tuple[Tensor, ...]:
-        """Return the outputs of the graph."""
+        """Return the outputs of the graph for a batch."""
         return self.plan.answer(batch)
 
 
 def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
-    """Return the description of a reader's output for `onnx.json`; `digest` is the reader's."""
+    """Return the entry of a reader's output in `onnx.json`; `digest` is the reader's digest."""
     head = reader.config.head
     length, listed = reader.info.get("max_length"), len(head.labels) == reader.head.outputs
     return OutputFacts(
@@ -395,7 +400,7 @@ def _reader_facts(reader: ReaderModule, digest: str) -> OutputFacts:
 
 @contextmanager
 def _as_traced(plan: _Plan) -> Generator[None]:
-    """Prepare the readers for a trace, and silence the libraries' warnings, inside the `with` block.
+    """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
 
     A fusion decides from the values of its weights which layers are active. Tensors in a trace have no values, so the
     decision is made here, once. The fusions belong to the export, so this need not be undone.
@@ -440,7 +445,7 @@ def _write(plan: _Plan, path: Path) -> None:
 
 
 def _reader_in(error: BaseException, plan: _Plan) -> str | None:
-    """Return the name of the reader whose fusion or head raised an error in a trace; None if no reader did."""
+    """Return the name of the reader whose fusion or head raised an error during a trace; None if no reader did."""
     owners = {id(part): name for name in plan.names for part in plan.bank[name].modules()}
     for frame, _ in walk_tb(error.__traceback__):
         acting = frame.f_locals.get("self")
@@ -453,7 +458,7 @@ def _reader_in(error: BaseException, plan: _Plan) -> str | None:
 def _difference(plan: _Plan, path: Path, rows: int, tokens: int) -> float:
     """Return the largest difference between onnxruntime and PyTorch on one batch of `rows` rows of `tokens` tokens.
 
-    For an output with values above 1, the difference is relative to the largest value.
+    `path` is the graph's file. For an output with values above 1, the difference is relative to the largest value.
 
     Raises:
         StoreError: If an output has another shape, or differs by more than `TOLERANCE`.

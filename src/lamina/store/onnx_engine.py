@@ -1,4 +1,4 @@
-"""Answer batches with an exported bank: a session of ONNX Runtime in place of PyTorch."""
+"""Answer batches with an exported bank: ONNX Runtime computes in place of PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PROBES = ((2, 9), (1, 5))  # rows and tokens of the batches on which the answer
 
 @final
 class OnnxEngine:
-    """A session of ONNX Runtime on the CPU for some readers of a bank. Several threads may use it at once.
+    """An ONNX Runtime session on the CPU that answers for readers of a bank. Several threads may use it at once.
 
     `OnnxEngine.open` compares its answers with PyTorch's before it is used.
 
@@ -51,7 +51,7 @@ class OnnxEngine:
 
     @classmethod
     def open(cls, bank: ReaderBank, folder: Path, *, names: Sequence[str] | None = None) -> OnnxEngine:
-        """Open an export for a bank, and compare its answers to a batch with PyTorch's.
+        """Open an export for a bank, and compare its answers to a small batch with PyTorch's.
 
         Args:
             bank: The bank, on the CPU.
@@ -91,7 +91,7 @@ class OnnxEngine:
         return engine
 
     def _compare(self, bank: ReaderBank) -> None:
-        """Raise StoreError unless the logits for two small batches are PyTorch's; see `export_onnx` for the limit."""
+        """Raise StoreError unless the logits of two small batches equal PyTorch's; see `export_onnx` for the limit."""
         names = sorted(self.names)
         for rows, tokens in _PROBES:
             batch = probe_batch(bank, names, rows, tokens)
@@ -113,7 +113,7 @@ class OnnxEngine:
         return {name: torch.as_tensor(logits) for name, logits in zip(names, found, strict=True)}
 
     def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:
-        """Return why PyTorch must answer this batch, as part of a sentence; None if this engine can answer it."""
+        """Return why only PyTorch can answer this batch, as a phrase for a message; None if this engine can."""
         if not self.answers_for(bank, names):
             return "the exported graph has other readers, or their weights have changed since the export"
         if set(batch) != set(self.facts.inputs):
@@ -121,11 +121,11 @@ class OnnxEngine:
         return None
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits for a tokenised batch; None if there is an `obstacle`."""
+        """Return reader name -> logits for a tokenised batch; None if only PyTorch can answer it (see `obstacle`)."""
         return None if self.obstacle(bank, batch, names) else self._logits(batch, names)
 
     def answers_for(self, bank: ReaderBank, names: Iterable[str]) -> bool:
-        """Return whether these readers of a bank are in the graph, with the weights that they have now.
+        """Return whether the graph has these readers of a bank, with the weights that they have now.
 
         The bank may be another one than that of `open`, if it shares the model and the readers' modules.
         """
@@ -134,7 +134,7 @@ class OnnxEngine:
 
 
 class _Weights:
-    """Remembers the weights of a bank's readers and of its model, to tell whether they have changed.
+    """A record of the weights of a bank's readers and model, which tells whether they have changed since.
 
     A write in place raises a tensor's version. Fused optimizers do not raise it, so after a step of any optimizer the
     values are compared.
@@ -147,7 +147,7 @@ class _Weights:
         self._versions = list(map(_version, self._base))
 
     def are_same(self, bank: ReaderBank, names: Sequence[str]) -> bool:
-        """Return whether the weights of the model and of these readers are those that were remembered."""
+        """Return whether the weights of the model and of these readers equal the recorded ones."""
         bank.check_base("bank", {bank[name].stack for name in names})
         if bank.model is not self._model() or list(map(_version, self._base)) != self._versions:
             return False
@@ -161,12 +161,12 @@ class _Weights:
 
 
 def _version(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; tensors of inference mode cannot be."""
+    """Return how often a tensor was changed in place; 0 for tensors of inference mode, which cannot be changed."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _mark(module: nn.Module) -> list[tuple[int, int, int]]:
-    """Return identity, version and address of every weight and buffer of a module."""
+    """Return identity, version and memory address of every weight and buffer of a module."""
     tensors = (*module.parameters(), *module.buffers())
     return [(id(tensor), _version(tensor), tensor.data_ptr()) for tensor in tensors]
 
@@ -175,7 +175,7 @@ _steps = 0  # steps of all optimizers in this process
 
 
 def _count_step(*_: object) -> None:
-    """Count a step of an optimizer."""
+    """Count an optimizer step. It is a hook that runs after a step of any optimizer."""
     global _steps
     _steps += 1
 

@@ -1,4 +1,4 @@
-"""Open a saved bank or a saved model by its name, without knowing which of the two it is."""
+"""Open a saved bank or a saved model by its name, without knowing which one it is."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def open_cached(saved: str | Path) -> ReaderBank | PreTrainedModel:
 
 @lru_cache(maxsize=_CACHED)
 def _open_cached(saved: str, _written: tuple[int, ...]) -> ReaderBank | PreTrainedModel:
-    """Load a saved bank or model; `_written`, the modification times of its files, is only a part of the cache key."""
+    """Load a saved bank or model.
+
+    `_written`, the modification times of its files, only serves as part of the cache key.
+    """
     loaded = open_saved(saved)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return loaded.to(device)  # pyright: ignore[reportArgumentType, reportUnknownMemberType, reportUnknownVariableType]

@@ -1,4 +1,4 @@
-"""The processor of a saved bank: its files, and whether another processor makes the same inputs."""
+"""Save the processor of a bank, and compare processors: do two of them make the same inputs?"""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _NOISE = ("processor_class", "auto_map", "_name_or_path", "name_or_path", "trans
 
 
 def processor_facts(processor: Processor) -> dict[str, JSON]:
-    """Return what the inputs that a processor makes depend on, JSON-ready: short facts as they are, others as digests.
+    """Return what the inputs made by a processor depend on, JSON-ready: short facts in full, others as digests.
 
-    The padding side is none of them, since Lamina pads by itself. A processor of another kind has its class alone.
+    The padding side is not included, because Lamina pads by itself. A processor of an unknown kind has only its class.
     """
     facts: dict[str, JSON] = {}
     for part in _PARTS:
@@ -67,22 +67,22 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
 
 
 def _settings(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a processor without what says only where it comes from."""
+    """Return the settings of a processor, without those that only say where it comes from."""
     return {name: value for name, value in fields.items() if name not in _NOISE}
 
 
 def _digest(value: object) -> str:
-    """Return 16 hexadecimal digits of the SHA-256 hash of a JSON-ready value; other values count by their text."""
+    """Return 16 hexadecimal digits of a value's SHA-256. A value that is not JSON-ready counts by its text."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def save_processor(processor: Processor | None, folder: Path, *, files: bool) -> ProcessorFacts | None:
-    """Return what a manifest says of a bank's processor, after writing its files to a folder; None if there is none.
+    """Write a processor's files to a bank's folder, and return its entry in the manifest; None without a processor.
 
     Args:
         processor: The processor.
         folder: Folder of the bank's files.
-        files: Whether to write the files of the processor to a folder in it.
+        files: Whether to write the files of the processor, in a subfolder.
     """
     if processor is None:
         return None
@@ -95,7 +95,7 @@ def save_processor(processor: Processor | None, folder: Path, *, files: bool) ->
 
 
 def load_saved_processor(saved: ProcessorFacts, folder: Path, model: PreTrainedModel) -> Processor | None:
-    """Load the processor that was saved in a bank's folder; None if its files are not there."""
+    """Load the processor saved in a bank's folder; None if its files are not there."""
     place = folder / PROCESSOR if saved.files else folder / BASE
     processor = load_processor(place, model) if place.is_dir() else None
     tokenizer: Any = getattr(processor, "tokenizer", processor)
@@ -109,9 +109,9 @@ def check_processor(saved: ProcessorFacts, processor: Processor, library: str | 
     """Raise BaseMismatchError unless a processor makes the same inputs as the one that a bank was saved with.
 
     Args:
-        saved: What the bank's manifest says of its processor.
+        saved: The manifest's entry about the bank's processor.
         processor: The processor to compare.
-        library: Versions of the libraries that the bank was saved with. Under others, only facts that mean the same in
+        library: Library versions that the bank was saved with. Under other versions, only facts that mean the same in
             all versions are compared.
     """
     facts = processor_facts(processor)
@@ -121,13 +121,14 @@ def check_processor(saved: ProcessorFacts, processor: Processor, library: str | 
 
 
 def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
-    """Check that a processor that is passed to a call makes the same inputs as the bank's own.
+    """Check that a processor passed to a call makes the same inputs as the bank's own processor.
 
-    The parts that both have are compared: a joint processor has a tokenizer beside an image processor or a feature
-    extractor. Processors of two kinds are not: a bank may read images and texts, and have the processor of one of them.
+    Only parts that both have are compared: a joint processor has a tokenizer beside an image processor or a feature
+    extractor. Processors of different kinds are not compared, because a bank may read both images and texts and have
+    the processor of only one of them.
 
     Args:
-        op: The operation that the message begins with.
+        op: The operation, for messages.
         known: The bank's processor.
         processor: The processor that was passed.
 
@@ -150,7 +151,7 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
 
 
 def _by_part(processor: Processor) -> dict[str, JSON]:
-    """Return the facts of a processor, under the names that the facts of a joint processor have."""
+    """Return the facts of a processor, named as in the facts of a joint processor."""
     facts = dict(_remembered_facts(processor))
     classes = {part.__name__ for part in type(processor).__mro__}
     for part, base in _PARTS.items():
@@ -160,7 +161,7 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 
 
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
-    """Return `processor_facts`, computed again only if the size or a limit of a tokenizer has changed."""
+    """Return `processor_facts` from a cache; recompute them if the size or a limit of a tokenizer has changed."""
     tokenizer: Any = getattr(processor, "tokenizer", processor)
     if not hasattr(tokenizer, "get_vocab"):
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
@@ -179,10 +180,10 @@ _facts: MutableMapping[object, tuple[object, dict[str, JSON]]] = WeakIdKeyDictio
 def _differences(
     known: Mapping[str, JSON], facts: Mapping[str, JSON], names: Iterable[str]
 ) -> dict[str, tuple[object, object]]:
-    """Return name -> (known value, present value) of the facts that differ, among these names."""
+    """Return name -> (known value, present value) for those of the facts in `names` that differ."""
     return {name: (known.get(name), facts.get(name)) for name in sorted(names) if known.get(name) != facts.get(name)}
 
 
 def _kind(facts: Mapping[str, JSON]) -> str:
-    """Return the word for a processor with these facts."""
+    """Return the word that messages use for a processor with these facts."""
     return "tokenizer" if "vocabulary" in facts else "processor"

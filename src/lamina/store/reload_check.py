@@ -1,4 +1,4 @@
-"""Check before a model is trained or saved that what is saved will load again."""
+"""Check, before a model is trained or saved, that it can be loaded again."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _HINT = (
 
 
 def check_reloads(model: PreTrainedModel, op: str) -> None:
-    """Check that the config and the recorded edits of a model describe its weights, since a saved model is built anew.
+    """Check that a model's config and recorded edits describe its weights: a saved model is built from these two.
 
     A model of the same class is built without memory for weights, and the names, shapes and sharing of all weights are
-    compared. Quantised models are not checked, as their weights have other shapes; neither are classes that cannot be
-    built from their config, which a warning names.
+    compared. Quantised models are not checked, as their weights have other shapes. Classes that cannot be built from
+    their config are not checked either, with a warning.
 
     Args:
         model: A transformers model.
-        op: The operation that error messages begin with.
+        op: The operation, for messages.
 
     Raises:
         ConfigError: If a weight has no place in the model that would be loaded, is missing or has another shape there,
@@ -57,10 +57,10 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
 
 
 def changed_blocks(model: PreTrainedModel) -> str | None:
-    """Return how the blocks of a model differ from those that its config and its edits describe; None if they do not.
+    """Return how a model's blocks differ from those that its config and edits describe, as text; None if they do not.
 
-    Only the weights in blocks are compared, since a base may lack other parts, such as a pooler. Models that cannot be
-    built from their config, quantised ones, and those with adapters are not compared.
+    Only the weights in blocks are compared, because a base model may lack other parts, such as a pooler. Models that
+    cannot be built from their config, quantised ones, and those with adapters are not compared.
     """
     if getattr(model.config, "quantization_config", None) is not None or adapted_layers(model):
         return None
@@ -75,11 +75,11 @@ def changed_blocks(model: PreTrainedModel) -> str | None:
 
 
 def _problem(model: PreTrainedModel, under: str) -> str | None:
-    """Return why a model could not be built again from its config and its edits; None if it could.
+    """Return why a model could not be built again from its config and its edits, as text; None if it could.
 
     Args:
         model: The model.
-        under: Beginning of the names of the weights that are compared; "" for all.
+        under: Only weights whose names begin with this text are compared; "" for all.
 
     Raises:
         LaminaError: If no model can be built from the config.
@@ -101,19 +101,19 @@ def _problem(model: PreTrainedModel, under: str) -> str | None:
 
 
 def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield name and weight for the weights whose names begin with `under`; one with several names under each."""
+    """Yield (name, weight) for the weights whose names begin with `under`; a shared weight comes under each name."""
     for name, weight in model.named_parameters(remove_duplicate=False):
         if (plain := name.replace("_orig_mod.", "")).startswith(under):  # the name in a model that is not compiled
             yield plain, weight
 
 
 def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
-    """Return name -> shape of each weight; see `_named`."""
+    """Return name -> shape of each weight whose name begins with `under`."""
     return {name: tuple(weight.shape) for name, weight in _named(model, under)}
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Return the names of each weight that has several names which differ in nothing but numbers."""
+    """Return, for each weight shared by several blocks, its names. They differ only in numbers."""
     names: dict[tuple[int, str], list[str]] = {}
     for name, weight in _named(model, under):
         names.setdefault((id(weight), _NUMBER.sub(".#", name)), []).append(name)

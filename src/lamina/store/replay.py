@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class LoadingInfo(TypedDict):
-    """The report of transformers' `from_pretrained` on the weights that it loaded."""
+    """The report of transformers' `from_pretrained` about the weights that it loaded."""
 
     missing_keys: set[str]
     unexpected_keys: set[str]
@@ -114,9 +114,9 @@ def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
 
 
 def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
-    """Insert the layers of a record of edits into a model, except layers that were merged or removed by later edits.
+    """Insert the recorded layers into a model, except layers that later edits merged or removed.
 
-    Layers in blocks that were moved or repeated later are inserted where these blocks are now.
+    If later edits moved or repeated blocks, the layers are inserted where these blocks are now.
     """
     merged = max((number for number, edit in enumerate(record) if edit.kind == "merge"), default=-1)
     for number, edit in enumerate(record):
@@ -126,7 +126,7 @@ def replay_inserts(model: PreTrainedModel, record: Sequence[Edit]) -> None:
 
 
 def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> Iterator[Edit]:
-    """Yield a recorded insertion per stack, with the numbers that its layers have in the model now.
+    """Yield a recorded insertion once per stack, with the numbers that its layers have in the model now.
 
     `edit` has layer numbers from before the `later` edits, which may have removed, moved or repeated blocks. `model`
     has its final depth.
@@ -150,7 +150,7 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
 
 
 def weight_problem(model: PreTrainedModel, report: LoadingInfo, *, exact: bool) -> str | None:
-    """Return which saved weight is missing or has no place in the loaded model, as part of a sentence; None if all fit.
+    """Return which saved weight is missing or has no place in the loaded model, as a phrase; None if all fit.
 
     Args:
         model: The loaded model.
@@ -173,7 +173,10 @@ def weight_problem(model: PreTrainedModel, report: LoadingInfo, *, exact: bool) 
 
 
 def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exact: bool) -> None:
-    """Raise StoreError if `weight_problem` finds one; `name` is the folder or hub id that the model was loaded from."""
+    """Raise StoreError if saved weights do not fit the model (see `weight_problem`).
+
+    `name` is where it was loaded from.
+    """
     if problem := weight_problem(model, report, exact=exact):
         raise _mismatch(name, problem)
 
@@ -181,8 +184,8 @@ def check_weights(model: PreTrainedModel, name: str, report: LoadingInfo, *, exa
 def check_head(model: PreTrainedModel, name: str, new: Sequence[str]) -> None:
     """Raise StoreError if the weights of a checkpoint belong to another class of model.
 
-    That is so if a part of the model that contains layers, or more than half of the parameters, would start at random.
-    `new` are the names of the weights that start at random, and `name` is the checkpoint, for errors.
+    They do if a part of the model that contains layers, or more than half of the parameters, would start at random.
+    `new` are the names of the weights that start at random, and `name` is the checkpoint, for messages.
     """
     prefix, layered = f"{model.base_model_prefix}.", _layered(model) if new else ()
     sizes = {key: parameter.numel() for key, parameter in model.named_parameters()}
@@ -208,7 +211,7 @@ def _layered(model: PreTrainedModel) -> set[str]:
 
 
 def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
-    """Return those parameter names that belong to parts of the model with layers, see `_layered`.
+    """Return the parameter names that belong to parts of the model with layers; see `_layered`.
 
     Other parts, such as a pooler, are missing in some classes of the same family.
     """
@@ -217,7 +220,7 @@ def _layered_names(model: PreTrainedModel, names: Sequence[str]) -> list[str]:
 
 
 def _mismatch(name: str, what: str) -> StoreError:
-    """Return the error that the weights at `name` do not belong to the saved model; `what` says why."""
+    """Return the StoreError that says that the weights at `name` do not belong to the saved model; `what` says why."""
     return damaged(f"the weights in {name}", f"are not those of the model that was saved: {what}")
 
 
@@ -255,9 +258,9 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
 
 
 def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Collection[str]) -> list[Edit]:
-    """Return a record of edits in which parameters and lists of blocks have the names that they have in this model.
+    """Return a record of edits with the names that parameters and lists of blocks have in this model.
 
-    The names differ by the backbone's prefix if only one of the models, the saved and the loaded one, has a head. A
+    The names differ by the backbone's prefix if only one of the two models, the saved and the loaded one, has a head. A
     parameter that the model does not have keeps its saved name.
     """
     prefix = f"{model.base_model_prefix}."
@@ -289,7 +292,10 @@ def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Coll
 
 
 def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, frozen: set[str]) -> None:
-    """Make the parameters trainable that freeze edit `number` did not freeze, and freeze those named in `frozen`."""
+    """Replay one freeze edit: freeze the parameters in `frozen`, and make those trainable that it left trainable.
+
+    `number` is the position of the edit in the record.
+    """
     train, prefix = record[number].settings.get("train"), f"{model.base_model_prefix}."
     for key, parameter in model.named_parameters():
         then = name_then(record, number, key)  # what `train` names are names at that time

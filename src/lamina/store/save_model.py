@@ -84,7 +84,7 @@ def save(
 
 
 def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with the weights that it is saved with: itself, or for RWKV a copy.
+    """Return the model whose weights are written: the model itself, or for RWKV a copy.
 
     RWKV divides weights by powers of two at its first pass in eval mode, and would divide saved weights again.
     """
@@ -140,7 +140,7 @@ def saved_names(folder: Path) -> list[str]:
 
 
 def listed_names(folder: Path) -> list[str]:
-    """Return the names of all files that the record in a folder lists, a processor's too; [] without a record."""
+    """Return the names of all files that a folder's record lists, including a processor's; [] without a record."""
     try:
         return EditsRecord.read(folder / RECORD).files
     except LaminaError:

@@ -1,4 +1,4 @@
-"""`states.json`, the description of hidden states in files: layers, shapes, and the model that computed them."""
+"""`states.json` describes files of hidden states: their layers, their shapes, and the model that computed them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ StatesAxis: TypeAlias = Literal["rows", "tokens", "layers", "width"]
 
 
 class StatesArray(SavedFacts):
-    """One tensor in a file: the states of some rows, one after the other.
+    """One tensor in a file. It holds the states of rows of the data, one row after the other.
 
     Attributes:
         file: The file, relative to the manifest: `.npy`, `.safetensors` or `.parquet`.
         tensor: Name of the tensor in a safetensors file, or of the column in a Parquet file. None for `.npy`.
-        axes: The name of each axis. Without "rows", the tokens of the rows come one after the other, or the tensor
-            is one row. Without "layers", all states are of one layer. Without "tokens", rows are pooled.
+        axes: The name of each axis. Without "rows", the tokens of the rows come one after the other, or the tensor is
+            one row. Without "layers", all states are of one layer. Without "tokens", rows are pooled.
         shape: Size of each axis. For a Parquet file the number of rows comes first, and a list per token or layer
             follows.
         rows: Number of rows in the tensor.
         layers: Layers of the tensor, in the order of its axis "layers". None: those of the manifest.
-        mask: Name of a tensor of the same safetensors file, or another `.npy` file, `[rows, tokens]`: 1 at tokens, 0
-            at padding. None: padding is on the right, as the lengths say.
+        mask: Name of a tensor of the same safetensors file, or another `.npy` file, `[rows, tokens]`: 1 at tokens, 0 at
+            padding. None: padding is on the right, as the lengths say.
     """
 
     file: str
@@ -94,7 +94,7 @@ class StatesManifest(SavedFacts):
 
     @classmethod
     def holder(cls, parents: Sequence[str]) -> type[SavedFacts]:
-        """Return the class of the object that is found under these keys."""
+        """Return the class of the nested object that is reached by these keys."""
         return StatesArray if parents else cls
 
     def problem(self) -> str | None:
