@@ -1,4 +1,4 @@
-"""PEFT adapters in a model: which layers have adapters, which adapters are active, and their weights.
+"""PEFT adapters in a model: find the layers with adapters, the active adapters, and their weights.
 
 A PEFT layer lists its attributes by name: `adapter_layer_names` are those with weights, `other_param_names` those with
 settings. Each such attribute is a mapping from the name of an adapter to its weight or setting.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def has_adapters(module: nn.Module) -> TypeGuard[PeftLayer]:
-    """Return whether a module is a PEFT layer, that is a layer with adapters."""
+    """Return whether a module is a PEFT layer, that is, a layer with adapters."""
     return hasattr(type(module), "adapter_layer_names")
 
 
@@ -43,12 +43,15 @@ def adapted_layers(model: nn.Module) -> list[PeftLayer]:
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
-    """Return the model inside a PEFT wrapper, which has its adapters too; any other model as it is."""
+    """Return the model inside a PEFT wrapper; its layers still have the adapters.
+
+    Any other model is returned unchanged.
+    """
     return cast("PeftModel", model).get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def without_adapters(module: nn.Module) -> nn.Module:
-    """Return the layer to which a PEFT layer adds adapters; any other module as it is."""
+    """Return the original layer inside a PEFT layer; any other module is returned unchanged."""
     while has_adapters(module) and isinstance(inside := getattr(module, "base_layer", None), nn.Module):
         module = inside
     return module
@@ -61,15 +64,15 @@ def backbone(model: nn.Module) -> nn.Module:
 
 
 def active_adapters(layer: PeftLayer) -> tuple[str, ...]:
-    """Return the names of the adapters whose outputs a PEFT layer adds to its own, in order.
+    """Return the names of a PEFT layer's active adapters, in order. Their outputs are added to the layer's own.
 
-    () if adapters are disabled, or merged into the layer's weight.
+    The result is () if adapters are disabled, or merged into the layer's weight.
     """
     return () if layer.disable_adapters or getattr(layer, "merged", False) else tuple(layer.active_adapters)
 
 
 def adapter_modules(layer: PeftLayer) -> Iterator[nn.Module]:
-    """Yield all modules that contain adapters of a PEFT layer, active or not."""
+    """Yield all modules that contain adapters of a PEFT layer, whether active or not."""
     for name in (*layer.other_param_names, *layer.adapter_layer_names):
         if isinstance(attribute := getattr(layer, name, None), nn.Module):
             yield from attribute.modules()

@@ -1,4 +1,4 @@
-"""Facts that hidden states depend on beside the weights: the model's config, and the settings of its modules."""
+"""Facts other than weights on which hidden states depend: the model's config, and the settings of its modules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """Facts that a stack's hidden states depend on beside its weights; see `config_facts` and `module_facts`."""
+    """The facts other than weights on which a stack's hidden states depend; see `config_facts` and `module_facts`."""
 
     config: dict[str, Any]
     modules: dict[str, str]
@@ -51,9 +51,9 @@ class StackSettings:
         return cls(config_facts(model, stack), module_facts(model, stack))
 
     def changed_module(self, now: StackSettings) -> str | None:
-        """Return the path of a module whose settings are others `now`; None if there is none.
+        """Return the path of a module whose settings differ in `now`; None if there is none.
 
-        Only modules without others inside count: some models replace the larger ones when they run.
+        Only modules without submodules count: some models replace the larger ones when they run.
         """
         for path, facts in self.modules.items():
             is_inner = not any(other.startswith(f"{path}.") for other in self.modules)
@@ -65,7 +65,7 @@ class StackSettings:
 def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
     """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
 
-    The config is that of the innermost model around the stack. It is the same for an encoder alone, inside a model with
+    They come from the innermost model around the stack. So they are the same for an encoder alone, inside a model with
     a head, and inside a PEFT wrapper.
     """
     config: Any = cast("Any", _around(model, stack)).config
@@ -73,7 +73,7 @@ def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
 
 
 def _related(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Return the settings that may change hidden states, also of the configs within a config."""
+    """Return the settings that may change hidden states, including those of nested configs."""
     return {
         name: _related(cast("Mapping[str, object]", value)) if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -82,9 +82,9 @@ def _related(settings: Mapping[str, object]) -> dict[str, Any]:
 
 
 def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
-    """Return a short digest of the classes and scalar attributes of a stack's modules.
+    """Return short digests of the classes and scalar attributes of a stack's modules.
 
-    In place of a layer with adapters stands the layer without them: the fingerprint tells which adapters are active.
+    A layer with adapters counts as the layer without them: the fingerprint tells which adapters are active.
 
     Returns:
         Path of the modules, with `*` in place of the number of a block, such as "encoder.layer.*.output.dense" -> the
@@ -102,9 +102,9 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module around a stack with a config that is a model, or has all that the stack depends on.
+    """Return the innermost module around a stack that has a config, and is a model or contains all of the stack.
 
-    The stack's scope alone does not decide: it may be a part of a model, such as BertEncoder, in one wrapper only.
+    The stack's scope alone does not decide: in some wrappers it is a part of a model, such as BertEncoder.
     """
     names = stack.scope_path.split(".") if stack.scope_path else []
     parts = [model.get_submodule(".".join(names[:count])) for count in range(len(names) + 1)]
@@ -114,7 +114,7 @@ def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
 
 
 def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules that a stack consists of, with their paths: those with its weights, and those without any.
+    """Yield (path, module) for the modules that a stack consists of: those with its weights, and those without weights.
 
     Modules without weights (activations) count if they stand beside modules of the stack. `run` has the modules with
     weights. Parts of the model with other weights, such as a pooler, are left out, and adapters too.
@@ -128,9 +128,9 @@ def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator
 
 
 def _attributes(module: nn.Module) -> str:
-    """Return the scalar attributes of a module as text: numbers, texts, functions, and tuples and lists of these.
+    """Return the scalar attributes of a module as text: numbers, strings, functions, and tuples and lists of these.
 
-    A function in place of a method of all modules does not count, except `forward`: accelerate replaces `to`.
+    A function that replaces a method of all modules does not count, except `forward`: accelerate replaces `to`.
     """
     kept: list[str] = []
     for name, value in sorted(vars(module).items()):

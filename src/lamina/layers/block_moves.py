@@ -10,11 +10,11 @@ MOVES = ("keep", "drop", "duplicate")  # edits that give blocks other numbers; t
 
 
 class Move(Protocol):
-    """The part of an `editing.record.Edit` that this module uses."""
+    """The attributes of an `editing.record.Edit` that this module uses."""
 
     @property
     def kind(self) -> str:
-        """The name of the edit."""
+        """Name of the kind of edit."""
         ...
 
     @property
@@ -24,19 +24,22 @@ class Move(Protocol):
 
     @property
     def layers(self) -> Sequence[int]:
-        """The edited layers."""
+        """Numbers of the edited layers."""
         ...
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """The arguments of the edit; those of `MOVES` have the "order" of the blocks and the "path" of their list."""
+        """The arguments of the edit.
+
+        Edits whose kind is in `MOVES` have the "order" of the blocks and the "path" of their list.
+        """
         ...
 
 
 def order_of(edit: Move) -> list[int] | None:
     """Return the blocks that a stack has after an edit, as their numbers before it; None if the edit moves no blocks.
 
-    A block that comes twice was copied.
+    A number that occurs twice stands for a block and its copy.
     """
     if edit.kind == "truncate":
         return list(range(1, min(edit.layers, default=1)))
@@ -44,7 +47,10 @@ def order_of(edit: Move) -> list[int] | None:
 
 
 def name_then(made: Sequence[Move], number: int, name: str) -> str:
-    """Return the name that a parameter called `name` had after edit `number`, or that of the one it was copied from."""
+    """Return the name that a parameter now called `name` had after edit `number` of the record `made`.
+
+    For a copy, it is the name of the parameter that was copied.
+    """
     for later in reversed(made[number + 1 :]):
         path, order = later.settings.get("path"), order_of(later)
         if path and order and name.startswith(f"{path}."):
@@ -55,15 +61,16 @@ def name_then(made: Sequence[Move], number: int, name: str) -> str:
 
 
 def moved(name: str, edit: Move) -> list[str]:
-    """Return the names of a parameter after an edit of a kind in `MOVES`; [] if it is gone."""
+    """Return a parameter's names after an edit that moves blocks; several if it was copied, [] if it was dropped."""
     path = edit.settings["path"]
     return [name] if path is None else names_after(name, path, edit.settings["order"], edit.settings.get("first", ()))
 
 
 def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str] = ()) -> list[str]:
-    """Return the new names of a parameter after the blocks at `path` got the order `order`; [] if it is gone.
+    """Return the new names of a parameter after the blocks at `path` were put in the order `order`.
 
-    `first` are paths, from the block, of parts that always belong to the first block.
+    There are several if its block was copied, and none if its block was dropped. `first` are paths, relative to a
+    block, of parts that always belong to the first block.
     """
     if not name.startswith(f"{path}."):
         return [name]
@@ -76,5 +83,5 @@ def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str]
 
 
 def is_first(name: str, first: Iterable[str]) -> bool:
-    """Return whether a path from the block is inside one of the paths `first`, which may have wildcards."""
+    """Return whether a path relative to a block lies in one of the paths `first`, which may contain wildcards."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in first)

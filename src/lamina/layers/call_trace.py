@@ -23,7 +23,7 @@ Key = tuple[object, ...]
 
 @dataclass(eq=False)
 class Call:
-    """One call of a module in a traced run. Calls and events share one clock that counts 0, 1, 2, ..."""
+    """One call of a module in a traced run. Calls and events share one clock, which counts 0, 1, 2, ..."""
 
     module: nn.Module
     path: str
@@ -54,7 +54,7 @@ Seen = dict[Event, bool]  # an event at which a state was seen -> whether it was
 
 @dataclass(eq=False)
 class Trace:
-    """A traced run: one forward pass of a model, with all module calls and all events in the order of time."""
+    """A record of one forward pass of a model: all module calls, and all events (see `Event`), in the order of time."""
 
     calls: list[Call] = field(default_factory=list[Call])
     events: list[Event] = field(default_factory=list[Event])
@@ -62,9 +62,9 @@ class Trace:
     copies: list[Tensor] = field(default_factory=list[Tensor])  # copies of the values, if they are kept
 
     def seen_as(self, state: Tensor) -> Seen:
-        """Return the events at which a state was seen; the value is True if it was the same, unchanged tensor object.
+        """Find a state in the run: return event -> whether its tensor is this very object, unchanged.
 
-        Otherwise it was a tensor with equal values. On the meta device values cannot be compared, so only the same
+        False means another tensor with equal values. On the meta device values cannot be compared, so only the same
         tensor counts.
         """
         key = key_of(state)
@@ -77,14 +77,14 @@ class Trace:
 def trace_calls(
     model: nn.Module, *, keep: bool = False, axes: Container[int] = (3,), tokens: Iterable[int] = ()
 ) -> Generator[Trace]:
-    """Record every module call of the model inside the `with` block; yield the trace, which fills meanwhile.
+    """Record every module call of the model inside the `with` block; yield the trace, which fills during the block.
 
     Args:
         model: The model.
         keep: Copy every value, so that `Event.tensor` still returns it afterwards. False: events hold weak references.
-        axes: How many axes the tensors have that are recorded.
-        tokens: Numbers of tokens. A tensor with more is also recorded without those that it has more, as it may have
-            been padded inside the model.
+        axes: Numbers of axes; only tensors with one of these are recorded.
+        tokens: Numbers of tokens in the inputs. A tensor with more tokens may have been padded inside the model, so it
+            is also recorded without the surplus ones.
     """
     trace, open_calls = Trace(), list[Call]()
 
@@ -130,7 +130,7 @@ def _mask(named: Mapping[str, object]) -> Tensor | None:
 
 
 def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
-    """Return pairs of position or key and value for the output of a module; [(None, output)] for a single tensor."""
+    """Return pairs (position or key, value) for the output of a module; [(None, output)] for a single tensor."""
     if isinstance(output, Tensor):
         return [(None, output)]
     to_tuple: Callable[[], tuple[object, ...]] | None = getattr(output, "to_tuple", None)
@@ -144,7 +144,11 @@ def _parts(output: object) -> Iterable[tuple[int | str | None, object]]:
 def _events(
     call: Call, side: Side, index: int | str | None, value: Tensor, time: int, tokens: Iterable[int]
 ) -> Iterator[Event]:
-    """Yield the events of one argument or result of a call: the value itself, and other forms of it."""
+    """Yield the events for one argument or result of a call: the value itself, and its other forms (see `Form`).
+
+    `side` is "input" or "output", `index` the position or key of the value, and `time` the time of the event. `tokens`
+    are the numbers of tokens in the inputs.
+    """
     if not value.is_floating_point():  # no state
         return
     # a tensor without values costs nothing to keep, and has to be kept: it is recognised by identity

@@ -1,4 +1,4 @@
-"""Find out whether a stack is causal, by changing later tokens and comparing the states of earlier ones."""
+"""Test whether a stack is causal: change later tokens, and compare the states of earlier ones."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _compare_passes(model: nn.Module, stack: LayerStack) -> bool:
 
 
 def _states(model: nn.Module, stack: LayerStack, inputs: dict[str, Tensor]) -> dict[int, Tensor]:
-    """Run the model, and return layer -> states of the first tokens, which are equal in both inputs."""
+    """Run the model, and return layer -> states of the first tokens, those that are equal in both inputs."""
     states: dict[int, Tensor] = {}
 
     def on_state(layer: int, state: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The device on which a model computes, also if its weights are elsewhere: offloaded, or absent (the meta device)."""
+"""The device on which a model computes, even if its weights are elsewhere: offloaded, or absent (meta device)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
 
 @contextmanager
 def weights_in_place(module: nn.Module) -> Generator[None]:
-    """Load a module's own weights to the CPU inside the `with` block, if accelerate offloads them to memory or disk."""
+    """Load a module's own weights to the CPU inside the `with` block, if accelerate has offloaded them."""
     if not hasattr(module, "_hf_hook"):
         yield
         return
@@ -45,9 +45,9 @@ def weights_in_place(module: nn.Module) -> Generator[None]:
 
 
 class MetaValues(TorchFunctionMode):
-    """Inside this context, converting a meta tensor to a Python number gives 0 instead of an error.
+    """A context manager: inside it, converting a meta tensor to a Python number gives 0 instead of an error.
 
-    Models read values to warn, or to choose a faster way to the same result; without values they would stop there.
+    Models read values to warn, or to choose a faster way to the same result. Without values they would stop there.
     """
 
     def __torch_function__(

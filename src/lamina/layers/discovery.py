@@ -1,4 +1,4 @@
-"""Find the stacks of a model: run it on tiny inputs, and match the returned hidden states to its modules."""
+"""Find the stacks of a model: run it on tiny inputs (probes), and match the returned hidden states to its modules."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def tap(
 
 
 class _TappedStates(dict[int, Tensor]):
-    """The dict layer -> hidden state that `tap` yields. A layer that is missing raises a ConfigError that says why."""
+    """The dict layer -> hidden state that `tap` yields; looking up a missing layer raises a ConfigError."""
 
     def __init__(self, stack: str, layers: Sequence[int]) -> None:
         super().__init__()
@@ -156,18 +156,18 @@ class _TappedStates(dict[int, Tensor]):
 
 
 def same_stacks(model: nn.Module, copy: nn.Module) -> None:
-    """Register the stacks of `model` for `copy` too, which must have the same modules at the same paths.
+    """Make `stacks(copy)` return the stacks of `model` without a search.
 
-    `stacks(copy)` then returns them without a search.
+    `copy` must have the same modules at the same paths.
     """
     stacks(model)
     _known[copy] = (_signature(copy), _known[model][1])
 
 
 def _signature(model: nn.Module) -> tuple[object, ...]:
-    """Return everything that a model's stacks depend on: modules, presence of weights, layer counts in the config.
+    """Return a value made of everything that a model's stacks depend on: modules, presence of weights, layer counts.
 
-    While this value is unchanged, stacks that were found before are still right.
+    While it is unchanged, stacks that were found before are still right.
     """
     config: object = model.config
     modules = tuple(map(weakref.ref, model.modules()))
@@ -181,7 +181,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, _Known] = weakref.WeakKeyDictionary
 
 
 def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
-    """Return the stack with every module replaced by `move(module)`; also used to turn paths into modules."""
+    """Return the stack with every module replaced by `move(module)`. It is also used to turn paths into modules."""
     return replace(
         stack,
         blocks=tuple(map(move, stack.blocks)),
@@ -193,10 +193,10 @@ def _map_modules(stack: LayerStack, move: Callable[[Any], Any]) -> LayerStack:
 
 
 def _discover(model: nn.Module) -> dict[str, LayerStack]:
-    """Search for the stacks of a model; if none can be read, search for the stacks of its towers.
+    """Search for the stacks of a model; if there are none that can be read, search for the stacks of its towers.
 
     Raises:
-        UnsupportedModelError: If neither are found.
+        UnsupportedModelError: If neither search succeeds.
     """
     if isinstance(model, RecordedModel):
         return {model.facts.stack: model.own_stack()}
@@ -225,7 +225,7 @@ def _tower_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 class _UnreadableError(Exception):
-    """Raised in this module when layers cannot be found; it becomes an UnsupportedModelError with the same hint."""
+    """Raised when layers cannot be found. This module turns it into an UnsupportedModelError with the same hint."""
 
     def __init__(self, reason: str, hint: str = _ELSEWHERE) -> None:
         self.reason, self.hint = reason, hint
@@ -270,7 +270,7 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
-    """Return two inputs of different length that a model may accept, then two others, in case that it does not."""
+    """Return two inputs of different length for a model, then two others for models that reject the first two."""
     plain, full = (
         (probe_input(model, _FIRST, 1, full=full), probe_input(model, _SECOND, 2, full=full)) for full in (False, True)
     )
@@ -280,7 +280,7 @@ def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
 
 
 class _Places(NamedTuple):
-    """The places at which the layers of one stack may be read, according to the first run."""
+    """The places in the model at which the states of one stack's layers may be read, as found in the first run."""
 
     state: Tensor  # the state of layer 0
     blocks: tuple[nn.Module, ...]
@@ -291,7 +291,7 @@ class _Places(NamedTuple):
 def _first_run(
     model: nn.Module, pairs: Sequence[tuple[Probe, Probe]]
 ) -> tuple[Trace, nn.Module, States, tuple[Probe, Probe]]:
-    """Run the model on the first of the `pairs` that it accepts, or only its backbone if its head accepts none.
+    """Run the model on the first of the `pairs` of inputs that it accepts; if its head accepts none, only its backbone.
 
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and
@@ -316,7 +316,7 @@ def _first_run(
 
 
 def _run(target: nn.Module, probe: Probe, **options: bool) -> object:
-    """Return the output of a module for a probe input; an exception in the module becomes an _UnreadableError."""
+    """Return the output of a module for a probe input. An exception in the module becomes an _UnreadableError."""
     torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
     try:
         return target(**probe.inputs, **options)
@@ -349,7 +349,7 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
 
 
 def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace: Trace, probe: Probe) -> _Places:
-    """Find where in a traced run with the input `probe` each state of stack `name` was seen."""
+    """Find where each state of stack `name` was seen in a traced run on the input `probe`."""
     tokens = _tokens_of(name, probe)
     forms = forms_of(states, probe, tokens)
     _check_shapes(name, _formed(states, forms, tokens), probe.rows)
@@ -370,7 +370,7 @@ def _tokens_of(name: str, probe: Probe) -> int | None:
 
 
 def _formed(states: Sequence[Tensor], forms: Sequence[Form | None], tokens: int | None) -> tuple[Tensor, ...]:
-    """Return the states `[batch, tokens, width]` that the returned hidden states stand for."""
+    """Return hidden states that the model returned in other forms (see `Form`) as states `[batch, tokens, width]`."""
     return tuple(state_of(state, form, tokens) for state, form in zip(states, forms, strict=True))
 
 
@@ -395,12 +395,14 @@ def _check_shapes(name: str, states: tuple[object, ...], rows: int) -> None:
 
 
 def _unmatched(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _UnreadableError:
-    """Return the error for a layer of stack `name` that no module could be found for."""
+    """Return the _UnreadableError for a layer of stack `name` whose module was not found; `why` is the reason."""
     return _UnreadableError(f"layer {layer} of its {name} stack cannot be matched to a module: {why}", hint)
 
 
 def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tuple[dict[str, list[Event]], States]:
-    """Run another input and choose, for each layer, the best place at which exactly the returned state is seen.
+    """Run another input, and choose for each layer the best place at which exactly the returned state is seen.
+
+    `target` is the module to call, `probe` the input, and `found` the places of each stack from the first run.
 
     Returns:
         Stack name -> the chosen event of each layer; and the hidden states that this run returned.
@@ -440,16 +442,16 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
 
 
 def _point(event: Event, form: Form | None) -> TapPoint:
-    """Return the tap point at which the value of an event can be read in later runs.
+    """Return the tap point (module call and argument) at which the value of an event can be read in later runs.
 
-    `form` is the form in which the model returns the state, which is that of the event if the event has none.
+    `form` is the form in which the model returns the state. It applies if the event has none of its own.
     """
     call = event.call
     return TapPoint(call.module, call.path, event.side, event.index, call.number, event.swap, event.form or form)
 
 
 def _build(model: nn.Module, name: str, places: _Places, events: list[Event], trace: Trace) -> LayerStack:
-    """Return stack `name`, whose layer i is read at `events[i]`."""
+    """Return stack `name`, with layer i read at `events[i]`; `places` and `trace` come from the run that found them."""
     points = tuple(_point(event, form) for event, form in zip(events, places.forms, strict=True))
     cuts = any(point.form is not None and point.form.cuts for point in points)
     scope = find_scope(trace, events[0], events[-1], places.state, reads_tokens=cuts)
@@ -459,10 +461,10 @@ def _build(model: nn.Module, name: str, places: _Places, events: list[Event], tr
 
 
 def _check_plain_pass(target: nn.Module, probe: Probe, by_name: Mapping[str, LayerStack], states: States) -> None:
-    """Run without `output_hidden_states`, as users do, and compare the tapped states with `states`.
+    """Run `target` without `output_hidden_states`, as users do, and compare the states read by hooks with `states`.
 
     Raises:
-        _UnreadableError: If a layer is not tapped, or has another value than in `states`.
+        _UnreadableError: If a layer is not reached by its hook, or its value differs from the one in `states`.
     """
     seen: dict[str, dict[int, Tensor]] = {name: {} for name in by_name}
     with ExitStack() as exits:

@@ -1,4 +1,4 @@
-"""Fingerprints: hashes of all weights that a stack's hidden states depend on, by which base models are recognised."""
+"""Fingerprints: hashes of all weights on which a stack's hidden states depend. They identify base models."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fingerprint_of(stack: LayerStack) -> str:
 
 
 def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
-    """Return the hash of the given modules' own weights, without those of modules inside them; see `fingerprint_of`."""
+    """Return the hash of the given modules' own weights, without those of their submodules; see `fingerprint_of`."""
     modules = list(modules)
     in_adapters = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
     plain = [module for module in modules if module not in in_adapters]
@@ -59,12 +59,12 @@ def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
 
 
 def _parameters(modules: Iterable[nn.Module]) -> Iterator[nn.Parameter]:
-    """Return the parameters of the given modules, without those of modules inside them."""
+    """Return the given modules' own parameters, without those of their submodules."""
     return (parameter for module in modules for parameter in module.parameters(recurse=False))
 
 
 def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield name -> value of a module's own part of the state dict, without integer counters."""
+    """Yield (name, value) for a module's own part of the state dict, without integer counters."""
     if facts := getattr(module, "fingerprint_facts", ""):  # an inserted layer has settings beside its weight
         yield "facts", str(facts)
     buffers = dict(module.named_buffers(recurse=False))
@@ -76,7 +76,7 @@ def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield name -> value for the weights and settings of a module's active adapters; nothing without adapters."""
+    """Yield (name, value) for the weights and settings of a module's active adapters; nothing without adapters."""
     if has_adapters(module):
         yield from adapter_state(module)
 
@@ -116,7 +116,7 @@ def fingerprint_of_tensors(values: Iterable[tuple[str, object]], *, tied_by_valu
 
 
 def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield name -> part for the tensors in a quantised weight, tuple or list; a plain value is yielded itself."""
+    """Yield (name, tensor) for the tensors of a quantised weight, tuple or list; a plain value is yielded itself."""
     if hasattr(type(value), "__tensor_flatten__"):  # a tensor subclass that wraps others, such as a quantised weight
         for part in cast("WrapperTensor", value).__tensor_flatten__()[0]:
             yield from _parts(f"{name}.{part}", getattr(value, part))

@@ -66,18 +66,18 @@ class ContextHooks(ExitStack):
 
     @property
     def is_acting(self) -> bool:
-        """Whether the hooks act on the passes of the present context."""
+        """Whether the hooks act in the caller's context: it is the one that entered the context manager."""
         return self in _open.get() and not self._closed
 
 
 @final
 class _ContextHook:
-    """A hook of a `ContextHooks`.
+    """One hook of a `ContextHooks`.
 
-    A copy does nothing: a model may be copied or pickled by one thread while another runs it.
+    A copy of it does nothing: a model may be copied or pickled by one thread while another runs it.
 
     Args:
-        owner: The module whose calls count. None: this is a copy.
+        owner: The module on whose calls the hook acts. None: this is a copy.
         hooks: The context manager that registered the hook.
         hook: The function to call.
     """
@@ -91,7 +91,7 @@ class _ContextHook:
         self.owner, self._hooks, self._hook = owner, hooks, hook
 
     def __call__(self, *args: object) -> None:
-        """Call the hook, if the module and the context are its own."""
+        """Call the hook if the called module is its owner and the context is right; otherwise do nothing."""
         if args[0] is self.owner and self._hooks is not None and self._hooks.is_acting and self._hook is not None:
             self._hook(*args)
 
@@ -100,7 +100,7 @@ class _ContextHook:
 
 
 def drop_copied_hooks(model: nn.Module) -> None:
-    """Remove the hooks of passes that another thread ran while the model was copied or pickled."""
+    """Remove hooks that were copied along with the model while another thread ran it."""
     for module in model.modules():
         by_kind = (cast("dict[int, object]", vars(module)[name]) for name in ("_forward_pre_hooks", "_forward_hooks"))
         for hooks in by_kind:
@@ -136,7 +136,7 @@ def watch(
 def watch_selected(
     stack: LayerStack, layers: Sequence[int], on_state: OnState, on_start: OnStart | None = None
 ) -> Generator[None]:
-    """Do what `watch` does, for layers that exist, in ascending order, as `select` returns them."""
+    """Call `on_state` with each layer's state, like `watch`, for `layers` that are already checked and ascending."""
     watches: dict[tuple[nn.Module, Side], _Watch] = {}
     cuts = any(point.form is not None and point.form.cuts for point in stack.points)
     for layer in layers:
@@ -164,7 +164,7 @@ def watch_selected(
 
 @dataclass
 class _Watch:
-    """A hook on the input or the output of one module, which calls `on_state` for the layers that are read there."""
+    """A hook on the input or the output of one module. It calls `on_state` for the layers that are read there."""
 
     on_state: OnState
     # thread id -> calls of the module since its pass over the stack began
@@ -175,7 +175,10 @@ class _Watch:
     wanted: dict[int, list[tuple[int, TapPoint]]] = field(default_factory=dict[int, list[tuple[int, TapPoint]]])
 
     def __call__(self, _module: nn.Module, args: tuple[object, ...], rest: object) -> None:
-        """Act as the module's forward pre-hook (`rest`: its keyword arguments) or forward hook (`rest`: its output)."""
+        """Act as a forward pre-hook or a forward hook of the module.
+
+        `rest` is the last argument of the hook: the keyword arguments in a pre-hook, the output in a forward hook.
+        """
         thread = get_ident()
         # -1 outside a pass. Recomputations of gradient checkpointing run after the pass, with counts nobody wants.
         count = self.counts.get(thread, -1)
@@ -198,9 +201,9 @@ class StopForward(BaseException):
 
 
 def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
-    """Call `model(**batch)` and return its output, or None if a hook raised the object `stop`.
+    """Call `model(**batch)`, and return its output; None if a hook raised the object `stop`.
 
-    Another StopForward object was raised for another call and propagates. Raises ConfigError if the batch is empty.
+    Any other StopForward object belongs to an outer call and propagates. Raises ConfigError if the batch is empty.
     """
     _check_not_empty(batch)
     try:
@@ -213,7 +216,7 @@ def run_until_stopped(model: nn.Module, batch: Mapping[str, object], stop: StopF
 
 
 def _check_not_empty(batch: Mapping[str, object]) -> None:
-    """Raise ConfigError if an input of a batch has no rows or no tokens: models fail there, each in its own words."""
+    """Raise ConfigError if an input of a batch has no rows or no tokens. Models fail on these with unclear errors."""
     for name in (*MAIN_INPUTS, "inputs_embeds", "decoder_input_ids", "decoder_inputs_embeds"):
         value = batch.get(name)
         if isinstance(value, Tensor) and 0 in value.shape:
@@ -227,16 +230,16 @@ DECODER_INPUTS = ("decoder_attention_mask", "decoder_input_ids", "decoder_inputs
 
 
 def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, object]:
-    """Return the part of a batch that a tower of a model accepts."""
+    """Return the entries of a batch that a tower of a model accepts."""
     accepted = inspect.signature(tower.forward).parameters
     return {name: value for name, value in batch.items() if name in accepted}
 
 
 def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
-    """Run as much of a model as the given stacks need: the model itself, or only their towers, one after the other.
+    """Run as much of a model as the given stacks need: the whole model; or, if it has towers, only their towers.
 
-    If the batch has no input for a decoder, it reads the encoder's tokens shifted right behind the start token, as BART
-    does by itself and T5 does not.
+    If the batch has no input for a decoder, the decoder reads the encoder's tokens shifted right behind the start
+    token. BART does this by itself, T5 does not.
 
     Args:
         model: The model.
@@ -327,7 +330,7 @@ def is_token_mask(mask: object) -> TypeGuard[Tensor]:
 def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Mapping[str, object]:
     """Return the arguments of a module's call by name.
 
-    If the `forward` of a wrapper begins with `*args`, the names are those of the first module inside that names them.
+    If `forward` is a wrapper with `*args` first, the names are those of the first submodule whose `forward` names them.
     """
     for part in module.modules() if args else ():
         function = None if "forward" in vars(part) else getattr(part.forward, "__func__", None)
@@ -338,7 +341,7 @@ def arguments(module: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, 
 
 
 def _names(forward: Callable[..., object]) -> tuple[str, ...] | None:
-    """Return the names of the parameters of a function; None if it begins with `*args`."""
+    """Return the parameter names of a function; None if it begins with `*args`."""
     parameters = tuple(inspect.signature(forward).parameters.values())
     begins_with_args = bool(parameters) and parameters[0].kind is parameters[0].VAR_POSITIONAL
     return None if begins_with_args else tuple(parameter.name for parameter in parameters)
@@ -346,5 +349,5 @@ def _names(forward: Callable[..., object]) -> tuple[str, ...] | None:
 
 @lru_cache(maxsize=1024)  # reading a signature takes longer than running a small module
 def _names_of_method(function: Callable[..., object]) -> tuple[str, ...] | None:
-    """Return `_names` of a function as the method of an instance."""
+    """Return the parameter names of a method, without `self`; None if it begins with `*args`."""
     return _names(MethodType(function, function))  # any instance will do

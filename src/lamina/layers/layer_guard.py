@@ -1,4 +1,4 @@
-"""Check that a model's layers and weights are those for which a bank was made, and know which models banks read."""
+"""Detect changes of a model's layers and weights since a bank was made, and record which models banks read."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _version: Callable[[Tensor], int] = attrgetter("_version")  # how often a tensor
 
 
 class _Edit(Protocol):
-    """The part of an `editing.record.Edit` that this module uses."""
+    """The attributes of an `editing.record.Edit` that this module uses."""
 
     kind: str
 
 
 @final
 class LayerGuard:
-    """Remembers the layers and weights of a model, so that its methods tell within microseconds what has changed.
+    """Remembers the layers and weights of a model; its methods tell within microseconds what has changed since.
 
     Args:
         model: The model.
@@ -44,15 +44,15 @@ class LayerGuard:
     Attributes:
         compiled: Whether a module of the model is compiled.
         weights: Stack name -> guard of the stack's weights.
-        facts: Stack name -> what its states depend on beside the weights, before any pass: some models change their
-            own modules when they run.
+        facts: Stack name -> facts other than weights on which its states depend. They are recorded before any pass,
+            because some models change their own modules when they run.
     """
 
     def __init__(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
         self._remember(model, by_name)
 
     def _remember(self, model: nn.Module, by_name: Mapping[str, LayerStack]) -> None:
-        """Remember the layers and weights of the model as they are now."""
+        """Record the layers and weights of the model as they are now."""
         paths = {module: path for path, module in by_path(model).items()}
         blocks = {paths[block].rpartition(".")[0] for stack in by_name.values() for block in stack.blocks}
         self._children: dict[str, dict[str, nn.Module]] = {parent: {} for parent in blocks}  # path -> name -> module
@@ -72,7 +72,7 @@ class LayerGuard:
         self._remember_modules(model)
 
     def _remember_modules(self, model: nn.Module) -> None:
-        """Remember the dicts that hold the attributes and the children of all modules, which are quick to compare."""
+        """Record the dicts that hold the attributes and children of all modules; comparing these is quick."""
         modules = list(model.modules())
         self._attributes = [vars(module) for module in modules]
         self._holders = [children for module in modules if (children := vars(module)["_modules"])]
@@ -83,12 +83,12 @@ class LayerGuard:
         return {**vars(self), "_attributes": [], "_holders": [], "_modules": [None]}
 
     def edits_since(self, model: nn.Module) -> Sequence[Move] | None:
-        """Return the edits of a model since its layers were remembered; None if its record is another one."""
+        """Return the edits of a model since its layers were recorded; None if the model has another record of edits."""
         known, edits = self._edits[model], tuple(getattr(model, EDITS, ()))
         return edits[len(known) :] if edits[: len(known)] == known else None
 
     def evaluating(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return a context in which the model is in eval mode; every module gets its mode back at the end."""
+        """Return a context in which the model is in eval mode; afterwards every module has its former mode again."""
         return evaluating_if(self._attributes, model)
 
     def check(self, model: nn.Module, op: str) -> None:
@@ -115,7 +115,7 @@ class LayerGuard:
         self._remember_modules(model)
 
     def _change(self, model: nn.Module) -> str | None:
-        """Return how the model has changed since this guard was made, as part of a sentence; None if it has not."""
+        """Return how the model has changed since this guard was made, as a phrase for a message; None if it has not."""
         for owner, known in self._edits.items():
             edits: tuple[_Edit, ...] = getattr(owner, EDITS, ())
             if edits == known:
@@ -139,7 +139,7 @@ class LayerGuard:
         return None
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the active adapters of a model, read from one layer only, as PEFT switches all layers together."""
+        """Return the active adapters of a model, as one layer names them: PEFT switches all layers together."""
         for owner in self._edits:
             if "peft_config" in vars(owner):
                 break
@@ -159,11 +159,11 @@ class LayerGuard:
 
 @final
 class WeightGuard:
-    """Remembers the weights of a stack, so that `change` tells within microseconds whether they have changed.
+    """Remembers the weights of a stack; `change` tells within microseconds whether they have changed since.
 
     Torch counts the changes of a tensor in place (`_version`). Optimizers with `fused=True` do not count, so the steps
-    of all optimizers are observed too. A write through `weight.data` or NumPy leaves another fingerprint and no other
-    trace. Offloaded weights are left out, because every pass moves them.
+    of all optimizers are observed too. A write through `weight.data` or NumPy only shows in the fingerprint. Offloaded
+    weights are left out, because every pass moves them.
 
     Args:
         model: The model.
@@ -171,7 +171,7 @@ class WeightGuard:
         paths: Module -> its path in the model.
 
     Attributes:
-        fingerprint: Fingerprint of the stack, as it was last computed for these weights; None if it never was.
+        fingerprint: Fingerprint of the stack, as last computed for these weights; None if it never was.
     """
 
     def __init__(self, model: nn.Module, stack: LayerStack, paths: Mapping[nn.Module, str]) -> None:
@@ -181,7 +181,7 @@ class WeightGuard:
         self._remember({path: _own_weights(model.get_submodule(path)) for path in self._paths})
 
     def _remember(self, owners: Mapping[str, _Weights]) -> None:
-        """Remember the weights as they are now; `owners` has the weights of each module by its path."""
+        """Record the weights as they are now; `owners` maps a module's path to its weights."""
         self._owners = list(owners.values())
         self._ids: list[int] | None = list(map(id, chain.from_iterable(map(_values, self._owners))))
         named = {f"{path}.{name}": weight for path, own in owners.items() for name, weight in own.items()}
@@ -199,16 +199,16 @@ class WeightGuard:
         return {"fingerprint": self.fingerprint, "_reason": self.change(), "_paths": self._paths, "_ids": None}
 
     def change(self) -> str | None:
-        """Return how the weights have changed since they were remembered, as part of a sentence; None if they have not.
+        """Return how the weights have changed since they were recorded, as a phrase; None if they have not.
 
-        Weights that were only moved to another device have not changed.
+        Moving weights to another device does not count as a change.
         """
         if self._reason is None and self._ids is not None and not self._is_same():
             self._reason = self._find_change()
         return self._reason
 
     def _is_same(self) -> bool:
-        """Return whether nothing has touched the weights; every pass of a bank pays for this."""
+        """Return whether nothing has touched the weights. It must be fast, because every pass of a bank calls it."""
         plain = self._plain.values()
         return (
             sum(map(_version, plain)) == self._total
@@ -217,7 +217,7 @@ class WeightGuard:
         )
 
     def _find_change(self) -> str | None:
-        """Return the first change of the weights, as part of a sentence; None if they were only moved."""
+        """Return the first change of the weights, as a phrase for a message; None if they were only moved."""
         now = list(map(id, chain.from_iterable(map(_values, self._owners))))
         if now != self._ids:
             name = next((n for n, old, new in zip(self._names, self._ids or (), now, strict=False) if old != new), "")
@@ -232,19 +232,19 @@ class WeightGuard:
         return None
 
     def note_step(self, stepped: set[int]) -> None:
-        """Note that an optimizer has changed the tensors with these ids; it matters if the stack has one of them."""
+        """Record that an optimizer has changed the tensors with these ids; others than the stack's are ignored."""
         for name, weight in self._plain.items():
             if id(weight) in stepped:
                 self._reason = self._reason or f"an optimizer has changed '{name}'"
                 return
 
     def accept(self) -> None:
-        """Remember the weights as they are now, whatever has changed."""
+        """Record the weights as they are now, so that earlier changes count no more."""
         self._reason = None
         self._remember(dict(zip(self._paths, self._owners, strict=True)))
 
     def follow(self, model: nn.Module) -> None:
-        """Look the weights up again, after modules were replaced or the guard was copied with its model."""
+        """Look the weights up again after modules were replaced, or after the guard was copied with its model."""
         reason, known = self.change(), self._ids
         owners: dict[str, _Weights] = {}
         for path in self._paths:
@@ -263,7 +263,7 @@ class WeightGuard:
 
 
 def _own_weights(module: nn.Module) -> _Weights:
-    """Return the parameters of a module itself by name, as the dict that the module holds; empty if it is offloaded."""
+    """Return a module's own parameters, in the dict that the module itself holds; empty if it is offloaded."""
     own = cast("_Weights", vars(module)["_parameters"])
     present = [weight for weight in own.values() if weight is not None]
     return {} if not present or any(weight.is_meta for weight in present) else own
@@ -273,7 +273,7 @@ _guards: weakref.WeakSet[WeightGuard] = weakref.WeakSet()
 
 
 def _note_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Tell every guard which tensors an optimizer has just changed."""
+    """Tell every guard which tensors an optimizer has just changed. It is a hook that runs after optimizer steps."""
     if guards := list(_guards):
         groups: list[dict[str, Any]] = optimizer.param_groups
         stepped = {id(weight) for group in groups for weight in group["params"] if weight.grad is not None}

@@ -1,4 +1,4 @@
-"""Match the hidden states that a model returned to the module calls of a traced run."""
+"""Match the hidden states that a model returned to the module calls of a traced run (`call_trace.Trace`)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MAX_PLACES = 6  # how many places are tried for one layer; most layers have one 
 def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
     """Find the call of each block in a traced run: a module that receives state i - 1 and returns state i.
 
-    A norm may follow the last block before its state is returned. The last block is then the module next to the other
-    blocks that receives the state before it.
+    If a norm follows the last block before its state is returned, no module does that for the last layer. The last
+    block is then the module next to the other blocks that receives the state before it.
 
     Args:
         model: The model that was run.
@@ -51,13 +51,13 @@ def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Ca
 def rank_places(seen: Sequence[Seen], blocks: Sequence[Call]) -> list[list[Event]]:
     """Return, for each layer, up to `MAX_PLACES` events at which its state can be read, best first.
 
-    Events with the very same tensor come before events with an equal value. Among each of them, the order is:
+    Events with the very same tensor come before events with an equal value. Within each of these two groups, the order
+    is:
 
-    1. the output of the block itself (the input of the first block for layer 0);
-    2. outputs of other modules, the latest first: dropout changes nothing in eval mode, and in training the state is
-       what comes after dropout;
-    3. inputs of other modules, the earliest first;
-    4. modules that return only after the whole stack has been computed, and modules of a head.
+    1. the output of the block itself (the input of the first block for layer 0); 2. outputs of other modules, the
+    latest first: dropout changes nothing in eval mode, and in training the state is what comes after dropout; 3. inputs
+    of other modules, the earliest first; 4. modules that return only after the whole stack has been computed, and
+    modules of a head.
 
     Args:
         seen: For each layer the events at which its state was seen, from `Trace.seen_as`.
@@ -84,11 +84,17 @@ def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int
 
 
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_tokens: bool = False) -> Call:
-    """Return the innermost call around all layers whose module is called once per run.
+    """Return the innermost call around all layers of a stack whose module is called once per run.
 
     The beginning of this call marks the start of a pass over the stack. Calls that receive the attention mask are
-    preferred. `first` and `last` are the events of the lowest and the highest layer; `state` is a hidden state, whose
-    batch and token axes the mask must have. With `reads_tokens`, the call must receive as many tokens as the state has.
+    preferred.
+
+    Args:
+        trace: The traced run.
+        first: The event at which the lowest layer's state was seen.
+        last: The event at which the highest layer's state was seen.
+        state: A hidden state. The mask must have its batch and token axes.
+        reads_tokens: Whether the call must receive as many tokens as the state has.
     """
     once = (call for call in reversed(trace.calls) if trace.counts[call.path] == 1)  # reversed: inner calls first
     around = [call for call in once if call.started < first.time and call.ended >= last.time]
@@ -98,10 +104,10 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_
 
 
 def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
-    """Return the modules inside `base` that have weights or adapters and that the last layer depends on.
+    """Return the modules inside `base` that have weights or adapters and on which the last layer depends.
 
     A module that is never called is included if it is part of a module that is called, because other modules may use
-    its weights (DeBERTa's relative positions, the projections of WavLM). The order is that of registration, since the
+    its weights (DeBERTa's relative positions, the projections of WavLM). The order is that of registration, because the
     order of calls can depend on the input (mixtures of experts). `last` is the event of the highest layer.
     """
     started: dict[nn.Module, int] = {}
@@ -120,7 +126,7 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return the calls with a state on the given side ("input" or "output") that began after `since`, in order."""
+    """Return the calls, begun after `since`, that have a state as "input" or "output" (`side`), in order."""
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)
 
@@ -136,7 +142,7 @@ def _parent(path: str) -> str:
 
 
 def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
-    """Return the block of a one-block stack: an entry of a module list whose output another module receives.
+    """Return the block of a stack with one block: an entry of a module list whose output another module receives.
 
     `receiving` are the calls that receive the state of layer 0.
     """

@@ -1,4 +1,4 @@
-"""Find tensors and rows that hold NaN or infinity."""
+"""Find tensors that hold NaN or infinity."""
 
 from __future__ import annotations
 

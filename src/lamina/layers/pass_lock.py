@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @final
 class PassLock:
-    """A readers-writer lock for the forward passes of one model; `pass_lock` returns it.
+    """A readers-writer lock for the forward passes of one model. `pass_lock` returns it.
 
     Any number of threads hold it `shared` to run the model. A thread that needs the model for itself holds it
     `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
-    access goes before threads that begin a pass after it. Both are reentrant within a thread.
+    access goes before threads that begin a pass after it. A thread may acquire it again while it holds it, in both
+    ways.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,10 @@ class PassLock:
 
     @contextmanager
     def shared(self) -> Generator[None]:
-        """Hold the lock, together with other threads, while this thread runs the model; exclusive holders go first."""
+        """Hold the lock, together with other threads, while this thread runs the model.
+
+        Waiting exclusive threads go first.
+        """
         me = get_ident()
         with self._changed:
             self._changed.wait_for(lambda: not self._exclusive or me in self._running)
@@ -44,7 +48,7 @@ class PassLock:
                 self._forget_idle_threads()
 
     def give_way(self) -> None:
-        """Release this thread's shared hold until no thread waits for exclusive access, then hold it again.
+        """Let threads that wait for exclusive access go first: release this thread's shared hold, then take it again.
 
         A thread that keeps the lock over many passes calls this between two of them.
         """
@@ -58,9 +62,9 @@ class PassLock:
 
     @contextmanager
     def exclusive(self) -> Generator[None]:
-        """Hold the lock alone: wait until no other thread holds it, and keep others out inside the `with` block.
+        """Hold the lock alone inside the `with` block: wait until no other thread holds it, and keep others out.
 
-        A thread that holds the lock `shared` may ask for this between its passes; its own hold does not count.
+        A thread that holds the lock `shared` may call this between its passes; its own hold does not count.
         """
         me = get_ident()
         with self._changed:
@@ -78,7 +82,7 @@ class PassLock:
                 self._forget_idle_threads()
 
     def _forget_idle_threads(self) -> None:
-        """Drop threads whose count is 0 and wake the waiting threads. The caller must hold `_changed`."""
+        """Drop threads that hold the lock no more, and wake the waiting threads. The caller must hold `_changed`."""
         self._running += Counter()  # adding counters keeps positive counts only
         self._changed.notify_all()
 
@@ -87,9 +91,9 @@ _locks = WeakKeyDictionary["nn.Module", PassLock]()
 
 
 def pass_lock(model: nn.Module) -> PassLock:
-    """Return the lock of a model, and make it on the first call.
+    """Return the lock of a model; the first call makes it.
 
-    All submodules share the lock. Models for which nobody called this function run without a lock.
+    All submodules share the lock. Models for which this function was never called run without a lock.
     """
     lock = _locks.get(model) or PassLock()
     _locks.update(dict.fromkeys(model.modules(), lock))

@@ -23,7 +23,7 @@ from lamina.layers.pass_lock import exclusive
 def preserve_randomness(**fork_options: object) -> Generator[None]:
     """Restore the global random generators of Python, NumPy and torch at the end of the `with` block.
 
-    `fork_options` are keyword arguments of `torch.random.fork_rng`, which select the devices.
+    `fork_options` are keyword arguments of `torch.random.fork_rng`, such as the devices.
     """
     before = random.getstate(), np.random.get_state()
     fork: Callable[..., AbstractContextManager[None]] = vars(torch.random)["fork_rng"]
@@ -44,8 +44,9 @@ def preserve_model(model: nn.Module) -> Generator[None]:
     plain attributes are restored, and the global random generators too. If the model has a `pass_lock`, it is held
     exclusively: other threads' passes wait.
 
-    RWKV rescales its weights in place at its first pass in eval mode, and notes that in a plain attribute. Weights are
-    not copied, so they stay as they are after such a pass, and plain numbers and flags of the modules stay with them.
+    RWKV rescales its weights in place at its first pass in eval mode, and records that in a plain attribute. Weights
+    are not copied, so they stay rescaled after such a pass, and plain numbers and flags of the modules are then not
+    restored.
     """
     devices = {tensor.device for tensor in model.parameters() if tensor.device.type not in ("cpu", "meta")}
     kind = next(iter(devices)).type if devices else "cuda"
@@ -148,10 +149,10 @@ def eval_mode(*modules: nn.Module) -> Generator[None]:
 
 
 def evaluating_if(attributes: Sequence[Mapping[str, object]], model: nn.Module) -> AbstractContextManager[None]:
-    """Return `evaluating(model)`, or a context that does nothing if all of the model is in eval mode and stays there.
+    """Return `evaluating(model)`; or, if all of the model is in eval mode already, a context that does nothing.
 
     Args:
-        attributes: `vars(module)` of all modules of the model, in which modes are quick to look up.
+        attributes: `vars(module)` of all modules of the model. Looking modes up there is quick.
         model: The model.
     """
     # an open block may have put the model in eval mode for as long as it lasts
@@ -164,16 +165,16 @@ _open: list[nn.Module] = []  # one entry for each open block that has modes to r
 
 
 def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:
-    """Write `value` back into a buffer, if the buffer was changed in place since it had `version`."""
+    """Write `value` back into a buffer that was changed in place since its version was `version`."""
     if buffer._version != version:
         buffer.copy_(value)
 
 
 def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[], None]:
-    """Return a function that restores the current attributes of a module.
+    """Return a function that restores the present attributes of a module.
 
     The contents of dicts, sets and lists are restored in place, because handles of hooks refer to these objects. If
-    `keeps_values()` is True then, numbers and flags keep their new values; only the mode is restored.
+    `keeps_values()` is True at that time, numbers and flags keep their new values, and only the mode is restored.
     """
     attributes = dict(module.__dict__)
     contents = {name: value.copy() for name, value in attributes.items() if type(value) in _CONTAINERS}

@@ -1,4 +1,4 @@
-"""Make a tiny random input for any model, from its config alone."""
+"""Make a tiny random input (a probe) for any model, from its config alone."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ PADDED = 3  # padding tokens in the second row, so that a model that removes pad
 
 @dataclass(frozen=True)
 class Probe:
-    """A tiny input of a model: its keyword arguments, its batch size `rows`, and whether it is a full input."""
+    """A tiny input of a model: its keyword arguments, its batch size `rows`, and whether it is a full input.
+
+    A full input has everything that the model can read, such as images beside a text.
+    """
 
     inputs: dict[str, Tensor]
     rows: int
     is_full: bool = False
 
     def without_mask(self) -> Probe:
-        """Return the input without its attention masks; some models without weights can only be called like this."""
+        """Return the input without attention masks. Some models without weights only accept this."""
         return Probe(
             {key: value for key, value in self.inputs.items() if not key.endswith("attention_mask")}, self.rows
         )
 
 
 class NoInputError(Exception):
-    """Raised when no input can be made for a model. The message, part of a sentence, says why."""
+    """Raised when no input can be made for a model. The message is a phrase that says why."""
 
 
 def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None = None) -> Probe:
@@ -73,7 +76,7 @@ def probe_input(model: nn.Module, tokens: int, seed: int, *, full: bool | None =
 
 
 def prefer_full(model: nn.Module) -> None:
-    """Remember that a model runs only on the full input."""
+    """Record that a model runs only on a full input; see `Probe`."""
     _preferring_full.add(model)
 
 
@@ -83,7 +86,7 @@ _preferring_full: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def _others(
     model: nn.Module, inputs: Mapping[str, Tensor], rows: int, tokens: int, rng: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return the inputs by which a full input differs from `inputs`; {} if there are none."""
+    """Return the inputs that a full input has beside `inputs`; {} if there are none. `rng` draws random values."""
     accepted = inspect.signature(model.forward).parameters
     others: dict[str, Tensor] = {}
     if "input_features" in inputs:
@@ -97,9 +100,9 @@ def _others(
 
 
 def _main_input(model: nn.Module, accepted: Mapping[str, object]) -> str:
-    """Return the name of the input that a model reads: its `main_input_name`.
+    """Return the name of the input that a model reads: its `main_input_name`, or one in `accepted`.
 
-    Some towers have the name "input_ids" from their base class, and read pixels or packed patches.
+    Some towers inherit the name "input_ids" from their base class, but read pixels or packed patches.
     """
     name = str(getattr(model, "main_input_name", "input_ids"))
     if name != "input_ids" or name in accepted:
@@ -114,7 +117,7 @@ def _configs(model: nn.Module) -> list[object]:
 
 
 def _counts(model: nn.Module, name: str) -> list[int]:
-    """Return the setting `name` of the config, or of a config inside it, as a list of ints; [] if it is missing."""
+    """Return the config's setting `name`, also from nested configs, as a list of ints; [] if it is missing."""
     values = (getattr(config, name, None) for config in _configs(model))
     return next((_ints(value) for value in values if value is not None), list[int]())
 
@@ -126,14 +129,14 @@ def _ints(value: object) -> list[int]:
 
 
 def _count(model: nn.Module, name: str, default: int = 0) -> int:
-    """Return the setting `name` of the config, or of a config inside it, or `default`; of a list, the first entry."""
+    """Return the config's setting `name`, also from nested configs, or `default`; of a list, the first entry."""
     return next(iter(_counts(model, name)), default)
 
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
     """Return token ids and a mask: random ordinary tokens, then the end token, which some classifiers look for.
 
-    The second of the `rows` rows is padded. `prefix` is "decoder_" for the input of a decoder.
+    There are `rows` rows, the second one padded. `prefix` is "decoder_" for the input of a decoder.
     """
     outer: object = model.config
     config: object = getattr(outer, "decoder" if prefix else "encoder", None)
@@ -164,9 +167,9 @@ _SPECIAL = ("_token_id", "_token_index", "_token_ids")
 
 
 def _image(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return one random image, or one clip of several frames, of the size that the config states.
+    """Return a random image, or a clip of several frames, of the size in the config; `tokens` is not used.
 
-    Models that take a grid or positions of patches read an image that is cut into patches already.
+    Models that need a grid or positions of patches get an image that is already cut into patches.
     """
     accepted = inspect.signature(model.forward).parameters
     if any(name in accepted for name in _GRIDS):
@@ -202,7 +205,7 @@ _GRIDS, _LONGER = ("grid_thw", "image_grid_thw"), 9
 
 
 def _channels(model: nn.Module) -> int:
-    """Return the number of colours of a pixel."""
+    """Return the number of colour channels of an image."""
     return _count(model, "in_channels") or _count(model, "num_channels", 3)
 
 

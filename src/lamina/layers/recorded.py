@@ -1,4 +1,4 @@
-"""A stand-in for a model whose hidden states were recorded elsewhere, so that readers can be trained without it."""
+"""A model without weights that stands for a model whose hidden states were recorded, to train readers on these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StatesPooling = Literal["first", "last", "mean"]
 @final
 @dataclass(frozen=True)
 class RecordedFacts:
-    """The facts about a model whose states were recorded, as far as they are known.
+    """The known facts about a model whose states were recorded.
 
     Attributes:
         stack: Name of the stack: "main", "encoder", "decoder" or the name of a tower.
@@ -53,7 +53,7 @@ class RecordedConfig(PreTrainedConfig):
 
 @final
 class RecordedModel(PreTrainedModel):
-    """A model without weights that has the layers of a recorded model, for a bank of readers to be trained on them.
+    """A model without weights, with the layers of a model whose states were recorded. A bank can be trained on it.
 
     It cannot compute anything: `forward` raises ConfigError.
 
@@ -72,13 +72,13 @@ class RecordedModel(PreTrainedModel):
         self.post_init()
 
     def own_stack(self) -> LayerStack:
-        """Return the stack that was recorded, whose layers are modules that are never called."""
+        """Return the recorded stack. Its layers are modules that are never called."""
         modules = tuple(self.layers)
         points = tuple(TapPoint(module, f"layers.{at}", "output", None, 0) for at, module in enumerate(modules))
         return LayerStack(self.facts.stack, self.facts.width, modules[1:], points, self, "", (self,))
 
     def forward(self, *_args: object, **_batch: object) -> NoReturn:
-        """Raise ConfigError: there is no model that could run."""
+        """Raise ConfigError: the model has no weights to compute with."""
         raise ConfigError(
             "bank: it was made from recorded states and has no model, so it cannot read an input. Attach the model: "
             "bank.attach(model, tokenizer), or ReaderBank.from_pretrained(folder, model)."

@@ -1,4 +1,4 @@
-"""Tables of projection roles per family of models: what each projection of a block is for, and where convolutions are.
+"""Tables of projection roles per family of models: what each projection in a block is for, and where convolutions are.
 
 Reading layers needs no table. An edit that acts on, for example, the query projection does: the family's row holds the
 projection's path, which is checked against the model on use. To support a family, call `add`, or put a row into
@@ -27,12 +27,12 @@ _STRICT = ConfigDict(extra="forbid")
 @final
 @dataclass(frozen=True, config=_STRICT)
 class OwnPositions:
-    """Where the projection of one role for position embeddings is, in models that have one of its own.
+    """The projection for position embeddings of one role, in models that have a separate one.
 
     Attributes:
         role: "query" or "key".
-        path: Path of the projection, from the block.
-        setting: Name of a setting of the config that contains `value` if the model needs the projection.
+        path: Path of the projection, relative to the block.
+        setting: Name of a setting of the config. The model has the projection if the setting contains `value`.
         value: See `setting`.
     """
 
@@ -45,7 +45,7 @@ class OwnPositions:
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Attention:
-    """Where the projections of an attention are: dotted paths that start at the block.
+    """The paths of an attention's projections, relative to the block.
 
     A number in a path is an index into a list of modules (-1 is the last). `*` stands for any text, so one path may
     name several modules.
@@ -61,8 +61,9 @@ class Attention:
         positions: Roles whose projections are also applied to position embeddings, if all settings in `positions_if`
             are true.
         positions_if: Names of settings of the config; see `positions`.
-        positions_shared_by: Name of the setting that, when False, gives positions projections of their own.
-        positions_own: Where those projections are then.
+        positions_shared_by: Name of a setting. If it is False, positions have projections of their own, in
+            `positions_own`.
+        positions_own: The separate projections for positions.
     """
 
     query: str
@@ -85,7 +86,7 @@ class Attention:
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Roles:
-    """The row of a family: where in a block its attention and its feed-forward network are."""
+    """A family's row in the table of roles: where in a block its attention and its feed-forward network are."""
 
     attention: Attention
     ffn_in: tuple[str, ...]  # first projections of the feed-forward network; two if one of them is a gate
@@ -97,7 +98,7 @@ class Roles:
 @final
 @dataclass(frozen=True, config=_STRICT)
 class Convolutions:
-    """The row of a family with convolutions: where they are, and how its layers are numbered."""
+    """A family's row in the table of convolutions: where they are, and how its layers are numbered."""
 
     blocks: str  # path of the blocks, from the backbone; the first module found there is layer 1
     convolution: str  # path of the convolutions, from a block; `*` names several
@@ -107,7 +108,7 @@ class Convolutions:
 @final
 @dataclass(frozen=True, config=_STRICT)
 class BlockSettings:
-    """Names of settings of configs that say something about single blocks; see roles.yaml."""
+    """Names of config settings that describe single blocks; see roles.yaml."""
 
     entries: tuple[str, ...]  # lists with an entry per block
     numbers: tuple[str, ...]  # lists of numbers of blocks, from 0
@@ -143,7 +144,7 @@ def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
 
 
 def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more: str = "") -> AnyRow:
-    """Return the family's entry of `rows`; without one, raise UnsupportedModelError for the reason `missing`."""
+    """Return the family's entry of `rows`. Without one, raise UnsupportedModelError with the reason `missing`."""
     family = family_of(model)
     if family not in rows:
         reason = f"{missing}; rows: {', '.join(sorted(rows))}"
@@ -201,16 +202,16 @@ def head_width_at(block: nn.Module, path: str, *, family: str, op: str) -> int:
 
 
 def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedModelError:
-    """Return the error for a row whose `path` does not fit the model; `problem` is part of a sentence."""
+    """Return the UnsupportedModelError for a row whose `path` does not fit the model; `problem` says why."""
     reason = f"its row of projection roles names '{path}', but {problem}"
     hint = "Correct the row, or use the version of transformers that it was written for."
     return UnsupportedModelError(op=op, model_type=family, reason=reason, hint=hint)
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
-    """Return the modules at a path relative to each of `modules`, or a text that says which part is missing.
+    """Return the modules at a path relative to each of `modules`; or a text that says which part is missing.
 
-    The empty path returns `modules`.
+    An empty path returns `modules`.
     """
     for part in path.split(".") if path else ():
         following: list[nn.Module] = []

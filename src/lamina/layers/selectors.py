@@ -63,14 +63,14 @@ def _from_text(selector: str, layers: int, op: str) -> list[int]:
 
 
 def _index(layer: int, layers: int, op: str) -> int:
-    """Return the non-negative number of a layer that may be given as a negative one; LayerIndexError if missing."""
+    """Return a layer's number from 0; a negative one counts from the top. LayerIndexError if there is no such layer."""
     if not -layers <= layer < layers:
         raise LayerIndexError(op=op, got=layer, layers=layers)
     return layer % layers
 
 
 def ranges(layers: Sequence[int]) -> str:
-    """Return ascending layer numbers as text, with consecutive numbers joined: "1-6", "0, 3-5"."""
+    """Return ascending layer numbers as text, with runs of numbers joined: "1-6", "0, 3-5"."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and layer == runs[-1][1] + 1:

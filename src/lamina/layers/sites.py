@@ -1,4 +1,7 @@
-"""Find where a block's attention and feed-forward network add to its state, by running the model."""
+"""Find where a block's attention and feed-forward network add to its state, by running the model.
+
+A site is the place in a block where a value is read: "output", "attention" or "ffn".
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _LENGTHS = 7, 11  # lengths of the two inputs
 
 
 class _Added(NamedTuple):
-    """An addition in a block: the event with the added value, and the state to which it is added."""
+    """An addition inside a block: the event of the added value, and the state to which it is added."""
 
     event: Event
     to: Tensor
@@ -69,7 +72,7 @@ _known: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[object, _Points]]] 
 
 
 def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
-    """Run the model, and return the tap points of the sites "attention" and "ffn"; see `at_site`."""
+    """Run the model, and return the places (tap points) of the sites "attention" and "ffn"; see `at_site`."""
     if not stack.blocks:
         raise _unsupported(model, "it has no module per block")
     if stack.is_converted:
@@ -87,13 +90,13 @@ def _find_points(model: nn.Module, stack: LayerStack) -> _Points:
 
 
 def _unsupported(model: nn.Module, reason: str) -> UnsupportedModelError:
-    """Return the error for a model whose sites cannot be found."""
+    """Return the UnsupportedModelError for a model whose sites cannot be found, with the reason."""
     hint = "Use site='output'."
     return UnsupportedModelError(op="tap", model_type=family_of(model), reason=reason, hint=hint)
 
 
 def _point(event: Event) -> TapPoint:
-    """Return the tap point at which the value of an event can be read in later runs."""
+    """Return the tap point (module call and argument) at which the value of an event can be read in later runs."""
     return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number)
 
 
@@ -148,7 +151,7 @@ def _additions(trace: Trace, block: Call) -> Iterator[_Added]:
 
 
 def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
-    """Return key -> value for the outputs of modules that received the value with `key`.
+    """Return key -> outputs of modules that received the value with this key (see `key_of`).
 
     In a post-norm block, the norm after an addition computes the state for the next addition.
     """
@@ -159,7 +162,7 @@ def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
 def _added_together(outputs: Sequence[Event], start: Event, end: Event) -> Iterator[_Added]:
     """Yield two outputs whose sum with the state at `start` is the value at `end`.
 
-    This is how blocks add if their attention and feed-forward network read the same state.
+    Blocks add in this way if their attention and feed-forward network read the same state.
     """
     state, result = _value(start), _value(end)
     for first, second in permutations(sorted(outputs, key=lambda event: event.time), 2):
@@ -175,7 +178,7 @@ def _value(event: Event) -> Tensor:
 
 
 def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
-    """Return whether addition number `number` in the first block makes tokens depend on other tokens' states.
+    """Return whether addition `number` in the first block lets tokens depend on other tokens' states.
 
     The model is run twice. In the second run the state of the first token is changed where a module of the block reads
     it, and the values that are added to the other tokens are compared.
@@ -211,5 +214,5 @@ def _mixes_tokens(model: nn.Module, stack: LayerStack, number: int) -> bool:
 
 
 def _place(event: Event) -> tuple[object, ...]:
-    """Return a value that identifies the event in another run of the same model."""
+    """Return a key that identifies the same event in another run of the model."""
     return event.call.path, event.call.number, event.side, event.index, event.swap

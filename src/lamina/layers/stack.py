@@ -17,7 +17,7 @@ Swap = tuple[int, int]  # axes to exchange if a module keeps a state as [batch, 
 
 @dataclass(frozen=True, eq=False)
 class TapPoint:
-    """A place where the state of one layer can be read: an argument or a result of one call of one module."""
+    """The place where one layer's state can be read: an argument or a result of one call of one module."""
 
     module: nn.Module
     path: str  # the module's dotted name in the model; "" is the model itself
@@ -30,7 +30,7 @@ class TapPoint:
 
 @dataclass(frozen=True, eq=False)
 class LayerStack:
-    """A sequence of blocks of a model, and where the state of each of its layers can be read; `stacks` returns it."""
+    """A sequence of blocks of a model, and the places where its layers' states can be read. `stacks` returns it."""
 
     name: str  # "main", "encoder", "decoder", or the name of a tower: "text", "vision"
     width: int  # size of the last axis of every state
@@ -63,7 +63,7 @@ class LayerStack:
 
     @property
     def is_converted(self) -> bool:
-        """Whether the states that the blocks pass on have another form than the layers' states; see `Form`."""
+        """Whether the states between the blocks have another form than `[batch, tokens, width]`; see `Form`."""
         return any(point.form is not None for point in self.points)
 
 
@@ -78,7 +78,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_state(module: nn.Module) -> dict[str, object]:
-    """Return a module's own entries of the state dict, without those of modules inside it.
+    """Return a module's own entries of the state dict, without those of its submodules.
 
     Unlike the parameters, they include packed (quantised) weights.
     """

@@ -1,4 +1,4 @@
-"""The forms in which a model keeps the state of a layer, other than `[batch, tokens, width]`, and how to read them."""
+"""Forms other than `[batch, tokens, width]` in which a model keeps the state of a layer, and how to convert them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from lamina.layers.probe_input import Probe
 
 @dataclass(frozen=True)
 class Form:
-    """How a value inside a model becomes a state `[batch, tokens, width]`.
+    """A form in which a model keeps a layer's state, other than `[batch, tokens, width]`, and its conversion.
 
     Attributes:
         kind: "streams": several residual streams, as in models with hyper-connections; the state is their mean.
-            "patches": `[batch, rows, columns, width]`; the state is the sequence of patches, row by row.
-            "channels": `[batch, width, rows, columns]`; the same with another order of axes.
-            "packed": `[patches, width]`, the patches of all images in one sequence; the state has a batch of 1.
-            "first": tokens that the model added after the real ones are cut off.
-            "last": tokens that the model added before the real ones are cut off.
-        axis: The axis of the streams.
+            "patches": `[batch, rows, columns, width]`; the state is the sequence of patches, row by row. "channels":
+            `[batch, width, rows, columns]`; the same with another order of axes. "packed": `[patches, width]`, the
+            patches of all images in one sequence; the state has a batch of 1. "first": tokens that the model added
+            after the real ones are cut off. "last": tokens that the model added before the real ones are cut off.
+        axis: For "streams", the axis of the streams.
     """
 
     kind: Literal["streams", "patches", "channels", "packed", "first", "last"]
@@ -30,11 +29,11 @@ class Form:
 
     @property
     def cuts(self) -> bool:
-        """Whether the number of tokens in the input has to be known."""
+        """Whether the conversion needs the number of tokens in the input."""
         return self.kind in ("first", "last")
 
     def state(self, value: Tensor, tokens: int | None) -> Tensor:
-        """Return the state; `tokens` is the number of tokens in the input, None if it has none."""
+        """Return a value as a state; `tokens` is the number of tokens in the input, None if it has none."""
         if self.kind == "streams":
             return value.mean(self.axis)
         if self.kind == "patches":
@@ -49,7 +48,7 @@ class Form:
 
 
 def state_of(value: Tensor, form: Form | None, tokens: int | None) -> Tensor:
-    """Return the state that a value stands for; the value itself if it has no special form."""
+    """Return a value as a state by its form; if `form` is None, the value itself."""
     return value if form is None else form.state(value, tokens)
 
 
@@ -71,12 +70,15 @@ def token_counts(probe: Probe) -> tuple[int, ...]:
 
 
 def first_tensors(states: Sequence[object]) -> tuple[object, ...]:
-    """Return the hidden states of a stack; where a state is a pair with the state of global tokens, only the first."""
+    """Return the hidden states of a stack as single tensors.
+
+    If a state is a tuple with the state of global tokens, its first.
+    """
     return tuple(map(_first_tensor, states))
 
 
 def _first_tensor(state: object) -> object:
-    """Return the first tensor of a tuple of tensors; anything else as it is."""
+    """Return the first tensor of a tuple; anything else is returned unchanged."""
     if not isinstance(state, tuple):
         return state
     parts = cast("tuple[object, ...]", state)
@@ -84,7 +86,7 @@ def _first_tensor(state: object) -> object:
 
 
 def forms_of(states: Sequence[object], probe: Probe, tokens: int | None) -> list[Form | None]:
-    """Return the form of each hidden state that a model returned; None: it is a state, or its form is not known.
+    """Return the form of each hidden state that a model returned. None: it is already a state, or its form is unknown.
 
     Args:
         states: The hidden states, from layer 0.
@@ -108,7 +110,7 @@ def forms_of(states: Sequence[object], probe: Probe, tokens: int | None) -> list
 
 
 def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
-    """Return the form of a hidden state with two or four axes; None if it has three, or if its form is not known."""
+    """Return the form of a hidden state with two or four axes; None if it has three, or if its form is unknown."""
     shape = tuple(state.shape)
     if len(shape) == 2 and probe.rows == 1:
         return Form("packed")
@@ -129,7 +131,7 @@ def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
 
 
 def _side_of_padding(state: Tensor, tokens: int) -> Form | None:
-    """Return the form of a longer sequence: what was added to all rows alike is padding."""
+    """Return the form of a sequence with more tokens than the text: the side on which all rows are equal is padding."""
     if state.is_meta:
         return None
     after, before = state[:, tokens:], state[:, : state.shape[1] - tokens]

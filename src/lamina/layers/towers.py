@@ -1,4 +1,4 @@
-"""Models with towers: parts that can run alone, one for each kind of input (CLIP: texts and images)."""
+"""Models with towers: parts that can run alone, one for each kind of input (CLIP has one for texts, one for images)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from lamina.layers.stack import LayerStack, children_of
 
 
 def towers_of(model: nn.Module) -> dict[str, nn.Module]:
-    """Return tower name ("text", "vision") -> tower: parts of a model that are models and read different inputs.
+    """Return tower name ("text", "vision") -> tower, for the parts of a model that are models with inputs of their own.
 
-    {} unless there are at least two. The encoder and decoder of an encoder-decoder are not towers.
+    The result is {} unless there are at least two. Encoder and decoder of an encoder-decoder are not towers.
     """
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return {}

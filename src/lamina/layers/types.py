@@ -1,4 +1,4 @@
-"""Types that all rooms use: a model's inputs, and the processor that makes them."""
+"""Types that all packages of Lamina use: a model's inputs, and the processor that makes them."""
 
 from __future__ import annotations
 
