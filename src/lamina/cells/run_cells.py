@@ -1,4 +1,4 @@
-"""Run independent pieces of work here or on workers of Ray; finished ones are kept as files and not repeated."""
+"""Run independent pieces of work (cells) here or on Ray's workers. Results are kept as files and not computed again."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ State = dict[str, Any]  # result of a cell, in JSON types
 @final
 @dataclass(frozen=True)
 class Cell:
-    """One piece of work that depends on no other, such as one seed of one task.
+    """One independent piece of work, such as one seed of one task.
 
     Attributes:
         key: The values that distinguish this cell from the others.
-        work: Function that returns the cell's result: texts, numbers, None, lists and dicts; in a study the rows of its
-            table. For Ray it must pickle, and should load its model itself: a `functools.partial` of a module's
-            function over plain data.
+        work: Function that returns the cell's result: texts, numbers, None, lists and dicts; in a study, the rows of
+            its table. For Ray it must be picklable, and should load its model itself: a `functools.partial` of a
+            module's function over plain data.
         name: Name of the cell's file. "": a hash of the key.
     """
 
@@ -51,7 +51,7 @@ class Cell:
 @final
 @dataclass(frozen=True)
 class Failure:
-    """A cell that failed: its key, its error in a sentence, and the traceback."""
+    """A cell that failed: its key, its error as a sentence, and the traceback."""
 
     key: Mapping[str, Value]
     error: str
@@ -67,7 +67,7 @@ def run_cells(
     progress: bool = True,
     ray: str | None = None,
 ) -> tuple[list[State], list[Failure]]:
-    """Run all cells except those that are `done`.
+    """Run all cells except those that are already in `done`.
 
     A cell that raises an error is recorded as a failure, and the others go on. Each cell starts with its own random
     state, so results do not depend on the order in which cells end, or on where they run. Under `torchrun` the
@@ -75,10 +75,9 @@ def run_cells(
 
     Args:
         cells: The cells, each with its own key and file.
-        op: The operation, which errors name.
+        op: The operation, for messages.
         done: File name -> result of a cell that finished earlier; see `Shelf.read`.
-        on_end: Called in this process with each cell that has finished and its result, in the order in which cells
-            finish.
+        on_end: Called in this process with each finished cell and its result, in the order in which cells finish.
         progress: Show how many cells have finished, and the time left.
         ray: Run the cells as Ray tasks: "local" (on this machine), "auto" (the cluster that runs on this machine), or
             an address. A cell whose worker died is tried again. None: run the cells in this process, one by one.
@@ -114,9 +113,10 @@ def _in_process(todo: Mapping[int, Cell], op: str) -> Iterator[tuple[int, State 
 
 
 def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[tuple[int, State | Failure]]:
-    """Yield (cell number, outcome) as cells end; a cell whose worker died is tried again, and fails after `RETRIES`.
+    """Run the cells in `todo` as Ray tasks, and yield (number of the cell, result or failure) as they end.
 
-    If the cluster has GPUs, each cell gets one to itself.
+    A cell whose worker died is tried again, and fails after `RETRIES`. If the cluster has GPUs, each cell gets one to
+    itself. `op` is the operation, for messages.
 
     Raises:
         ConfigError: If no cluster answers at the address, or a cell cannot be pickled.
@@ -142,7 +142,7 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
 
 
 def _outcome(cell: Cell, op: str) -> State | Failure:
-    """Run a cell and return its result, converted to JSON types, or its failure."""
+    """Run a cell; return its result, converted to JSON types, or its failure."""
     try:
         with torch.random.fork_rng(), memory_errors(op):
             seed_torch(derive_seed(cell.file))
@@ -157,7 +157,7 @@ def _outcome(cell: Cell, op: str) -> State | Failure:
 
 
 def _died(cell: Cell, reason: str) -> Failure:
-    """Return the failure of a cell whose worker died at every try."""
+    """Return the failure of a cell whose worker died at every attempt."""
     return Failure(dict(cell.key), reason)
 
 
@@ -168,14 +168,14 @@ def _plain(value: Any) -> object:
 
 @final
 class Shelf:
-    """A folder with one file per finished cell; each file records what its result depends on.
+    """A folder with one file per finished cell. Each file records what its result depends on.
 
     Args:
         folder: Folder of the files.
         run: Function that returns what a cell's result depends on besides its key, JSON-ready; see
             `lamina.train.identity.difference`.
-        op: The operation, which errors name.
-        what: How errors call the whole: "study" or "run".
+        op: The operation, for messages.
+        what: Word of messages for the whole: "study" or "run".
     """
 
     def __init__(self, folder: Path, run: Callable[[Cell], Mapping[str, Any]], *, op: str, what: str) -> None:
@@ -213,6 +213,6 @@ class Shelf:
 
 
 def note_failures(folder: Path, failures: Sequence[Failure]) -> None:
-    """Write `failures.json` into an output folder. Without failures, only an older file is replaced."""
+    """Write `failures.json` into an output folder; without failures, only if an older file must be replaced."""
     if failures or (folder / FAILURES).exists():
         write_text(folder / FAILURES, json.dumps(list(map(asdict, failures)), indent=1))

@@ -1,4 +1,7 @@
-"""Training: one engine for the readers of a bank and for whole models."""
+"""Training: one engine for the readers of a bank and for whole models.
+
+A learner is whatever is trained by itself: a reader, a base model that is trained with its readers, or a whole model.
+"""
 
 from lamina.train.fit import finetune, fit
 from lamina.train.results import FitResult

@@ -1,4 +1,4 @@
-"""Train and score the readers of a bank, and its base model too if `train_base` is set."""
+"""Train and score the readers of a bank, and with `train_base` also the base model, which the readers read."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ GIB = 1 << 30
 
 
 class Engine(Protocol):
-    """Computes what readers answer to a batch in place of PyTorch, as a session of ONNX Runtime does."""
+    """An engine that computes readers' answers to a batch in place of PyTorch, such as an ONNX Runtime session."""
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
         """Return reader name -> logits for a tokenised batch; None if PyTorch must compute this batch."""
@@ -54,11 +54,11 @@ class Engine(Protocol):
 
 
 class BankRunner(Runner):
-    """Runs batches through the readers of a bank; trains the base model too if the bank has `train_base`.
+    """Runs batches through the readers of a bank. With the bank's `train_base`, it trains the base model too.
 
     Args:
         bank: The bank.
-        op: The public operation, which errors name.
+        op: The public operation, for messages.
         processor: Tokenizer, image processor or feature extractor. None: the bank's.
         reads_inputs: Whether examples are encoded for the model. False: all states are recorded, so that no processor
             is needed.
@@ -140,7 +140,7 @@ class BankRunner(Runner):
         return " ".join(fingerprint_of(self.bank.stacks[name]) for name in used)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """Check that batches fit in memory, and attach cached states to the groups unless `cache` is "off".
+        """Check that batches fit in memory. Unless the option `cache` is "off", attach cached states to the groups.
 
         Raises:
             ConfigError: If a batch does not fit in memory; the message says which batch size does. Also if the model is
@@ -170,7 +170,7 @@ class BankRunner(Runner):
             )
 
     def prepare_recorded(self, groups: Sequence[Group]) -> None:
-        """Let groups whose states are recorded read the layers that their readers need, onto the bank's device.
+        """Let groups with recorded states read the layers that their readers need, on the bank's device.
 
         Raises:
             ConfigError: If a reader cannot be trained on these states.
@@ -186,9 +186,9 @@ class BankRunner(Runner):
                 group.states = replace(group.states, layers=tuple(layers), device=self.device)
 
     def training_memory(self, group: Group, options: FitOptions) -> BatchBytes:
-        """Return how much memory a training batch of the group's readers needs, if every row is as long as the longest.
+        """Return the memory that a training batch of the group needs, if every row is as long as the longest.
 
-        This is the larger of two amounts: what autograd saves for the gradients, and the states that fusions buffer.
+        It is the larger of two amounts: what autograd saves for the gradients, and the states that fusions buffer.
         """
         tokens = self._tokens(group)
         with self.autocast(options):
@@ -196,7 +196,7 @@ class BankRunner(Runner):
         return saved._replace(row=max(saved.row, tokens * self._buffered_bytes(group.names)))
 
     def scoring_memory(self, group: Group, options: PassOptions) -> BatchBytes:
-        """Return how much memory it takes to score a batch of the group, if every row is as long as the longest."""
+        """Return the memory that scoring a batch of the group needs, if every row is as long as the longest."""
         # If the inputs make labels (masked tokens), heads compute the logits of labelled positions only.
         has_labels = "labels" in group.inputs.batch([0])
         labels = partial(self._labels, group) if has_labels else None
@@ -204,7 +204,7 @@ class BankRunner(Runner):
             return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
-        """Return the number of tokens of a group's longest row; for an image or audio clip the number of its states.
+        """Return the number of tokens of a group's longest row; for an image or audio clip, its number of states.
 
         That number is found by running the model on the row, without gradients.
         """
@@ -232,7 +232,7 @@ class BankRunner(Runner):
         return to_device(group.labels([row] * rows, from_inputs, group.names), self.device)
 
     def _buffered_bytes(self, names: Sequence[str]) -> int:
-        """Return the bytes per token of the states buffered for fusions that need all of their layers at once.
+        """Return the bytes per token of states that are buffered for fusions that need all of their layers at once.
 
         A layer that several readers buffer counts once.
         """
@@ -304,7 +304,7 @@ class BankRunner(Runner):
     ) -> BankOutput:
         """Return the outputs of readers for a batch, with losses for the readers that have `labels`.
 
-        The readers read cached `states` of the batch; if these are None, the model runs.
+        The readers read the batch's cached `states`. None: the model runs.
         """
         batch = self.arguments(batch)
         if states is not None:
@@ -314,18 +314,24 @@ class BankRunner(Runner):
     def losses(
         self, batch: dict[str, Tensor], labels: Mapping[str, Tensor], names: Sequence[str], states: States | None
     ) -> list[Tensor]:
-        """Return the loss of each reader in `names` for a batch, including the regularization term of its fusion."""
+        """Return the loss of each reader in `names` for a batch, including the regularization term of its fusion.
+
+        `states` are the batch's cached states. None: the model computes them.
+        """
         out = self._run(batch, to_device(labels, self.device), names, states)
         return [cast("Tensor", out[name].loss) for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return over how many labels the head of the reader `name` averages its loss; ignored labels do not count."""
+        """Return the number of labels over which the head of reader `name` averages its loss.
+
+        Ignored ones do not count.
+        """
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> dict[str, Tensor]:
-        """Return reader name -> logits of a batch. With `labels`, some heads compute those of labelled tokens only."""
+        """Return reader name -> logits of a batch. With `labels`, vocabulary heads compute only labelled tokens."""
         if self.engine is not None and labels is None and states is None:
             answered = self.engine.run(self.bank, batch, names)
             if answered is not None:
@@ -335,15 +341,18 @@ class BankRunner(Runner):
         return {name: output.logits for name, output in out.readers.items()}
 
     def outputs_per_position(self, name: str) -> int:
-        """Return how many numbers the head of the reader `name` outputs for each text or token: one per class."""
+        """Return the number of logits that the head of reader `name` has for each text or token: one per class."""
         return self.bank[name].head.outputs
 
     def info(self, name: str) -> dict[str, JSON]:
-        """Return the `info` of the reader `name`."""
+        """Return the dict `info` of the reader `name`."""
         return self.bank[name].info
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:
-        """Return the largest value of `option` that the readers were trained with; None if one has no record of it."""
+        """Return the largest value of `option` with which the readers were trained.
+
+        None if a reader has no record of it.
+        """
         largest: int | None = None
         for name in names:
             if (value := self.bank[name].info.get(option)) is None:

@@ -1,4 +1,4 @@
-"""Runners, which pass batches through a bank's readers or a whole model, to train or to score them."""
+"""Runners pass batches through a bank's readers or a whole model, to train or to score them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
 
 
 class Runner(ABC):
-    """Runs batches for the engine: `BankRunner` through a bank's readers, `ModelRunner` through a whole model.
+    """Base class that runs batches for the engine: `BankRunner` for a bank's readers, `ModelRunner` for a model.
 
     A learner is a module with an optimizer of its own: one reader, a base model that is trained with its readers, or a
     whole model.
@@ -55,7 +55,7 @@ class Runner(ABC):
         base: The transformers model: the whole model, or the one that the bank's readers read.
         modules: The modules that are set to train or eval mode.
         uses_global_rng: Whether training uses torch's global random state, as dropout in a model does.
-        op: The public operation, which errors name: "fit", "predict" ...
+        op: The public operation, for messages: "fit", "predict" ...
         processor: Tokenizer, image processor or feature extractor.
     """
 
@@ -80,7 +80,7 @@ class Runner(ABC):
         return tensors | size_arguments(self.base, tensors) if "pixel_values" in tensors else tensors
 
     def title(self, name: str) -> str:
-        """Return how error messages name the learner `name`: "reader 'x'", or "the base"."""
+        """Return the learner's name in error messages: "reader 'x'", or "the base"."""
         return "the base" if name == BASE else f"reader '{name}'"
 
     def check(self, tasks: Mapping[str, Task], parts: Sequence[str]) -> None:
@@ -99,18 +99,27 @@ class Runner(ABC):
                     raise ConfigError(f"{self.op}: {got}; at least one needs one. Give more labelled rows.")
 
     def trained_with(self, names: Sequence[str], option: str) -> int | None:  # noqa: B027 not abstract
-        """Return the value of `option` with which the learners `names` were trained; here None: it is not known."""
+        """Return the value of `option` with which the learners `names` were trained.
+
+        This default returns None: unknown.
+        """
 
     def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
-        """Return the facts that are saved with the learner `name`, to be read or changed; here an empty dict."""
+        """Return the dict that is saved with the learner `name`; callers may change it.
+
+        This default returns a new dict.
+        """
         return {}
 
     def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:
-        """Save the facts that `Kind.learnt` returned with the learner `name`; older ones were removed from its info."""
+        """Save the facts that `Kind.learnt` returned with the learner `name`.
+
+        Facts of earlier runs were removed before.
+        """
         self.info(name).update(facts)
 
     def warn_about_pairs(self, pairs: Mapping[str, bool]) -> None:
-        """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or the reverse.
+        """Log a warning for each learner that was trained on pairs of texts and now reads single texts, or vice versa.
 
         Args:
             pairs: Learner name -> whether the texts that it reads now are pairs.
@@ -122,19 +131,19 @@ class Runner(ABC):
 
     @abstractmethod
     def settings(self, name: str) -> dict[str, JSON]:
-        """Return the settings of the learner `name`, JSON-ready. A checkpoint of other settings is refused."""
+        """Return the settings of the learner `name`, JSON-ready. A checkpoint with other settings is refused."""
 
     @abstractmethod
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
         """Return a fingerprint of the weights at the start of a run.
 
         Args:
-            trained: The parameters that the run trains, which its checkpoints hold anyway.
+            trained: The parameters that the run trains. Its checkpoints hold them anyway.
         """
 
     @abstractmethod
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:
-        """Prepare for training on `groups`, and raise an error if it cannot begin.
+        """Prepare for training on `groups`; raise an error if training cannot begin.
 
         Args:
             groups: Examples to train on and to score.
@@ -146,7 +155,7 @@ class Runner(ABC):
     def learners(
         self, tasks: Mapping[str, Task], plan: Plan, rates: Mapping[str, float], options: FitOptions
     ) -> list[Learner]:
-        """Return the learners of a run. A base that is trained with its readers comes last.
+        """Return the learners of a run. A base model that is trained with its readers comes last.
 
         Args:
             tasks: Learner name -> task.
@@ -170,29 +179,29 @@ class Runner(ABC):
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the number of labels over which the learner `name` averages its loss; ignored labels do not count."""
+        """Return the number of labels over which the learner `name` averages its loss; ignored ones do not count."""
 
     @abstractmethod
     def outputs(
         self, batch: dict[str, Tensor], labels: Tensor | None, names: Sequence[str], states: States | None
     ) -> Mapping[str, object]:
-        """Return learner name -> the outputs of a batch, in the form that `Results.add` of its kind of task expects.
+        """Return learner name -> the outputs of a batch, in the form that its kind's `Results.add` expects.
 
         Args:
-            batch: Inputs of the model, without labels.
-            labels: Labels that the inputs themselves contain, such as masked tokens. None: the inputs contain none.
+            batch: Inputs of the model.
+            labels: Labels that are made with the inputs, such as masked tokens. None: there are none.
             names: The learners that run.
             states: Cached hidden states of the batch. None: the model computes the states.
         """
 
     @abstractmethod
     def outputs_per_position(self, name: str) -> int:
-        """Return how many numbers the learner `name` outputs for each text or token: its classes, or the vocabulary."""
+        """Return the number of outputs of the learner `name` for each text or token: its classes, or the vocabulary."""
 
     # Passes without gradients
 
     def autocast(self, options: PassOptions) -> AbstractContextManager[object]:
-        """Return the context for a pass of the model: torch's autocast to `options.precision`, if not float32."""
+        """Return a context for a pass of the model: torch's autocast to `options.precision`; none for float32."""
         if options.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, getattr(torch, options.precision))
@@ -213,9 +222,11 @@ class Runner(ABC):
             groups: The encoded examples, with their tasks.
             options: Options of each pass.
             names: Learners that are scored. None: all learners of the groups.
-            more: Function from the results and the metrics of a learner to further entries, such as a table per class.
+            more: Function that returns further entries, such as a table per class, from a learner's results and
+                metrics. None: no further entries.
             progress: Show a progress bar per group on standard error.
-            collected: Receives learner name -> its results, for scores that are computed later. None: not needed.
+            collected: A dict that is filled with learner name -> its results, to compute other scores later. None: not
+                needed.
 
         Returns:
             Learner name -> metric -> value, and the entries that `more` returned.
@@ -245,10 +256,10 @@ class Runner(ABC):
         return scores
 
     def rows_per_pass(self, group: Group, names: Iterable[str], options: PassOptions) -> int:
-        """Return how many rows of a group are scored in one batch: at least 1.
+        """Return the number of rows of a group that are scored in one batch, at least 1.
 
-        It is `options.scoring_batch_size`, or less if the kind of task of a learner in `names` has many outputs per
-        position, such as one for every word of a vocabulary.
+        It is `options.scoring_batch_size`, or less if a learner's kind of task has many outputs per position, such as
+        one for every entry of a vocabulary.
         """
         size = options.scoring_batch_size
         for name in names:
@@ -258,7 +269,10 @@ class Runner(ABC):
     def collect(
         self, group: Group, results: Mapping[str, Results], options: PassOptions, *, progress: bool = False
     ) -> None:
-        """Run learners over all rows of a group without gradients, and add their outputs to `results`; see `passes`."""
+        """Run learners over all rows of a group without gradients, and add their outputs to `results`.
+
+        See `passes` for the arguments.
+        """
         for _ in self.passes(group, results, options, progress=progress):
             pass
 
@@ -271,17 +285,17 @@ class Runner(ABC):
         progress: bool = False,
         budget: Budget | None = None,
     ) -> Iterator[None]:
-        """Run learners over all rows of a group without gradients, and yield between two batches.
+        """Run learners over all rows of a group without gradients. It is a generator that yields between two batches.
 
         Modes and gradients are restored before each yield, so that the caller may continue in another thread.
 
         Args:
             group: The encoded examples.
-            results: Learner name -> the collection that its outputs are added to, in place. Only these learners run.
+            results: Learner name -> the collection to which its outputs are added, in place. Only these learners run.
             options: Options of each pass.
             progress: Show a progress bar on standard error.
-            budget: Maximum number of tokens per batch, beside the maximum number of rows (`rows_per_pass`). None: no
-                such limit.
+            budget: Maximum number of tokens per batch, in addition to the maximum number of rows (`rows_per_pass`).
+                None: no such limit.
 
         Raises:
             NotFiniteError: If a learner outputs NaN or infinity for a row.

@@ -34,7 +34,7 @@ _CHUNK = 1 << 24  # bytes that are read at a time to compute a checksum
 
 
 class RunProgress(TypedDict):
-    """All that a checkpoint records of a run except tensors, as JSON, between `Engine.save` and `Engine.run`.
+    """The part of a checkpoint besides tensors, as JSON. `Engine.save` writes it, and `Engine.run` resumes from it.
 
     Attributes:
         position: Three numbers: the epoch (from 0), the steps done in this epoch, and the steps done in all.
@@ -68,7 +68,7 @@ class Checkpoints:
 
     Attributes:
         folder: Folder of the checkpoints; it need not exist.
-        op: The public operation, which errors name: "fit" or "finetune".
+        op: The public operation, for messages: "fit" or "finetune".
         run: The run's identity, from `identity`: a run resumes only from a checkpoint with the same identity.
     """
 
@@ -83,8 +83,8 @@ class Checkpoints:
     def _paths(self, prefix: str = "") -> list[Path]:
         """Return the folders of the checkpoints, oldest first.
 
-        With the prefix "." return the hidden folders instead: checkpoints that were being written or removed when the
-        process died. Raises StoreError if a folder that is named like a checkpoint holds other files.
+        With the prefix ".", return the hidden folders instead: checkpoints that were being written or removed when the
+        process died. Raises StoreError if a folder with a checkpoint's name holds other files.
         """
         paths = [path for path in self.folder.glob(f"{prefix}checkpoint-*") if path.name.rpartition("-")[2].isdecimal()]
         for path in paths:
@@ -96,10 +96,10 @@ class Checkpoints:
     def begin(self, *, resume: bool) -> tuple[dict[str, Tensor], RunProgress] | None:
         """Prepare the folder for a run, and with `resume` read the newest checkpoint. Every process must call this.
 
-        Without `resume` all checkpoints in the folder are removed; with `resume` only half-written ones.
+        Without `resume` all checkpoints in the folder are removed; with `resume` only incomplete ones.
 
         Returns:
-            Tensors and progress of the newest checkpoint. None: there is no checkpoint, or `resume` is False.
+            Tensors and progress of the newest checkpoint; None if there is none, or `resume` is False.
 
         Raises:
             StoreError: If the newest checkpoint is damaged. The message names an older one that is intact, if any.
@@ -116,7 +116,10 @@ class Checkpoints:
         return state
 
     def _newest_state(self, paths: list[Path]) -> tuple[dict[str, Tensor], RunProgress] | None:
-        """Return tensors and progress of the last checkpoint in `paths`; None without paths; errors as in `begin`."""
+        """Return tensors and progress of the last checkpoint in `paths`; None if there are no paths.
+
+        Errors as in `begin`.
+        """
         damaged: dict[Path, StoreError] = {}
         for path in reversed(paths):
             try:
@@ -137,7 +140,7 @@ class Checkpoints:
         return None
 
     def _damaged(self, damaged: Mapping[Path, StoreError], hint: str) -> StoreError:
-        """Return the error for damaged checkpoints, newest first; it describes the newest and ends with `hint`."""
+        """Return the StoreError for damaged checkpoints, newest first. It describes the newest and ends with `hint`."""
         path, error = next(iter(damaged.items()))
         return StoreError(f"{self.op}: the checkpoint in {path} cannot be used ({error}). {hint}")
 
@@ -145,7 +148,7 @@ class Checkpoints:
         """Write the checkpoint of a step, then remove all checkpoints but the newest two.
 
         Args:
-            step: Number of optimizer steps so far, which names the folder.
+            step: Number of optimizer steps so far; the folder is named after it.
             tensors: The tensors of all learners.
             progress: Everything else that resuming needs.
 
@@ -170,7 +173,7 @@ class Checkpoints:
             _remove(old)
 
     def needed_bytes(self, checkpoint_bytes: int) -> int:
-        """Return the most additional disk space in bytes that a run needs, if each checkpoint has `checkpoint_bytes`.
+        """Return the additional disk space that a run needs at most, for checkpoints of `checkpoint_bytes` each.
 
         Up to three checkpoints exist at a time: the newest two, and the one that is being written. Space that
         checkpoints in the folder already take is subtracted.
@@ -216,5 +219,5 @@ def _remove(path: Path) -> None:
 
 
 def _step(path: Path) -> int:
-    """Return the step in the name of a checkpoint's folder, "checkpoint-<step>"."""
+    """Return the step number in the name of a checkpoint's folder, "checkpoint-<step>"."""
     return int(path.name.rpartition("-")[2])

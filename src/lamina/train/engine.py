@@ -59,7 +59,7 @@ def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
 
 
 def join_processes() -> None:
-    """Wait until every process that `torchrun` started has called this; it makes them a process group if none is yet.
+    """Wait until all processes that `torchrun` started have called this, and make them a process group if necessary.
 
     A single process returns at once.
     """
@@ -100,7 +100,7 @@ class Engine:
         plan: The steps, in order, with the training rows of each.
         validation: Groups that are scored after each epoch; the scores decide the best epochs.
         options: Options of the run.
-        accelerator: From `start_accelerator`.
+        accelerator: The object that `start_accelerator` returned.
         checkpoints: Where checkpoints are written. None: no checkpoints.
     """
 
@@ -217,19 +217,19 @@ class Engine:
             self._note_importance(learner)
 
     def _note_importance(self, learner: Learner, epoch: int | None = None) -> None:
-        """Append the current layer importances of a learner to `self.importances`, one row per layer.
+        """Append a learner's current layer importances to `self.importances`, one row per layer.
 
-        `epoch` is the epoch that has just ended, from 1; None between two epochs.
+        `epoch` is the epoch that has just ended, from 1; None in the middle of an epoch.
         """
         when = {"reader": learner.name, "epoch": epoch, "step": learner.progress.done}
         for layer, share in learner.importance().items():
             self.importances.append({**when, "layer": layer, "importance": share})
 
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
-        """Clip the gradients of each learner, in place, to `max_grad_norm`, and return the norms before clipping.
+        """Clip each learner's gradients to `max_grad_norm`, in place, and return the norms before clipping.
 
-        The list is empty without clipping, and for float16, whose gradient scaler skips steps with non-finite
-        gradients.
+        The list is empty without clipping. It is also empty for float16, whose gradient scaler skips steps with
+        non-finite gradients.
         """
         norms: list[Tensor] = []
         for learner in learners:
@@ -241,7 +241,7 @@ class Engine:
     def _weights(
         self, names: Sequence[str], labels: Sequence[Mapping[str, Tensor]], counts: Sequence[bool], rows: int
     ) -> Tensor | None:
-        """Return weights `[batches, learners]` for the losses of a step's accumulated batches; None for one batch.
+        """Return weights `[batches, learners]` for the losses of a step's accumulated batches; None for a single batch.
 
         A weight is the fraction of the step's labels, over all processes, that the batch holds. The weighted sum of the
         batches' mean losses is then the mean over the step. `labels` (learner name -> labels) and `counts` (whether the
@@ -263,7 +263,7 @@ class Engine:
         return torch.where(total > 0, labelled / total.clamp(min=1e-30), even)
 
     def _add_gradients(self, learners: Sequence[Learner]) -> None:
-        """Sum the gradients over all processes, in place. Every process has gradients for the same parameters."""
+        """Sum the gradients over all processes, in place. All processes must have gradients for the same parameters."""
         if world_size() == 1:
             return
         parameters = [parameter for learner in learners for parameter in learner.parameters]
@@ -275,7 +275,7 @@ class Engine:
     # After an epoch
 
     def score(self, names: set[str], bar: tqdm) -> None:
-        """Score the learners `names`, then update each one's best epoch, schedule and early stop."""
+        """Score the learners `names`; update each one's best epoch, schedule and early stop."""
         # The mode is set once for all groups, since each change of mode resets the counts of importances.
         results: dict[str, Results] = {}
         with eval_mode(*self.runner.modules):
@@ -301,13 +301,16 @@ class Engine:
         self._show(scores, bar)
 
     def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
-        """End an epoch of one learner; its scores decide its best epoch and whether it stops."""
+        """End an epoch of one learner: its scores decide whether the epoch is its best and whether it stops."""
         learner.record(self._epoch, scores)
         if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
             learner.begin_stage()
 
     def _conclude_together(self, base: Learner, scores: Mapping[str, dict[str, float]]) -> None:
-        """End an epoch of a base that is trained with its readers: their mean score decides its best epoch and stop."""
+        """End an epoch of a base model that trains with its readers.
+
+        The readers' mean score decides whether the epoch is the base model's best and whether it stops.
+        """
         readers = [self.learners[name] for name in scores]
         signed = [scores[reader.name][reader.metric] * (-1 if reader.metric in LOWER else 1) for reader in readers]
         if base.record(self._epoch, {"mean": statistics.fmean(signed)}):
@@ -321,7 +324,7 @@ class Engine:
             reader.progress.scale, reader.progress.stopped = base.progress.scale, base.progress.stopped
 
     def _end_epoch(self, learner: Learner, *, stopped: bool) -> bool:
-        """Tell a learner that an epoch ended, and return whether its next stage of training has begun.
+        """Tell a learner that an epoch ended; return whether this began its next stage of training.
 
         A learner that stops early is told that its epochs are almost over, so that its next stage begins now.
         """
@@ -338,7 +341,7 @@ class Engine:
         return tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step")
 
     def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:
-        """Log the scores of an epoch to the trackers, and print them in one line above the progress bar."""
+        """Log an epoch's scores to the trackers, and print them in one line above the progress bar."""
         values = {f"{name}/{key}": value for name, metrics in scores.items() for key, value in metrics.items()}
         self._accelerator.log(values, step=self.steps)
         if not bar.disable:
@@ -347,7 +350,7 @@ class Engine:
             bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
 
     def save(self) -> None:
-        """Write a checkpoint, if the run keeps checkpoints. Every process must call this; the first one writes."""
+        """Write a checkpoint, if the run has checkpoints. Every process must call this; only the first one writes."""
         if self._checkpoints is None:
             return
         if rank() == 0:
@@ -378,14 +381,14 @@ class Engine:
 
 
 def _has_frozen_statistics(module: nn.Module) -> bool:
-    """Return whether a module has running statistics and only frozen parameters; such a batch norm stays in eval."""
+    """Return whether a module has running statistics and only frozen parameters: a batch norm that stays in eval."""
     parameters = list(module.parameters(recurse=False))
     has_statistics = getattr(module, "running_mean", None) is not None
     return has_statistics and bool(parameters) and not any(parameter.requires_grad for parameter in parameters)
 
 
 def _seed(seed: int) -> None:
-    """Seed the global random generators of torch, Python and NumPy, which a model's code may use."""
+    """Seed the global random generators of torch, Python and NumPy, because a model's code may use them."""
     seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -393,7 +396,7 @@ def _seed(seed: int) -> None:
 
 @contextmanager
 def _restored(learners: Sequence[Learner], modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let only the learners' parameters require gradients inside the `with` block; then restore all flags and modes."""
+    """Let only the learners' parameters require gradients inside the `with` block; then restore flags and modes."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     flags = [parameter.requires_grad for parameter in parameters]
     trained = {id(parameter) for learner in learners for parameter in learner.parameters}
@@ -420,7 +423,7 @@ class DivergenceGuard:
     record every 100 steps.
 
     Args:
-        runner: The runner, whose operation and names of learners the errors quote.
+        runner: The runner. Messages name its operation and its learners.
     """
 
     def __init__(self, runner: Runner) -> None:
@@ -456,7 +459,7 @@ class DivergenceGuard:
             self.check()
 
     def check(self) -> None:
-        """Raise NotFiniteError for the earliest recorded number that was not finite."""
+        """Raise NotFiniteError for the earliest recorded number that is not finite."""
         bad_steps = [
             (at, name) for names, first in self._first.items() for name, at in zip(names, first.tolist(), strict=True)
         ]
@@ -466,7 +469,7 @@ class DivergenceGuard:
             raise self._error(what, name, step)
 
     def check_weights(self, learners: Iterable[Learner], step: int) -> None:
-        """Raise NotFiniteError if a trained weight is not finite, before the weights of step `step` are saved."""
+        """Raise NotFiniteError if a trained weight is not finite. Called before the weights of `step` are saved."""
         self.check()
         for learner in learners:
             if weight := first_non_finite((str(number), own) for number, own in enumerate(learner.parameters)):
@@ -476,5 +479,8 @@ class DivergenceGuard:
                 raise self._error(f"{what} at or before step {step}", learner.name, step)
 
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
-        """Return the error that training stops at `step`; `what` is the clause that names the number at fault."""
+        """Return the NotFiniteError for training that stops at `step`.
+
+        `what` is a clause that names the number at fault.
+        """
         return NotFiniteError(f"{self._runner.op}: {what}; training stops. {_HINT}.", name=name, step=step)

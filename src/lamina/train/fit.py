@@ -146,7 +146,7 @@ def fit(  # noqa: PLR0913
         stride: Tokens that two windows of a long text share. None: a quarter of a window.
         add_prefix_space: Put a space before every text if the tokenizer needs one to read the first word as it reads
             any other word (byte-level BPE, such as RoBERTa's and BART's). This gives the tokens of a text that is
-            tokenized word by word.
+            tokenised word by word.
         eval_batch_size: Rows per pass when scoring. None: twice `batch_size`.
         precision: "float32", or "bfloat16" or "float16" for mixed precision.
         prefix: Text that is put before every text to summarise or translate. "": none.
@@ -239,7 +239,7 @@ def fit(  # noqa: PLR0913
 
 
 def _mention_unused(op: str, tasks: Mapping[str, Task], *, test: bool) -> None:
-    """Log a warning of the operation `op` if tasks (by learner name) have a test part that was not scored."""
+    """Log a warning if tasks (by learner name) have a test split that was not scored; `op` is the operation."""
     if not test and not rank() and (names := [name for name, task in tasks.items() if "test" in task.splits]):
         hint = "Give test=True, or call lamina.evaluate with split='test'"
         logger.warning("%s: the test part of %s was not scored. %s.", op, ", ".join(map(repr, names)), hint)

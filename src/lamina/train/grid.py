@@ -1,4 +1,4 @@
-"""Grids: a reader is the template from which one reader is made for every combination of settings.
+"""Grids: make one reader per combination of settings, from a reader that serves as template.
 
 All readers of a grid are trained in the same run and share its passes.
 """
@@ -34,16 +34,16 @@ MOST_RUNS = 100_000  # maximum number of runs of a grid or a recipe
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Description of one learner and of its training: a reader, alone or from a grid, or a whole model.
+    """The description of one learner and its training: a single reader, a reader of a grid, or a whole model.
 
     Attributes:
         name: Name in the bank, in histories and in tables.
-        task: Name of its task. For a reader from a grid: name of the template, whose task it is.
+        task: Name of its task. For a reader from a grid: name of the template, whose task it learns.
         reader: Settings of the reader. None: a whole model is trained.
         settings: Values that a grid set, by full key ("fusion.alpha"), as tables show them.
         learning_rate: Highest learning rate. None: the rate of the training run.
         epochs: Number of epochs. None: the epochs of the training run.
-        options: Only in recipes: options of `fit` that this learner alone is trained with.
+        options: Only in recipes: options of `fit` for this learner alone.
         edits: Only in recipes: names and arguments of the edits that are applied to a whole model before training.
         repeat: Only in recipes: number of the random subset of the examples that the learner is trained on, from 0.
     """
@@ -60,7 +60,7 @@ class RunSpec:
 
     @property
     def title(self) -> str:
-        """How error messages name the learner: its name and its settings."""
+        """Name of the learner in messages: its name and its settings."""
         return f"reader {self.name}: {', '.join(f'{key}={value}' for key, value in self.settings.items())}"
 
 
@@ -109,7 +109,7 @@ def keys_of(fusion: Any, head: Any) -> list[str]:  # noqa: ANN401
 def apply_sweep(
     grid: Mapping[str, Sequence[object]], keys: Sequence[str], sweeps: Mapping[str, Sequence[object]]
 ) -> tuple[dict[str, list[object]], set[str]]:
-    """Return a grid in which the values of a sweep replace the grid's own.
+    """Return a grid in which a sweep's values replace the grid's own.
 
     Args:
         grid: Key -> values; it is not changed.
@@ -133,17 +133,17 @@ def apply_sweep(
 
 
 def _full_keys(key: str, known: Sequence[str]) -> list[str]:
-    """Return the full keys among `known` that `key` may mean, with or without its "fusion." or "head."."""
+    """Return the full keys among `known` that `key` may stand for. It may lack the prefix "fusion." or "head."."""
     return [key] if key in known else [full for full in known if full.partition(".")[2] == key]
 
 
 def full_key(key: str, known: Sequence[str], op: str) -> str:
-    """Return the full form of a key of a grid: "fusion.alpha" for "alpha".
+    """Return the full form of a key of a grid, such as "fusion.alpha" for "alpha".
 
     Args:
         key: The key, full or short.
         known: Every full key that the grid may have; see `keys_of`.
-        op: Operation that errors name.
+        op: The operation, for messages.
 
     Raises:
         UnknownNameError: If no known key has this name.
@@ -158,7 +158,7 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
 
 
 def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict[str, list[object]]:
-    """Return full key -> values of a grid, checked; errors begin with `op` and are those of `expand`.
+    """Return full key -> values of a grid, after checking it. Errors begin with `op` and are those of `expand`.
 
     "fusion" comes first, as configs, because the values of the other keys are set in these configs.
     """
@@ -178,7 +178,7 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
 
 
 def _values(key: str, values: object, op: str) -> list[object]:
-    """Return the values of a grid's key; raise ConfigError if they are not a list, have duplicates, or are none."""
+    """Return the values of a grid's key; raise ConfigError if they are not a list, are empty, or have duplicates."""
     if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"{op}: {key} is {values!r}; a grid needs a list of values. Write [{values!r}].")
     listed = list(values)
@@ -191,7 +191,7 @@ def _values(key: str, values: object, op: str) -> list[object]:
 
 
 def _fusion_config(value: object, op: str) -> FusionConfig:
-    """Return the config of a fusion from its registered name, a dict with a "name", or the config itself.
+    """Return a fusion's config from its registered name, from a dict with a "name", or from the config itself.
 
     Raises UnknownNameError for an unknown name or key, and ConfigError for another type or a value that does not fit.
     """
@@ -206,10 +206,7 @@ def _fusion_config(value: object, op: str) -> FusionConfig:
 
 
 def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: str) -> RunSpec:
-    """Return the spec of the reader `name` of a grid, from the template and `settings` (full key -> value).
-
-    Raises UnknownNameError if a value is not among the choices of its field, and ConfigError if it does not fit.
-    """
+    """Return the spec of a grid's reader `name`, from the template and its `settings` (full key -> value)."""
     shown = {key: _shown(value) for key, value in settings.items()}
     rate, epochs = cast("float | None", settings.get("learning_rate")), cast("int | None", settings.get("epochs"))
     spec = RunSpec(name, template, reader, shown, learning_rate=rate, epochs=epochs)
@@ -225,7 +222,7 @@ def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: s
 
 
 def _shown(value: object) -> JSON:
-    """Return a value of a grid as tables show it: JSON as it is, a config as "Name(field=value)" without defaults."""
+    """Return a grid's value as tables show it: JSON unchanged, a config as "Name(field=value)" without defaults."""
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
@@ -242,7 +239,7 @@ def expand_into(
     rates: Mapping[str, float],
     epochs: Mapping[str, int],
 ) -> dict[str, RunSpec]:
-    """Add the readers of grids to a bank, in place; their templates stay in the bank.
+    """Add the readers of grids to a bank, in place. The templates stay in the bank.
 
     Args:
         bank: The bank.
@@ -273,7 +270,7 @@ def expand_into(
 
 
 def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
-    """Add readers to a bank: all, or none if one cannot be built. The error then names that reader's settings."""
+    """Add readers to a bank: all of them, or none if one cannot be built. The error names that reader's settings."""
     added: list[str] = []
     try:
         for spec in specs:
@@ -288,15 +285,15 @@ def _add(bank: ReaderBank, specs: Sequence[RunSpec]) -> None:
 
 @contextmanager
 def undo_grid_on_error(target: object, templates: Iterable[str]) -> Iterator[Callable[[], None]]:
-    """Remove the readers that the `with` block adds to a bank, if an error occurs before training begins.
+    """If an error occurs before training begins, remove the readers that were added to a bank inside the `with` block.
 
     Args:
         target: The bank; a whole model is left alone.
-        templates: Names of the readers that are replaced by the readers of their grids.
+        templates: Names of the templates, the readers that a grid's readers replace.
 
     Yields:
-        A function without arguments, to be called when training begins: it removes the templates from the bank. After
-        that an error leaves the bank as it is.
+        A function without arguments, to call when training begins: it removes the templates from the bank. After that,
+        an error leaves the bank as it is.
     """
     bank = target if isinstance(target, ReaderBank) else None
     before = set(() if bank is None else bank)

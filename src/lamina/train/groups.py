@@ -1,4 +1,4 @@
-"""Groups: the tasks of a run that have the same examples, which are encoded once and share each pass of the model."""
+"""Groups: tasks of a run with the same examples. The examples are encoded once and share each pass of the model."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ TargetT = TypeVar("TargetT")
 
 
 def checked_target(op: str, target: TargetT) -> TargetT:
-    """Return a bank as it is, or the model inside torch's wrappers; raise ConfigError if it is neither."""
+    """Return a bank unchanged, or the model inside torch's wrappers; raise ConfigError for anything else."""
     return target if isinstance(target, ReaderBank) else checked_model(target, op, "a bank or a transformers model")
 
 
 def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, Task]:
-    """Return learner name -> task, from such a mapping or from a single task, whose own name is then the learner's.
+    """Return learner name -> task. `tasks` is such a mapping, or a single task, whose own name is then used.
 
     Raises ConfigError, with `op` as the operation, if `tasks` is neither, or a value of the mapping is not a `Task`.
     """
@@ -51,7 +51,9 @@ def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, 
 
 
 def with_positive(op: str, tasks: Mapping[str, Task], positive: Mapping[str, str] | str | None) -> dict[str, Task]:
-    """Return the tasks with the positive classes that were given to the operation `op`: one for all, or by name.
+    """Return the tasks with the positive classes that the user passed: one for all tasks, or one by learner name.
+
+    `op` is the operation, for messages.
 
     Raises:
         UnknownNameError: If a mapping names a learner or a class that does not exist.
@@ -69,12 +71,12 @@ def groups_of(
     options: PassOptions,
     encodings: Encodings | None = None,
 ) -> list[Group]:
-    """Encode one part of every task and return the groups: one per set of examples.
+    """Encode one split of every task, and return the groups: one per set of examples.
 
     Args:
         runner: Runs the model. Its processor encodes, and its model limits the length of the inputs.
         tasks: Learner name -> task.
-        part: The part of the tasks that is encoded: "train", "validation" or "test".
+        part: The split that is encoded: "train", "validation" or "test".
         options: Options of the run, which say how examples are encoded.
         encodings: Encoded examples of earlier runs, which are reused; new ones are added in place. None: encode all.
 
@@ -100,7 +102,7 @@ def max_length(runner: Runner, tasks: Mapping[str, KindedTask], requested: int |
     Args:
         runner: Runs the model, whose positions limit the length.
         tasks: Learner name -> task. If their kinds have different limits, the largest is returned.
-        requested: The length that the user asked for. None: the usual length of the kind.
+        requested: The length that the user asked for. None: the default of the kind.
 
     Raises:
         ConfigError: If `requested` is more than the model can read.
@@ -153,9 +155,9 @@ def group_tasks(
 
 
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
-    """Return the learner among `names` whose kind of task decides how their common examples are encoded.
+    """Return the learner among `names` whose kind of task decides how the shared examples are encoded.
 
-    It is the first learner that predicts for every token, since it needs long texts whole, in windows; if there is
-    none, it is the first learner.
+    It is the first learner that predicts for every token, because it needs long texts in windows; otherwise the first
+    learner.
     """
     return next((name for name in names if tasks[name].kind.per_token), names[0])

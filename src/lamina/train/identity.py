@@ -1,4 +1,4 @@
-"""The identity of a run: the settings, weights and data that must be the same for a run to resume from saved state.
+"""The identity of a run: settings, weights and data that must be the same for a run to resume from saved state.
 
 `seal` writes saved state together with this identity, and only a run with the same identity uses the state.
 """
@@ -62,7 +62,7 @@ def identity(
         options: Options of the run.
 
     Returns:
-        "settings", whose values error messages quote, and "digests" of the weights and the data.
+        "settings", whose values messages quote, and "digests" of the weights and the data.
     """
     model = runner.base
     edit_facts = [[edit.kind, edit.stack, edit.layers, dict(edit.settings)] for edit in edits(model)]
@@ -95,7 +95,7 @@ def reader_settings(reader: Reader) -> dict[str, JSON]:
 
 
 def data_digests(split: Split) -> dict[str, str]:
-    """Return digests of the texts, labels and word boundaries of a split; equal digests mean equal examples."""
+    """Return digests of a split's texts, labels and word boundaries. Equal digests mean equal examples."""
     return {"texts": split.key, "labels": _digest(split.labels), "words": _digest(split.words or ())}
 
 
@@ -115,7 +115,7 @@ def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
 
     Args:
         model: The model.
-        trained: The parameters that are trained, which every checkpoint holds. All other weights count.
+        trained: The parameters that are trained. Every checkpoint holds them.
     """
     try:
         inside = [module for stack in stacks(model).values() for module in stack.run]
@@ -139,7 +139,7 @@ def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
 
 
 def difference(before: Mapping[str, Facts], now: Mapping[str, Facts]) -> str | None:
-    """Describe the first difference between the identities of two runs; None if they are equal.
+    """Return the first difference between the identities of two runs as text; None if they are equal.
 
     Args:
         before: Identity of the run that saved its state.
@@ -166,7 +166,7 @@ FORMAT = 2  # version of the file format; version 0.1 wrote another
 
 
 def seal(run: Mapping[str, Facts], state: Mapping[str, JSON]) -> str:
-    """Return the text of a JSON file with the identity `run` of a run, its `state`, and a checksum over both.
+    """Return the text of a JSON file with the run's identity `run`, its `state`, and a checksum over both.
 
     `unseal` reads the file. Values that JSON does not have are written as strings.
     """
@@ -175,7 +175,7 @@ def seal(run: Mapping[str, Facts], state: Mapping[str, JSON]) -> str:
 
 
 def unseal(path: Path) -> tuple[dict[str, Facts], dict[str, Any]]:
-    """Return the identity of the run and its state from a file whose text `seal` made.
+    """Read a file that holds what `seal` returned, and return the run's identity and its state.
 
     Raises:
         StoreError: If the file cannot be read, is damaged, or has another format. The short message begins with the

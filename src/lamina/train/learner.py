@@ -27,7 +27,7 @@ BASE = ".base"  # name of a base model that is trained with its readers; no read
 
 @dataclass
 class Progress:
-    """State of a learner's training besides its tensors; checkpoints hold it as JSON."""
+    """The state of a learner's training besides its tensors. Checkpoints hold it as JSON."""
 
     scores: dict[str, float] = field(default_factory=dict)  # all metrics at the best epoch
     best_epoch: int = 0  # counted from 1; 0 before the first score
@@ -50,7 +50,7 @@ class Learner:
     Args:
         name: Name of the reader or task, or `BASE`.
         module: The module.
-        groups: Parameter groups, as torch's optimizers take them; "lr" is the highest learning rate of a group.
+        groups: Parameter groups for torch's optimizer; "lr" is the highest learning rate of a group.
         metric: Name of the metric that decides the best epoch.
         total: Number of optimizer steps if the learner does not stop early.
         options: Options of the run.
@@ -78,7 +78,7 @@ class Learner:
         self._frozen = {key for key, parameter in named if id(parameter) not in trained}
 
     def factor(self) -> float:
-        """Return the factor from 0 to 1 that schedule and warm-up apply to the learning rates in the next step."""
+        """Return the factor, from 0 to 1, of schedule and warm-up for the learning rates of the next step."""
         options, progress = self._options, self.progress
         total, done = self.total - progress.began, progress.done - progress.began
         rise = int(total * options.warmup_ratio) if options.warmup_steps is None else options.warmup_steps
@@ -91,7 +91,7 @@ class Learner:
         return progress.scale
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """Take an optimizer step with the learning rates of `factor`, clear the gradients and count the step.
+        """Take an optimizer step with the learning rates scaled by `factor`, clear the gradients, and count the step.
 
         With a gradient `scaler`, which float16 needs, the weights stay as they are if a gradient is not finite.
         """
@@ -143,18 +143,18 @@ class Learner:
         self.best = self.tensors() if self._options.keep == "best" else {}
 
     def importance(self) -> dict[int, float]:
-        """Return layer -> importance (sum 1); the dict is empty unless the module is a reader that mixes layers."""
+        """Return layer -> importance; importances sum to 1. {} unless the module is a reader that weighs layers."""
         return self.module.importance() if isinstance(self.module, ReaderModule) else {}
 
     def restart_importance(self) -> None:
-        """Reset the importances of a reader whose fusion averages them over the tokens that it has seen."""
+        """Reset the importances of a reader whose fusion averages them over the tokens that it has read."""
         if isinstance(self.module, ReaderModule):
             self.module.restart_importance()
 
     def end_epoch(self, done: float) -> bool:
-        """Tell a reader which fraction `done` of its epochs is over; return whether its next stage has begun.
+        """Tell a reader which fraction `done` of its epochs is over; return whether this began its next stage.
 
-        A new stage may have new parameters, so the optimizer's state is cleared.
+        A new stage may have new parameters, so the optimizer's state is cleared then.
         """
         afresh = isinstance(self.module, ReaderModule) and self.module.on_epoch_end(done)
         if afresh:
@@ -162,7 +162,7 @@ class Learner:
         return afresh
 
     def begin_stage(self, *, schedule: bool = True) -> None:
-        """Reset the scores, best weights and, with `schedule`, the learning-rate schedule; the count of steps goes on.
+        """Reset scores and best weights, and with `schedule` the learning-rate schedule. The count of steps goes on.
 
         Scores of two stages are not comparable.
         """
@@ -176,7 +176,7 @@ class Learner:
         return {key: value.detach().clone().cpu() for key, value in state.items() if key not in self._frozen}
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Load tensors from the method `tensors` into the module; an empty dict changes nothing."""
+        """Load tensors that the method `tensors` returned into the module; an empty dict changes nothing."""
         if tensors:
             self.module.load_state_dict(tensors, strict=False)
 
@@ -190,7 +190,7 @@ class Learner:
         return (2 if self._options.keep == "best" else 1) * sum(state.values()) + moments
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint: weights, best weights and the optimizer's state; see `from_tensors`."""
+        """Return a checkpoint's tensors: weights, best weights and the optimizer's state; see `from_tensors`."""
         tensors = {f"now/{key}": value for key, value in self.tensors().items()}
         tensors |= {f"best/{key}": value for key, value in self.best.items()}
         for number, state in self.optimizer.state_dict()["state"].items():

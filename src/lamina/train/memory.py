@@ -1,4 +1,4 @@
-"""How much memory the readers of a bank need for a batch, measured on a few rows of zeros.
+"""Measure how much memory the readers of a bank need for a batch, on a few rows of zeros.
 
 For training this is what autograd saves for the gradients; for scoring it is the peak of all intermediate tensors. The
 need is taken to be linear in the number of rows, so two measurements that differ by one row determine it.
@@ -40,21 +40,21 @@ _MIN_SCORED_TOKENS = 256
 
 
 class BatchBytes(NamedTuple):
-    """How much memory a batch needs: `fixed` bytes, and `row` bytes for each of its rows."""
+    """The memory that a batch needs: `fixed` bytes, and `row` bytes for each of its rows."""
 
     fixed: int
     row: int
 
     def total(self, rows: int) -> int:
-        """Return the bytes that a batch of this number of rows needs."""
+        """Return the bytes that a batch of `rows` rows needs."""
         return self.fixed + rows * self.row
 
     def max_rows(self, free_bytes: int) -> int:
-        """Return the largest number of rows whose batch fits into `free_bytes`; 0 if not even one row fits."""
+        """Return the largest number of rows for which a batch fits into `free_bytes`; 0 if not even one row fits."""
         return max(0, free_bytes - self.fixed) // max(1, self.row)
 
     def accumulation_steps(self, rows: int, free_bytes: int) -> int | None:
-        """Return into how many equal batches `rows` must be split so that each fits; None if no row fits."""
+        """Return into how many equal batches `rows` must be split so that each of them fits; None if no row fits."""
         fit = self.max_rows(free_bytes)
         if fit < 1:
             return None
@@ -63,7 +63,7 @@ class BatchBytes(NamedTuple):
 
 
 def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
-    """Return how many bytes autograd saves for the backward pass while the function `run` is called.
+    """Call `run`, and return the bytes that autograd saves meanwhile for the backward pass.
 
     A storage that several tensors share counts once.
 
@@ -87,7 +87,7 @@ def saved_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> i
 
 @final
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations create inside the `with` block, until they are freed.
+    """Counts the bytes of tensors created inside the `with` block, until they are freed.
 
     The storages of `excluded` tensors do not count. `now` is the size of the tensors that are alive, `peak` its largest
     value so far.
@@ -105,7 +105,7 @@ class _LiveBytes(TorchDispatchMode):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Run one operation of torch and count the storages of its results, unless they are counted already (views)."""
+        """Run one operation of torch, and count the storages of its results, except those already counted."""
         result = func(*args, **(kwargs or {}))
         for tensor in tree_leaves(result):
             if isinstance(tensor, Tensor) and (storage := tensor.untyped_storage())._cdata not in self._known:
@@ -120,13 +120,13 @@ class _LiveBytes(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
     def _uncount(self, storage: int, size: int) -> None:
-        """Subtract a storage that was freed, and forget its address, which a later storage may have."""
+        """Subtract a freed storage, and forget its address, because a later storage may have the same one."""
         self._known.discard(storage)
         self.now -= size
 
 
 def peak_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
-    """Return the largest number of bytes of new tensors that exist at the same time while the function `run` is called.
+    """Call `run`, and return the largest number of bytes of new tensors that exist at the same time meanwhile.
 
     Args:
         run: The computation.
@@ -142,16 +142,16 @@ Labels = Callable[[int], Mapping[str, Tensor]]  # number of rows -> reader name 
 
 
 def reader_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
-    """Measure how much memory autograd keeps for the gradients of readers that train in one pass of the model.
+    """Measure the memory that autograd keeps for the gradients of readers that train in one pass of the model.
 
     The readers are called with states of zeros, and the model is not called. Tensors that readers share count once.
     Readers that need more than the states of the model's layers are left out. On the meta device nothing is computed.
 
     Args:
         model: The model, whose own gradients do not count.
-        readers: Reader name -> the stack that it reads, and its module.
+        readers: Reader name -> (the stack that it reads, its module).
         tokens: Tokens per row, padding included.
-        labels: Function that returns reader name -> labels for a number of rows. None: without the losses.
+        labels: Function that returns reader name -> labels for a number of rows. None: losses are left out.
 
     Returns:
         The bytes that a batch of any number of rows of this length needs.
@@ -164,7 +164,7 @@ def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels
 
     Args:
         model: The model, which is not called and does not count.
-        readers: Reader name -> the stack that it reads, and its module.
+        readers: Reader name -> (the stack that it reads, its module).
         tokens: Tokens per row, padding included.
         labels: Function that returns reader name -> labels for a number of rows, for heads that compute logits of
             labelled positions only. None: logits of all positions.
@@ -173,7 +173,7 @@ def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels
 
 
 class RowShape(NamedTuple):
-    """The size of a row: its `tokens`, those of its `target` text (0: as many), or the `image_size` of an image."""
+    """The size of a row: its `tokens`, the tokens of its `target` text (0: as many), or an image's `image_size`."""
 
     tokens: int
     target: int = 0
@@ -181,9 +181,9 @@ class RowShape(NamedTuple):
 
 
 def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
-    """Measure how much memory autograd keeps for the gradients of a whole model, on random inputs.
+    """Measure the memory that autograd keeps for the gradients of a whole model, on random inputs.
 
-    The logits count as those of a loss in float32. On the meta device nothing is computed.
+    The logits are counted as for a loss in float32. On the meta device nothing is computed.
 
     Args:
         model: The model. Parameters that need no gradients stay frozen.
@@ -247,9 +247,9 @@ def _measure(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labe
 def _run(
     model: PreTrainedModel, readers: Readers, shape: tuple[int, int], labels: Labels | None, *, grad: bool
 ) -> list[object]:
-    """Call readers with states of zeros and return their outputs, with `grad` also their losses.
+    """Call readers with states of zeros and return their outputs; with `grad`, return their losses too.
 
-    `shape` is the number of rows and of tokens. The model gives the dtype and device of the states.
+    `shape` is the number of rows and of tokens. The model decides the dtype and device of the states.
     """
     labels_by_reader: Mapping[str, Tensor] = {} if labels is None else labels(shape[0])
     results: list[object] = []
@@ -267,9 +267,9 @@ def _run(
 
 
 class _EveryLayer(MetaValues):
-    """Inside this `with` block, fusions on the meta device read all of their layers.
+    """A context manager: inside it, fusions on the meta device read all of their layers.
 
-    Fusions skip layers whose weight is 0. On the meta device weights have no values. Here `tolist` then gives zeros and
+    Fusions skip layers whose weight is 0. On the meta device weights have no values. So `tolist` gives zeros here, and
     `nonzero` finds every position, so that no layer is skipped.
     """
 
@@ -280,7 +280,7 @@ class _EveryLayer(MetaValues):
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> object:
-        """Call one function of torch, but `tolist` and `nonzero` of a meta tensor as the class describes."""
+        """Call a function of torch; `tolist` and `nonzero` of a meta tensor give the results named above."""
         if func in _VALUES and isinstance(args[0], Tensor) and args[0].is_meta:
             return _VALUES[func](args[0].shape)
         return super().__torch_function__(func, types, args, kwargs)

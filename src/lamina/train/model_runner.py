@@ -1,4 +1,4 @@
-"""Train and score a whole model with a head of its own."""
+"""Train and score a whole model with its own head."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ModelRunner(Runner):
 
     Args:
         model: The model, with a head for the task.
-        task: The task; for predictions its outline, which has no examples.
-        op: The public operation, which errors name.
+        task: The task; for predictions its `TaskOutline`, which has no examples.
+        op: The public operation, for messages.
         processor: Tokenizer, image processor or feature extractor. None: the one that an earlier run left on the model
             object, or the one that belongs to `model.name_or_path`.
         options: Options of the passes. Those for generating texts are used here.
@@ -76,18 +76,18 @@ class ModelRunner(Runner):
         self.generation = GenerationOptions(**options.model_dump(include=names))
 
     def info(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
-        """Return the facts that the model's config holds, which is saved with the model; {} if there are none."""
+        """Return the dict of facts in the model's config, which is saved with the model; {} if there are none."""
         return vars(self.model.config).get(LEARNT) or {}
 
     def set_learnt(self, name: str, facts: Mapping[str, JSON]) -> None:  # noqa: ARG002
-        """Write the facts that `Kind.learnt` returned into the model's config, in place of those of an earlier run."""
+        """Write the facts that `Kind.learnt` returned into the model's config, and remove those of an earlier run."""
         if facts:
             setattr(self.model.config, LEARNT, dict(facts))
         else:
             vars(self.model.config).pop(LEARNT, None)
 
     def title(self, name: str) -> str:  # noqa: ARG002
-        """Return "the model", since there is only one learner."""
+        """Return "the model", because there is only one learner."""
         return "the model"
 
     def settings(self, name: str) -> dict[str, JSON]:  # noqa: ARG002
@@ -100,12 +100,12 @@ class ModelRunner(Runner):
         """Return a fingerprint of the model's weights, without those that start at random, such as a new head.
 
         Args:
-            trained: The parameters that the run trains, which its checkpoints hold anyway.
+            trained: The parameters that the run trains. Its checkpoints hold them anyway.
         """
         return starting_weights(self.model, trained)
 
     def prepare(self, groups: Sequence[Group], options: FitOptions, passes: int) -> None:  # noqa: ARG002
-        """Check that the model can be trained on the task, and name the classes of a new head after its labels.
+        """Check that the model can be trained on the task, and give a new head's classes the names of its labels.
 
         An image processor is set to the image size of the task, and stays on the model object for later predictions.
 
@@ -134,7 +134,7 @@ class ModelRunner(Runner):
 
         Args:
             group: Encoded examples with labels.
-            keep: Leave the class names and the problem type of the task in the model's config. If False, or after an
+            keep: Whether the task's class names and problem type stay in the model's config. If False, or after an
                 error, the config is restored.
 
         Raises:
@@ -183,7 +183,7 @@ class ModelRunner(Runner):
             raise self._no_head(reason)
 
     def _no_head(self, reason: str) -> ConfigError:
-        """Return the error that the model has no head for the task; the message quotes `reason`."""
+        """Return the ConfigError for a model without a head for the task; the message quotes `reason`."""
         if getattr(self.model.config, "return_dict", True) is False:
             got = f"{type(self.model).__name__} fails with return_dict=False in its config ({reason.rstrip('.')})"
             return ConfigError(f"{self.op}: {got}; its outputs are read by name. Set model.config.return_dict = True.")
@@ -213,7 +213,7 @@ class ModelRunner(Runner):
         return [Learner(name, self.model, groups, metric=task.metric, total=plan.steps_of(name), options=options)]
 
     def _forward(self, batch: Batch, labels: Tensor) -> Any:  # noqa: ANN401
-        """Run the model on a batch with labels and return its outputs (a transformers ModelOutput), with the loss."""
+        """Run the model on a batch with labels, and return its outputs (a transformers ModelOutput), loss included."""
         labels = self.kind.model_labels(labels, self.task).to(self.device)
         return self.model(**self.arguments(batch), labels=labels, **as_output(self.model))  # pyright: ignore
 
@@ -222,7 +222,7 @@ class ModelRunner(Runner):
     ) -> list[Tensor]:
         """Return a list with one item: the loss of the model's own head for a batch.
 
-        The loss is 0 for a batch in which every label is ignored, since the mean over no labels would be NaN.
+        The loss is 0 for a batch in which every label is ignored, because the mean over no labels would be NaN.
         """
         del states
         (name,) = names
@@ -230,7 +230,7 @@ class ModelRunner(Runner):
         return [out.loss if self.count_labels(name, labels[name]) else out.logits.sum() * 0.0]
 
     def count_labels(self, name: str, labels: Tensor) -> float:  # noqa: ARG002
-        """Return how many labels count in the loss: all numbers of a regression, else the labels that are not -100."""
+        """Return the number of labels that count in the loss: all in a regression, else those that are not -100."""
         return labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
 
     def outputs(
@@ -258,7 +258,7 @@ class ModelRunner(Runner):
             raise
 
     def outputs_per_position(self, name: str) -> int:  # noqa: ARG002
-        """Return how many numbers the model outputs for each text or token: its classes, or the vocabulary's size."""
+        """Return the number of outputs of the model for each text or token: its classes, or the vocabulary's size."""
         if self.kind.has_classes:
             return len(self.task.labels)
         return int(getattr(self.model.config.get_text_config(), "vocab_size", 1))
@@ -268,7 +268,7 @@ _PROBLEM_TYPES = {"regression": "regression", "multi_label_classification": "mul
 
 
 def task_of(model: PreTrainedModel, kind: str | None = None) -> TaskOutline:
-    """Return the outline (kind, problem type and labels, without data) of the task that a model's head is for.
+    """Return the `TaskOutline` (kind, problem type and labels, no data) of the task that a model's head is for.
 
     The kind follows from the model's class, the problem type and the labels from its config.
 

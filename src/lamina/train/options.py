@@ -43,9 +43,9 @@ _BOUNDS = {
 
 
 class PassOptions(BaseModel):
-    """Options of every pass of a model over examples, as `predict`, `evaluate` and `calibrate` use them.
+    """Options of every pass of a model over examples, as in `predict`, `evaluate` and `calibrate`.
 
-    The docstring of `lamina.evaluate` explains each.
+    The docstring of `lamina.evaluate` explains each of them.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
@@ -64,7 +64,7 @@ class PassOptions(BaseModel):
 
     @classmethod
     def checked(cls, op: str, /, **options: object) -> Self:
-        """Build the options from keywords, for the operation `op`, which errors name.
+        """Build the options from keywords; `op` is the operation, for messages.
 
         Raises:
             UnknownNameError: If an option, or the choice for an option, does not exist.
@@ -78,7 +78,7 @@ class PassOptions(BaseModel):
 
     @classmethod
     def of(cls, given: Mapping[str, object], op: str = "fit") -> Self:
-        """Build the options from a mapping, such as a recipe's; errors are those of `checked`."""
+        """Build the options from a mapping, such as a recipe's. Errors are those of `checked`."""
         return cls.checked(op, **given)
 
     @classmethod
@@ -96,13 +96,13 @@ class PassOptions(BaseModel):
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
     def check_kinds(self, op: str, kinds: Iterable[Kind]) -> None:
-        """Raise ConfigError if `prefix` is set and one of `kinds` accepts no prefix."""
+        """Raise ConfigError if `prefix` is set and a kind among `kinds` does not allow it."""
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
-        """Return how to turn the examples of one part into inputs of at most `max_length` tokens or samples."""
+        """Return options for encoding one split as inputs of at most `max_length` tokens or samples."""
         return EncodeOptions(
             part=part,
             max_length=max_length,
@@ -119,12 +119,12 @@ class PassOptions(BaseModel):
 
 
 def _or_empty(rates: object) -> object:
-    """Return an empty mapping for None, and any other value unchanged."""
+    """Return {} for None, and any other value unchanged."""
     return {} if rates is None else rates
 
 
 def _patterns(names: object) -> object:
-    """Return a list of patterns as a tuple; raise ValueError if it is empty or has another value than a string."""
+    """Return a list of patterns as a tuple; raise ValueError if it is empty or holds anything but strings."""
     if not isinstance(names, list | tuple):
         return names
     if not names or not all(isinstance(name, str) and name.removeprefix("!") for name in names):
@@ -133,7 +133,7 @@ def _patterns(names: object) -> object:
 
 
 class FitOptions(PassOptions):
-    """Options of a training run, for readers or a whole model; the docstring of `lamina.fit` explains each."""
+    """Options of a training run, for readers or a whole model. The docstring of `lamina.fit` explains each of them."""
 
     epochs: Count | Mapping[str, Count] = 3
     learning_rate: Positive | Mapping[str, Positive] | None = None
@@ -175,9 +175,9 @@ class FitOptions(PassOptions):
         """Raise ConfigError if an option is set that has no effect in this run.
 
         Args:
-            op: The operation, which errors name.
+            op: The operation, for messages.
             kinds: Kinds of the tasks that are trained.
-            bank: Whether the readers of a bank are trained, and not a whole model.
+            bank: Whether the readers of a bank are trained. False: a whole model is.
             train_base: Whether the bank's base model is trained too.
         """
         self.check_kinds(op, kinds)
@@ -190,17 +190,17 @@ class FitOptions(PassOptions):
                 raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
-        """Return how to encode one part for training or scoring; `seed` decides masked tokens and image crops."""
+        """Return options for encoding one split; `seed` decides which tokens are masked and how images are cropped."""
         options = super().encode_options(part, max_length)
         return replace(options, seed=self.seed, augment=self.augment)
 
     def all_trackers(self) -> list[str]:
-        """Return the names of the trackers that get the scores; `tensorboard` adds TensorBoard."""
+        """Return the names of the trackers that receive the scores. The option `tensorboard` adds TensorBoard."""
         return list(dict.fromkeys([*(["tensorboard"] if self.tensorboard else []), *self.trackers]))
 
     @property
     def moments(self) -> int:
-        """How many numbers the optimizer stores for each parameter that is trained."""
+        """Number of values that the optimizer stores for each trained parameter."""
         return int(self.momentum > 0) if self.optimizer == "sgd" else 2
 
     @property
@@ -210,7 +210,7 @@ class FitOptions(PassOptions):
 
     @property
     def step_size(self) -> int:
-        """Rows per optimizer step, over all processes and accumulated batches."""
+        """Rows per optimizer step, summed over all processes and accumulated batches."""
         return self.batch_size * self.gradient_accumulation_steps
 
 
@@ -219,7 +219,7 @@ _BASE_ONLY = ("layer_decay", "layer_rates", "base_learning_rate")  # options of 
 
 
 def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dict[str, T]:
-    """Return reader name -> value of an option, from one value for all readers or a mapping with one for each.
+    """Return reader name -> value of an option. `value` is one value for all readers, or a mapping with one for each.
 
     Raises:
         UnknownNameError: If the mapping names a reader that is not among `names`.
@@ -235,7 +235,7 @@ def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dic
 
 
 def _rule(problem: ErrorDetails) -> str:
-    """Return the rule that a value broke, for one problem that pydantic reports, in words such as "at least 1"."""
+    """Return the rule that a value broke as text, such as "at least 1", from a problem that pydantic reports."""
     if problem["type"] in _BOUNDS:
         word, key = _BOUNDS[problem["type"]]
         bound = problem.get("ctx", {})[key]

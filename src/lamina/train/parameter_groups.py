@@ -29,7 +29,7 @@ _OP = "fit: layer_rates"
 
 
 class ParameterGroup(TypedDict):
-    """Parameters with the same options, as torch's optimizers accept them.
+    """Parameters with the same learning rate and weight decay, in the form of torch's optimizers.
 
     Attributes:
         params: The parameters.
@@ -43,7 +43,7 @@ class ParameterGroup(TypedDict):
 
 
 def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str = "fit") -> list[ParameterGroup]:
-    """Return the parameter groups of a reader: up to two, with the same learning rate.
+    """Return the parameter groups of a reader: with and without weight decay, both with the same learning rate.
 
     Frozen parameters are in no group.
 
@@ -51,7 +51,7 @@ def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str =
         module: The reader.
         rate: Highest learning rate of all parameters.
         options: Options of the run, with the weight decay and the parameters that have it.
-        op: Operation that errors name.
+        op: The operation, for messages.
 
     Raises:
         ConfigError: If a pattern of `weight_decay_on` matches no parameter.
@@ -96,8 +96,8 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
     Args:
         model: The model.
         options: Options of the run, with the learning rates of layers.
-        rate: Highest learning rate of the parameters to which `options` give no rate of their own.
-        op: Operation that errors name.
+        rate: Highest learning rate of parameters for which `options` set no rate of their own.
+        op: The operation, for messages.
 
     Raises:
         ConfigError: If no parameter is left, a trained parameter is in float16, or a pattern of `weight_decay_on`
@@ -125,7 +125,7 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
 def learning_rates(model: PreTrainedModel, options: FitOptions, rate: float) -> dict[str, float]:
     """Return parameter name -> highest learning rate in the run, for every parameter of a model.
 
-    A parameter that several layers share has the rate of the topmost of these layers.
+    If several layers share a parameter, it has the rate of the topmost one.
 
     Args:
         model: The model.
@@ -175,7 +175,10 @@ def _named_rates(model: PreTrainedModel, options: FitOptions) -> dict[tuple[str,
 
 
 def _inserted(model: PreTrainedModel, names: dict[int, str]) -> list[str]:
-    """Return the names of the inserted layers' parameters; `names` maps parameter ids. ConfigError: there are none."""
+    """Return the names of the inserted layers' parameters; raise ConfigError if the model has none.
+
+    `names` maps a parameter's id to its name.
+    """
     inserted = [module for module in model.modules() if isinstance(module, InsertedLayer)]
     if not inserted:
         raise ConfigError(f"{_OP}: '{INSERTED}' has a learning rate; the model has no inserted layers.")

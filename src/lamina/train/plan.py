@@ -27,7 +27,7 @@ _USUAL_EPOCHS = 3
 
 
 def usual_epochs(rows: int, batch_size: int) -> int:
-    """Return how many epochs an estimator trains a reader: 3, or more if that is needed for 200 steps."""
+    """Return the default number of epochs of estimators: 3, or as many as are needed for 200 steps."""
     return max(_USUAL_EPOCHS, math.ceil(LEAST_STEPS / math.ceil(rows / batch_size)))
 
 
@@ -36,10 +36,11 @@ class Group:
     """Tasks over the same examples, which are encoded once and share each pass. `groups_of` makes the groups of a run.
 
     Attributes:
-        part: The part of the tasks that is encoded: "train", "validation", "test", or "predict".
+        part: The split of the tasks that is encoded: "train", "validation", "test", or "predict".
         tasks: Learner name -> its `Task`; for "predict" its `TaskOutline`, which has no examples.
         inputs: The encoded examples, as rows: windows, text blocks, images or audio clips.
-        targets: Learner name -> labels of the rows. None: the inputs contain the labels (masked tokens, target texts).
+        targets: Learner name -> labels of the rows. None: the labels are made with the inputs (masked tokens, target
+            texts).
         states: Cached or recorded hidden states of the rows. None: the model computes the states of every batch.
     """
 
@@ -56,7 +57,10 @@ class Group:
 
     @property
     def batched(self) -> Inputs:
-        """The source of each batch: the inputs, or for cached states of audio clips only the masks of these states."""
+        """The source of the batches: the inputs.
+
+        Or, for audio clips with cached states, only the masks of these states.
+        """
         if not isinstance(self.states, CachedStates) or not isinstance(self.inputs, FramedInputs):
             return self.inputs
         return StateMasks(self.states.layout.lengths)
@@ -80,12 +84,12 @@ class Group:
         return {name: tensor for name, tensor in labels.items() if tensor is not None}
 
     def truncated(self, name: str) -> int:
-        """Return how many examples are too long for the learner `name`, which reads them without their end."""
+        """Return the number of examples that are too long for the learner `name` and lose their end."""
         return self.tasks[name].kind.truncated(self.inputs)
 
 
 class Step(NamedTuple):
-    """One optimizer step of a run, which trains on rows of one group.
+    """One optimizer step of a run. It trains on rows of one group.
 
     Attributes:
         epoch: Epoch of the step, from 0.
@@ -107,11 +111,11 @@ class Plan:
 
     Attributes:
         groups: The encoded training examples, with the tasks that are trained on them.
-        epochs: Learner name -> number of passes over its rows; with `max_steps` as many passes as the steps need.
+        epochs: Learner name -> number of passes over its rows; with `max_steps`, as many passes as the steps need.
         size: Rows per optimizer step, over all processes.
         seed: Seed of the order of the rows.
-        max_steps: Maximum number of steps per learner, which replaces `epochs`. None: no limit.
-        stopped: Learner name -> epoch (from 0) after which it stopped early. The engine adds to it.
+        max_steps: Maximum number of steps per learner, in place of `epochs`. None: no limit.
+        stopped: Learner name -> epoch (from 0) after which it stopped early. The engine adds entries.
     """
 
     groups: Sequence[Group]
@@ -135,11 +139,14 @@ class Plan:
         return {name: task for group in self.groups for name, task in group.tasks.items()}
 
     def last_epoch(self) -> int:
-        """Return the number of epochs of the learner that has the most."""
+        """Return the largest number of epochs among the learners."""
         return max(self.epochs.values())
 
     def active(self, group: int, epoch: int) -> tuple[str, ...]:
-        """Return the names of a group's learners that are still trained in an epoch (group index, epoch from 0)."""
+        """Return the names of a group's learners that are still trained in an epoch.
+
+        `group` is the index of the group, and `epoch` counts from 0.
+        """
         return tuple(
             name
             for name in self.groups[group].names
@@ -151,7 +158,7 @@ class Plan:
         return min(self.epochs[name] * self._per_epoch[name], self._limit)
 
     def epoch(self, epoch: int) -> list[Step]:
-        """Return the steps of one epoch (from 0), in order; none for a group whose learners have all stopped."""
+        """Return the steps of one epoch (from 0), in order. Groups whose learners have all stopped have none."""
         streams = []
         for number, group in enumerate(self.groups):
             if self.active(number, epoch):
@@ -162,7 +169,7 @@ class Plan:
         return [Step(epoch, number, rows) for _, number, rows in heapq.merge(*streams)]
 
     def _left(self, number: int, epoch: int) -> int:
-        """Return how many steps the group of index `number` has in an epoch, within `max_steps` for all epochs."""
+        """Return the number of steps of group `number` in an epoch. `max_steps` limits the steps over all epochs."""
         return min(self._steps[number], self._limit - epoch * self._steps[number])
 
     def __len__(self) -> int:
@@ -177,8 +184,8 @@ class Plan:
 def parts_of(rows: Sequence[int], parts: int, rank: int, world_size: int) -> list[tuple[list[int], bool]]:
     """Return the accumulated batches of a step that this process computes: their rows, and whether the loss counts.
 
-    Every process must run the model in each step, since processes wait for each other's gradients. A process for which
-    there are too few rows gets the first row, whose loss does not count.
+    Every process must run the model in each step, because processes wait for each other's gradients. A process without
+    rows of its own gets the first row, and its loss does not count.
 
     Args:
         rows: Rows of the whole step.

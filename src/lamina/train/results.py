@@ -94,7 +94,7 @@ def sorted_rows(rows: Sequence[TableRow]) -> list[TableRow]:
 
 
 def sort_key(metric: str, score: float | None) -> float:
-    """Return a sort key that is smaller for better scores of a metric; infinity for None (no score)."""
+    """Return a sort key that is smaller for better scores of a metric, and infinity for None (no score)."""
     if score is None:
         return math.inf
     return score if metric in LOWER else -score

@@ -59,11 +59,11 @@ READER_RATE, MODEL_RATE = 1e-3, 2e-5  # default learning rates of readers, and o
 
 @dataclass(frozen=True)
 class Tables:
-    """Additional files for the output folder of a run, beside those that `fit` writes.
+    """Additional files for a run's output folder, beside those that `fit` writes.
 
     Attributes:
-        names: Names of the files, which are reserved before training.
-        files: Function from the result of the run to file name -> function that writes the file.
+        names: Names of the files. They are reserved before training.
+        files: Function that returns file name -> function that writes the file, from the result of the run.
     """
 
     names: Sequence[str]
@@ -87,29 +87,29 @@ def train(  # noqa: PLR0913
 ) -> FitResult:
     """Train a bank's readers or a whole model; `fit` and `finetune` call this, and so do recipes and studies.
 
-    The target is trained in place. Readers get records of what they were trained on (`info`).
+    The target is trained in place. What each reader was trained on is recorded in its `info`.
 
     Args:
         target: The bank or model.
         tasks: Learner name -> task, or a single task.
         options: Options of the run.
-        op: The public operation, which errors name.
+        op: The public operation, for messages.
         grid: Reader name -> its grid; see `fit`.
         processor: Tokenizer, image processor or feature extractor. None: the bank's or the model's.
         output: Folder for the bank or model, tables and checkpoints. None: nothing is saved.
         checkpoints: Folder for the checkpoints of this run alone, which the caller removes later. None: a folder in
             `output`.
         events: Folder for TensorBoard events if there is no `output`.
-        encodings: Encoded examples of earlier runs, which are used again. New ones are added to it.
-        states: Digest of encoded training examples -> their hidden states, of all layers that the readers need, which
-            the caller has computed. The model does not read these examples.
+        encodings: Encoded examples of earlier runs, which are reused; new ones are added in place.
+        states: Digest of encoded training examples -> their hidden states, which the caller has computed for all layers
+            that the readers need. The model does not read these examples.
         tables: More files to write into `output`.
 
     Returns:
-        The result, as `fit` returns it.
+        The result, in the form of `fit`.
 
     Raises:
-        LaminaError: As `fit` does.
+        LaminaError: The errors of `fit`.
     """
     from lamina.train.engine import Engine, start_accelerator
 
@@ -167,8 +167,8 @@ def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: F
     """Check that every task has the rows that it needs, and return the tasks that are scored after each epoch.
 
     These are all tasks if a score decides something: the best epoch, an early stop, the "plateau" schedule, or the end
-    of a base that is trained with its readers. Otherwise they are the tasks that have a validation part. A warning is
-    logged if tasks have the same rows but cannot share passes.
+    of a base model that is trained with its readers. Otherwise they are the tasks that have a validation split. A
+    warning is logged if tasks have the same rows but cannot share passes.
 
     Raises:
         UnknownNameError: If a task does not have a part that is needed, or the bank has no reader of a task's name.
@@ -194,7 +194,7 @@ def _training_groups(
     encodings: Encodings | None,
     states: Mapping[str, RowStates],
 ) -> list[Group]:
-    """Return the encoded training examples of the learners of a run, with those `states` that are known of them.
+    """Return the encoded training examples of a run's learners, with those of `states` that belong to them.
 
     Raises DataError if rows of a task have no label and were masked by default, and no other task shares its rows.
     """
@@ -214,7 +214,7 @@ def _training_groups(
 
 
 def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
-    """Log a warning for each scored task with fewer than 8 validation rows, if these rows choose the best epoch.
+    """Log a warning for each scored task with fewer than 8 validation rows, if these choose the best epoch.
 
     With few rows many epochs have the same score. The first of them counts as the best, and it may have learnt very
     little.
@@ -287,7 +287,7 @@ def _specs(
     grid: Mapping[str, Mapping[str, Sequence[object]]],
     options: FitOptions,
 ) -> dict[str, RunSpec]:
-    """Return learner name -> its `RunSpec` for everything that is trained, with its learning rate and epochs.
+    """Return learner name -> its `RunSpec`, with learning rate and epochs, for everything that is trained.
 
     The readers of grids are added to the bank; see `expand_into`.
 
@@ -314,7 +314,7 @@ def _specs(
 
 
 def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
-    """Write into the `info` of each reader what its kind counts in the train split, and return the groups."""
+    """Store what each reader's kind counts in the train split in the reader's `info`, and return the groups."""
     for group in groups:
         for name, task in group.tasks.items():
             info = runner.info(name)
@@ -325,9 +325,9 @@ def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
 
 
 def _record_training(engine: Engine) -> None:
-    """Write into the `info` of each trained reader what it was trained on, and its scores.
+    """Record in the `info` of each trained reader what it was trained on, and its scores.
 
-    The location of a trained base model is cleared, since the hub or folder holds other weights now.
+    The recorded source of a trained base model is cleared, because the hub or folder holds other weights now.
     """
     if engine.runner.base in engine.runner.modules:
         set_location(engine.runner.base, "")
@@ -359,7 +359,7 @@ def _max_length(engine: Engine, task: Task) -> int | None:
 
 
 def _row(engine: Engine, learner: Learner, spec: RunSpec) -> TableRow:
-    """Return the row of a learner in `FitResult.table`; `spec` has its task and its settings in the grid."""
+    """Return a learner's row of `FitResult.table`; `spec` has its task and its settings in the grid."""
     progress = learner.progress
     epochs = max((row["epoch"] for row in engine.history if row["reader"] == learner.name), default=0)
     others = {metric: value for metric, value in progress.scores.items() if metric != learner.metric}
@@ -387,7 +387,7 @@ def _result(
     seconds: float,
     folder: Path | None,
 ) -> FitResult:
-    """Return the result of a run; `test` has the scores on the test part, `seconds` the duration of the run."""
+    """Return the result of a run. `test` has the scores on the test split, and `seconds` the duration of the run."""
     progress = {name: learner.progress for name, learner in engine.learners.items()}
     return FitResult(
         best={name: {"epoch": state.best_epoch, **state.scores} for name, state in progress.items()},
@@ -420,7 +420,7 @@ def _best_results(engine: Engine) -> dict[str, Results]:
 
 
 def _baselines(engine: Engine) -> Scores:
-    """Return learner name -> "always" (one answer) and what it scores on the validation part, by metric."""
+    """Return learner name -> the best constant prediction ("always"), and its validation scores by metric."""
     baselines: Scores = {}
     for group in engine.validation:
         for name, task in group.tasks.items():
@@ -437,7 +437,7 @@ def _file_names(target: ReaderBank | PreTrainedModel) -> list[str]:
 
 
 def _files(result: FitResult) -> Files:
-    """Return file name -> function that writes this result file to a path."""
+    """Return file name -> function that writes this file of the result to a path."""
     facts = {"best": result.best, "test": result.test, "history": result.history, "importances": result.importances}
     return {
         "history.json": lambda path: write_text(path, json.dumps(facts, indent=1)),
@@ -447,7 +447,7 @@ def _files(result: FitResult) -> Files:
 
 
 def _write(target: ReaderBank | PreTrainedModel, processor: Processor, folder: Path, files: Files) -> None:
-    """Save the bank, or the model with its processor, and more files to a folder, all at once."""
+    """Save the bank, or the model with its processor, and further files to a folder, all or nothing."""
     if isinstance(target, ReaderBank):
         save_bank(target, folder, files=files)
     else:
