@@ -1,4 +1,4 @@
-"""Columns in Arrow: in memory while they are small, memory-mapped from a temporary file once they are large."""
+"""Columns in Arrow: in memory while they are small, memory-mapped from a temporary file if they are large."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def dataset_of(tables: Iterable[pa.Table]) -> datasets.Dataset:
 
 
 def _on_disk(tables: Iterator[pa.Table]) -> datasets.Dataset:
-    """Write tables to a temporary file, and return a dataset that is memory-mapped from the file; may raise DataError.
+    """Write tables to a temporary file, and return a dataset memory-mapped from it; may raise DataError.
 
     The file is removed once no dataset refers to it any more.
     """
@@ -114,13 +114,13 @@ class _TemporaryFile:
 
 
 def _remove(folder: str, process: int) -> None:
-    """Remove a folder if this process created it; `process` is the id of the process that did."""
+    """Remove a folder, if this process is the one that created it (`process` is that one's id)."""
     if os.getpid() == process:  # a forked worker process has a copy of the object, but must not remove the file
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Return `dataset`, derived from `source`, after making it keep the temporary file of `source` alive.
+    """Make `dataset` keep the temporary file of `source` alive, from which it was derived; return `dataset`.
 
     Otherwise the file would be removed together with `source`, although `dataset` still reads from it.
     """
@@ -177,7 +177,7 @@ class Column(Sequence[Any]):
         return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
 
     def then(self, decode: Callable[[Any], Any]) -> Column:
-        """Return a sequence of `decode(item)` for every item, computed on access."""
+        """Return a sequence with `decode(item)` for each item, computed on access."""
         return Column(self.rows, self.rows.column_names, partial(_both, self.decode, decode))
 
     def __iter__(self) -> Iterator[Any]:
@@ -219,7 +219,7 @@ def columns_of(
 
 
 def _both(first: Callable[..., Any] | None, second: Callable[[Any], Any], *cells: Any) -> Any:
-    """Return `second(first(*cells))`; without `first`, `second` of the only cell."""
+    """Return `second(first(*cells))`; if `first` is None, `second` of the only cell."""
     return second(cells[0] if first is None else first(*cells))
 
 
@@ -252,7 +252,7 @@ class Ragged:
         return list(map(self.__getitem__, rows))
 
     def digest(self) -> bytes:
-        """Return a hash of all rows, which does not depend on how the column is divided into chunks."""
+        """Return a hash of all rows. It does not depend on how Arrow divides the column into chunks."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.lengths).tobytes(), digest_size=16)
         for edges, values in zip(self._edges, self._values, strict=True):
             digest.update(np.ascontiguousarray(values[edges[0] : edges[-1]]).tobytes())

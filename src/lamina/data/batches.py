@@ -52,7 +52,7 @@ class Budget(NamedTuple):
 
 
 def tokenizer_of(processor: Processor) -> Tokenizer:
-    """Return the tokenizer that a processor contains; a processor that contains none is returned itself."""
+    """Return the tokenizer inside a processor; the processor itself if it contains none."""
     return getattr(processor, "tokenizer", processor)
 
 
@@ -96,7 +96,7 @@ def length_batches(
     equal: bool = False,
     budget: Budget | None = None,
 ) -> list[list[int]]:
-    """Group rows into batches of similar length, so that little is padded, and return the row indices of each batch.
+    """Group rows into batches of similar length, so that there is little padding; return each batch's row indices.
 
     Args:
         lengths: Number of tokens of each row.
@@ -105,8 +105,8 @@ def length_batches(
             finally the batches are shuffled. None is for evaluation: the batches with the longest rows come first, so
             that a lack of memory shows in the first batch.
         equal: Whether all rows of a batch must have the same length.
-        budget: Maximum number of tokens per batch, beside `batch_size`; for evaluation only, `seed` is then ignored.
-            None: no maximum.
+        budget: Maximum number of tokens per batch, in addition to `batch_size`; for evaluation only, `seed` is then
+            ignored. None: no maximum.
 
     Raises:
         ConfigError: If `batch_size` is below 1.
@@ -135,7 +135,7 @@ def length_batches(
 def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal: bool) -> list[list[int]]:
     """Return the row indices of batches for evaluation that fit a budget and have the lowest total cost.
 
-    The batches are in descending order of length. The parameters are those of `length_batches`.
+    The batches are in descending order of length. The arguments are those of `length_batches`.
     """
     rows = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     sizes, counts = (part[::-1] for part in np.unique(lengths, return_counts=True))
@@ -151,9 +151,9 @@ def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal:
 def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
     """Divide rows, sorted by length, into groups of lowest total cost; return the index of each group's first row.
 
-    The cost of a group is `overhead`, plus for each row the length of the group's longest row. `sizes` are the
-    different lengths in descending order, and `ends[i]` is the number of rows that are longer than `sizes[i]` (last
-    entry: all rows).
+    The cost of a group is `overhead`, plus the length of its longest row for each of its rows. `sizes` are the
+    different lengths in descending order, and `ends[i]` is the number of rows longer than `sizes[i]`; its last entry is
+    the number of all rows.
     """
     # dynamic programming over lengths: least[i] is the lowest cost of all rows longer than sizes[i], and first[last]
     # is the longest length in the group that ends with the rows of length sizes[last]
@@ -201,7 +201,7 @@ def batches(jobs: Sequence[Job], num_workers: int = 0) -> Iterator[dict[str, Ten
 def _batch_or_error(job: Job) -> dict[str, Tensor] | LaminaError:
     """Return the batch of a job, or the LaminaError that preparing it raised.
 
-    Returned by a worker process, the error keeps its fields; raised there, it would lose them on the way.
+    A worker process returns the error instead of raising it, because a raised one would lose its fields on the way.
     """
     inputs, rows, epoch = job
     try:

@@ -17,14 +17,14 @@ _MOST_VALUES = 1000  # a dictionary column with more values holds texts, not cla
 
 
 def declared_names(feature: Feature) -> tuple[str, ...] | None:
-    """Return the class names of a column of class ids, or of lists of them; None if it declares none."""
+    """Return the class names that a column's feature declares for class ids, or for lists of them; None without any."""
     feature = _item(feature) or feature
     names = getattr(feature, "names", None)
     return None if names is None else tuple(str(name) for name in names)
 
 
 def decoder(feature: Feature) -> Decoder | None:
-    """Return a function that replaces the class ids in a cell, at any depth, by class names; None if there are none.
+    """Return a function that replaces class ids in a cell, at any depth, by class names; None if none are declared.
 
     The id -1, which stands for a missing label, becomes None. Other numbers without a name stay.
     """
@@ -40,33 +40,33 @@ def decoder(feature: Feature) -> Decoder | None:
 
 
 def _item(feature: Feature) -> Feature | None:
-    """Return the feature of the entries of a list; None if the feature is no list."""
+    """Return the feature of a list's entries; None if the feature is no list."""
     if isinstance(feature, list) and len(feature) == 1:
         return feature[0]
     return getattr(feature, "feature", None)
 
 
 def _name(names: tuple[str, ...], cell: Any) -> Any:
-    """Return the name of a class id; None for -1, and other cells as they are."""
+    """Return the name of a class id, and None for -1; other cells stay unchanged."""
     if cell == -1:
         return None
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
 
 
 def _each(decode: Decoder, cell: Any) -> Any:
-    """Return a list with every entry decoded, and other cells as they are."""
+    """Decode every entry of a list; other cells stay unchanged."""
     return [decode(part) for part in cell] if isinstance(cell, list) else cell
 
 
 def _fields(fields: Mapping[str, Decoder], cell: Any) -> Any:
-    """Return a mapping with the fields that are named in `fields` decoded, and other cells as they are."""
+    """Decode the fields of a mapping that are named in `fields`; other cells stay unchanged."""
     if not isinstance(cell, Mapping):
         return cell
     return {**cell, **{key: decode(cell[key]) for key, decode in fields.items() if key in cell}}
 
 
 def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...]]:
-    """Return column -> the class names that its feature declares, for the columns that declare some.
+    """Return column -> declared class names, for the columns whose feature declares some.
 
     For a column of objects, or lists of them, the names of a field are under "column.field".
     """
@@ -80,7 +80,7 @@ def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...
 
 
 def parquet_features(schema: pa.Schema) -> datasets.Features | None:
-    """Return the features that `datasets` has written into the schema of a Parquet file; None without them."""
+    """Return the features that `datasets` has written into the schema of a Parquet file; None without any."""
     if b"huggingface" not in (schema.metadata or {}):
         return None
     import datasets
@@ -89,9 +89,9 @@ def parquet_features(schema: pa.Schema) -> datasets.Features | None:
 
 
 def dictionary_names(column: pa.ChunkedArray) -> tuple[str, ...] | None:
-    """Return the values of a dictionary column (a Categorical of pandas) as class names.
+    """Return the values of a dictionary column (a pandas Categorical) as class names.
 
-    Values with an order keep it; others are sorted. None: the column has another type, or too many values.
+    Ordered values keep their order; others are sorted. None: the column has another type, or too many values.
     """
     kind = column.type
     if not pa.types.is_dictionary(kind):

@@ -1,7 +1,7 @@
 """Read CoNLL files: one line per word with its columns, and a blank line after every sentence.
 
-These lines are not words: comments (lines that begin with `#` before the first word of a sentence), "-DOCSTART-" lines,
-a header, and the lines of CoNLL-U that repeat words (`1-2`, `8.1`).
+Some lines are skipped: comments (lines that begin with `#` before the first word of a sentence), "-DOCSTART-" lines, a
+header, and the lines of CoNLL-U that repeat words (`1-2`, `8.1`).
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 
 
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
-    """Return whether a line that begins with `#` is a comment: it has another number of columns than words, or no tag.
+    """Return whether a line that begins with `#` is a comment, and not the word "#".
 
-    `tags` are the last cells of all lines that do not begin with `#`.
+    It is one if it has another number of columns than words, or its last cell is no tag. `tags` are the last cells of
+    all lines that do not begin with `#`.
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

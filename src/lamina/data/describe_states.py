@@ -1,4 +1,4 @@
-"""Write `states.json` for hidden states that other programs left in a folder."""
+"""Write `states.json` for hidden states that another program has left in a folder."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _ENDINGS = (".npy", ".safetensors", ".parquet")
 
 @dataclass(frozen=True)
 class StatesForm:
-    """How a program writes states.
+    """The form in which a program writes states.
 
     Attributes:
         axes: Axes of a tensor.
-        tensor: Name of the tensor; "{layer}" stands for the number of a layer, where each layer has a tensor.
+        tensor: Name of the tensor. If each layer has its own tensor, "{layer}" in it stands for the number of the
+            layer.
         mask: Name of the tensor with the mask.
-        shift: Added to the program's number of a layer, to get Lamina's.
+        shift: Number to add to the program's layer numbers to get Lamina's.
     """
 
     axes: tuple[StatesAxis, ...]
@@ -141,7 +142,7 @@ def describe_states(  # noqa: PLR0913
 
 
 def sorted_files(folder: Path) -> list[str]:
-    """Return the names of the files of states in a folder, in the order of the numbers in their names."""
+    """Return the names of the states files in a folder, ordered by the numbers in their names."""
     names = [path.name for path in folder.iterdir() if path.suffix in _ENDINGS and path.name != "lengths.npy"]
     return sorted(
         names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
@@ -149,7 +150,7 @@ def sorted_files(folder: Path) -> list[str]:
 
 
 def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: int) -> list[StatesArray]:
-    """Return the entries of a file: one, or one per layer if each layer has a tensor of its own."""
+    """Return the manifest's entries for the file `name`: one, or one per layer if each layer has its own tensor."""
     per_layer = form.tensor is not None and "{layer}" in form.tensor
     entries: list[StatesArray] = []
     for layer in layers if per_layer else [None]:

@@ -44,7 +44,7 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{32})\.(new|gone)")
 
 
 def cache_folder(asked: str | Path | None = None) -> Path:
-    """Return the cache folder: `asked` if it is not None, else $LAMINA_CACHE, else "lamina" in the user's cache folder.
+    """Return the cache folder: `asked`, or if that is None $LAMINA_CACHE, or else "lamina" in the user's cache folder.
 
     The user's cache folder is $XDG_CACHE_HOME or else ~/.cache. The returned folder need not exist.
     """
@@ -55,7 +55,7 @@ def cache_folder(asked: str | Path | None = None) -> Path:
 @final
 @dataclass(frozen=True)
 class Entry:
-    """A complete entry of the cache, in a folder named by its key."""
+    """A complete entry of the cache: a folder that is named by its key."""
 
     key: str
     facts: Facts  # contents of its index; empty if the index cannot be read
@@ -64,7 +64,7 @@ class Entry:
 
     @property
     def foreign(self) -> bool:
-        """Whether a version of Lamina with another format of entries wrote the entry."""
+        """Whether another version of Lamina, with another format of entries, wrote the entry."""
         return self.facts.get("format", FORMAT) != FORMAT
 
     @property
@@ -94,9 +94,9 @@ def read_entry(path: Path, expected: Mapping[str, object] | None = None) -> Entr
 
     Args:
         path: The folder of the entry.
-        expected: What the states must depend on, for an entry that will be used. The checksums of all files are then
-            compared too, so each file is read once (about 1.5 GB per second on a fast disk). None: only the names and
-            sizes of the files are checked.
+        expected: For an entry that will be used, the facts that it must have been computed from. The checksums of all
+            files are then compared too, so each file is read once (about 1.5 GB per second on a fast disk). None: only
+            the names and sizes of the files are checked.
 
     Returns:
         The entry; its `problem` says why it cannot be used. None if there is no folder at `path`.
@@ -133,7 +133,7 @@ def _read_index(path: Path) -> tuple[Facts, str | None]:
 def _problem(path: Path, facts: Facts, sizes: Mapping[str, int], expected: Mapping[str, object] | None) -> str | None:
     """Return why an entry with an intact index (`facts`) cannot be used; None if it can.
 
-    `sizes` are the sizes of the files in the folder, in bytes. See `read_entry` for `expected`.
+    `sizes` are the sizes of the files in the folder, in bytes. `expected` is the argument of `read_entry`.
     """
     if wrong := [name for name, size in facts["files"].items() if sizes.get(name) != size]:
         return f"{wrong[0]} is missing or not whole"
@@ -158,7 +158,7 @@ def _crc32(path: Path) -> int:
 
 
 def unfinished(folder: Path, *, remove: bool = False) -> list[Path]:
-    """Return the unfinished entries that dead processes left in the cache folder; delete them if `remove`.
+    """Return the unfinished entries that dead processes left in the cache folder; with `remove`, delete them.
 
     Entries that a living process is writing are left alone: their lock is held.
     """
@@ -202,7 +202,7 @@ def clear(folder: Path, which: str) -> list[Entry]:
 
 
 def check_room(folder: Path, needed_bytes: int) -> None:
-    """Raise CacheError unless `needed_bytes` fit on the disk of the cache folder and a reserve stays free.
+    """Raise CacheError unless `needed_bytes` fit on the disk of the cache folder beside a free reserve.
 
     The reserve is 5 % of the disk, at most 1 GiB. The folder need not exist.
     """
@@ -217,18 +217,18 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) -> Iterator[Path | None]:
-    """Hold the lock for writing an entry inside the `with` block, after waiting until no other process holds it.
+    """Wait until no other process writes an entry, and hold its lock inside the `with` block.
 
     Unfinished entries of processes that died are removed.
 
     Args:
         folder: The cache folder.
         key: The key of the entry.
-        expected: What the states must depend on; see `read_entry`.
+        expected: The facts that the entry must have been computed from; see `read_entry`.
 
     Yields:
         A private folder for the files of the entry. It is removed at the end of the block unless `publish` moved it.
-        None if another process wrote the entry meanwhile, so that it can be used.
+        None if another process has meanwhile written the entry, so that it can be used.
 
     Raises:
         CacheError: If this process holds the lock already.
@@ -256,11 +256,12 @@ def claim(folder: Path, key: str, expected: Mapping[str, object] | None = None) 
 def publish(path: Path, facts: Mapping[str, object]) -> None:
     """Complete an entry: write its index, flush its files to disk, and rename its folder to the key.
 
-    An older entry of the same key, which could not be used, is removed.
+    An unusable older entry of the same key is removed.
 
     Args:
         path: The private folder from `claim`, with the files of states.
-        facts: What the states depend on, JSON-ready; the index has these facts, and facts about the files.
+        facts: Everything on which the states depend, JSON-ready. They are written to the index, with facts about the
+            files.
     """
     entry = path.with_name(path.name[1:33])  # the name is ".<key>.new"
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
@@ -280,19 +281,19 @@ def publish(path: Path, facts: Mapping[str, object]) -> None:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Convert errors of the operating system inside the `with` block to CacheErrors that name the cache folder."""
+    """Convert errors of the operating system in the `with` block to CacheErrors that name the cache folder."""
     hint = "Choose another folder with cache_dir or LAMINA_CACHE."
     with convert_errors(lambda reason: CacheError(f"cache: {folder} cannot be written ({reason}). {hint}"), OSError):
         yield
 
 
 def _lock(folder: Path, key: str) -> FileLock:
-    """Return the lock for writing the entry of a key; all threads of a process share one lock object."""
+    """Return the lock for writing the entry of a key. All threads of a process share one lock object."""
     return FileLock(folder.absolute() / ".locks" / f"{key}.lock", thread_local=False, is_singleton=True)
 
 
 def _is_entry(path: Path) -> bool:
-    """Return whether a path is a folder with the files of an entry and no others."""
+    """Return whether a path is a folder with exactly the files of an entry."""
     names = {file.name for file in path.iterdir() if file.is_file()} if path.is_dir() else set()
     return INDEX in names and all(file.name in names and file.suffix in (".bin", ".json") for file in path.iterdir())
 

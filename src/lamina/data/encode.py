@@ -124,11 +124,11 @@ class Encoded:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of all tokens and their division into windows."""
+        """A hash of all tokens and of their division into windows."""
         return hashlib.blake2b(b"".join(self._tokens[key].digest() for key in self.keys), digest_size=16).hexdigest()
 
     def token(self, window: int, position: int) -> int:
-        """Return the id of a token of a window."""
+        """Return the token id at a position of a window."""
         return int(self._tokens["input_ids"][window][position])
 
     def batch(self, rows: Sequence[int], fill: Mapping[str, int]) -> dict[str, Tensor]:
@@ -143,7 +143,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Windows:
-    """Tokens as rows that a model reads; the base class of all inputs of text kinds.
+    """Base class of inputs of text kinds: tokens as rows that a model reads.
 
     Attributes:
         encoded: Windows of texts, or blocks of joined texts.
@@ -160,17 +160,17 @@ class Windows:
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states for these rows cannot be cached, in words; None if they can be."""
+        """Why a model's states for these rows cannot be cached, as text; None if they can be."""
         return None
 
     @property
     def digest(self) -> str:
-        """A hash that is equal for equal tokens in equal rows."""
+        """A hash of the tokens and rows."""
         return self.encoded.digest
 
     @property
     def padding(self) -> dict[str, int]:
-        """Argument of the model -> value with which it is padded."""
+        """Name of a model's argument -> the value with which it is padded."""
         return padding_of(self.processor)
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:  # noqa: ARG002  alike in every epoch
@@ -180,11 +180,11 @@ class Windows:
 
 @dataclass(frozen=True)
 class CacheableWindows(Windows):
-    """Tokens that are the same in every epoch, so that a model's states for them can be cached."""
+    """Windows with the same tokens in every epoch, so that a model's states for them can be cached."""
 
     @property
     def uncacheable(self) -> str | None:
-        """Why states cannot be cached, in words (no attention mask, or another argument); None if they can be."""
+        """Why states cannot be cached, as text: no attention mask, or another argument. None if they can be."""
         keys = set(self.encoded.keys)
         if "attention_mask" in keys and keys <= _CACHED:
             return None
@@ -212,7 +212,7 @@ def length_limit(model: PreTrainedModel, processor: Processor, asked: int | None
 
 
 def _positions(model: PreTrainedModel) -> int:
-    """Return the number of positions that a model has for text, by its position tables or else by its config.
+    """Return how many positions a model has for text, by its position tables or else by its config.
 
     If the model has several towers, the tower that reads text counts. Without a limit the result is `_UNLIMITED`.
     """
@@ -229,9 +229,9 @@ def _positions(model: PreTrainedModel) -> int:
 
 
 def _padding_rows(module: nn.Module) -> int:
-    """Return how many rows of a position table do not stand for a position.
+    """Return the number of rows of a position table that do not stand for a position.
 
-    These are the rows up to the padding row (RoBERTa), and a number of rows given by the table's offset (BART).
+    These are the rows up to the padding row (RoBERTa), or as many as the table's offset (BART).
     """
     padding = getattr(module, "padding_idx", None)
     return (0 if padding is None else int(padding) + 1) + int(getattr(module, "offset", 0))
@@ -249,8 +249,8 @@ def encode(
 ) -> Encoded:
     """Tokenise texts or pairs of texts.
 
-    If the tokenizer makes no token of a text, as GPT-2's of "", the text becomes a single start token, which the model
-    attends to. So the model has a state for the text, which does not depend on the batch.
+    If the tokenizer makes no token of a text, as GPT-2's does for "", the text becomes a single start token, which the
+    model attends to. So the model has a state for the text, which does not depend on the batch.
 
     Args:
         texts: Texts, or pairs of texts.
@@ -310,7 +310,7 @@ def encode(
 
 
 def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, Any]:
-    """Return the options with which a tokenizer cuts texts into windows with `room` tokens besides special tokens.
+    """Return tokenizer options that cut texts into windows with `room` tokens besides special tokens.
 
     In a pair, at least half of them belong to the second text. The default of `stride` is a quarter of `max_length`, or
     less if a window is too small. Raises ConfigError if `stride` is negative, or not smaller than the text's part of a
@@ -326,7 +326,7 @@ def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bo
 
 
 def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: int) -> tuple[list[Text], int]:
-    """Return the pairs with their first texts cut to `max_tokens` tokens, and how many first texts were cut."""
+    """Return pairs with their first texts cut to `max_tokens` tokens, and the number of first texts that were cut."""
     options = {"truncation": False, "return_offsets_mapping": True, "add_special_tokens": False}
     spans = _call(tokenizer, [str(first) for first, _ in pairs], options).get("offset_mapping", ())
     long = [row for row, tokens in enumerate(spans) if len(tokens) > max_tokens]
@@ -340,8 +340,8 @@ def _cut_first_texts(tokenizer: Tokenizer, pairs: Sequence[Text], max_tokens: in
 def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer reads the first word of a text differently from the same word after a space.
 
-    That is so for byte-level BPE, whose tokens include the space before a word, unless the tokenizer adds a space to
-    the first word by itself.
+    Byte-level BPE does, because its tokens include the space before a word, unless the tokenizer itself adds a space to
+    the first word.
     """
     step = getattr(getattr(tokenizer, "backend_tokenizer", None), "pre_tokenizer", None)
     state = {} if step is None else json.loads(step.__getstate__())
@@ -350,7 +350,7 @@ def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
 
 
 def _spaced(text: Text) -> Text:
-    """Return a text, or both texts of a pair, with a space in front; empty texts and leading spaces stay."""
+    """Return a text, or both texts of a pair, with a space in front, unless it is empty or begins with a space."""
     if not isinstance(text, str):
         first, second = (str(_spaced(part)) for part in text)
         return first, second
@@ -358,9 +358,9 @@ def _spaced(text: Text) -> Text:
 
 
 def _shift_offsets(output: TokenizerOutput, texts: Sequence[Text], spaced: Sequence[Text], *, side: int) -> None:
-    """Shift the offsets of a tokenizer's `output`, in place, from the `spaced` texts to the texts without the space.
+    """Shift the offsets in a tokenizer's `output`, in place, so that they fit the texts without the added space.
 
-    `side` is the text of a pair to which the offsets belong, 0 or 1.
+    `spaced` are the texts with the space. `side` is the text of a pair to which the offsets belong, 0 or 1.
     """
     pairs = zip(texts, spaced, strict=True)
     before_after = [[text if isinstance(text, str) else text[side] for text in pair] for pair in pairs]
@@ -392,7 +392,7 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
-    """Yield tables of blocks (see `window_table`) as texts are tokenised; without any token, a single empty table."""
+    """Yield tables of blocks (see `window_table`) while texts are tokenised; without any token, one empty table."""
     joined: dict[str, list[int]] = {}
     count = 0
     for part in itertools.chain(chunks(texts), [None]):
@@ -414,7 +414,7 @@ def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iter
 
 @contextmanager
 def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
-    """Restore a tokenizer's settings of truncation and padding at the end of the `with` block.
+    """Restore a tokenizer's truncation and padding settings at the end of the `with` block.
 
     Calls of the tokenizer change these settings, and `save_pretrained` would save them. With `windows`, texts are cut
     on the right inside the block, because the windows must be in the order of the text.
@@ -458,7 +458,7 @@ def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[
 
 
 class _Window(NamedTuple):
-    """The facts about a window that the following window of the same text depends on."""
+    """Facts about a window that are needed to find the next window of the same text."""
 
     text: int  # index of the text
     number: int  # index of the window within its text
@@ -468,7 +468,7 @@ class _Window(NamedTuple):
 def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, shared: int, is_second: bool) -> pa.Table:
     """Return the windows in one `output` of a tokenizer as an Arrow table; see `window_table`.
 
-    `start` is the index of its first text among all texts, `shared` the number of tokens that neighbouring windows
+    `start` is the index of its first text among all texts, and `shared` the number of tokens that neighbouring windows
     share. With `is_second`, offsets and token ranges are those of the second texts of pairs.
     """
     keys = [key for key in TOKEN_KEYS if key in output]

@@ -1,4 +1,4 @@
-"""Read Parquet files in memory that is bounded, although a small file may hold the same long text many times."""
+"""Read Parquet files with bounded memory, although a small file may hold the same long text many times."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_parquet(
 
 
 def _records(path: Path, batch: pa.RecordBatch, start: int) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
-    """Yield the rows of a batch with their numbers from `start`; a row whose text is not UTF-8 is a DataError.
+    """Yield (row number, row) for a batch, numbered from `start`; a row whose text is not UTF-8 is a DataError.
 
     Such a row is found by halving the batch, because the error does not tell which row is wrong.
     """
@@ -71,7 +71,7 @@ def _records(path: Path, batch: pa.RecordBatch, start: int) -> Iterator[tuple[in
 
 
 def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file in batches of at most `rows` rows, whose cells take at most 64 MiB (or one row).
+    """Yield the rows of a Parquet file in batches of at most `rows` rows with at most 64 MiB of cells, or one row.
 
     Every row group is first read in a form in which equal texts are stored once, so that its size is known before it is
     decoded. Raises DataError if all cells together take too much memory.
@@ -98,14 +98,14 @@ def _batches(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[p
 
 
 def _too_large(path: Path, most: int) -> DataError:
-    """Return the error for a file whose cells take more than `most` bytes."""
+    """Return the DataError for a file whose cells take more than `most` bytes."""
     got = f"{path} has {path.stat().st_size:,} bytes, and its cells take more than {most:,}"
     holds = f"the cells of a file may take {MOST_BYTES:,} bytes, or {MOST_RATIO} times its size"
     return DataError(f"read: {got}; {holds}. Write it as several files.", path=str(path))
 
 
 def _row_sizes(cells: pa.Array) -> np.ndarray:
-    """Return the bytes of each cell of a column `[rows]`, at least 8, once every text stands for itself."""
+    """Return the size in bytes of each cell of a column, `[rows]`, with equal texts counted each time; at least 8."""
     if isinstance(cells, pa.DictionaryArray):
         lengths = pc.binary_length(cells.dictionary).take(cells.indices)  # pyright: ignore[reportAttributeAccessIssue]
         return 8 + lengths.fill_null(0).to_numpy(zero_copy_only=False)

@@ -22,7 +22,7 @@ _ROWS = 256  # rows that are unpacked at a time
 
 
 def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
-    """Return a temporary file with the numbers of a column as float32, and its shape.
+    """Return a temporary file with the numbers of a column as float32, and the shape of the column.
 
     Parquet compresses groups of rows, so that single rows cannot be read. The file is removed when the returned object
     is collected, or the process ends.
@@ -51,7 +51,7 @@ def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[Any, tuple[
 
 
 def column_shape(path: Path, column: str) -> tuple[int, ...]:
-    """Return the shape of a column of lists: its rows, then the lengths of the lists of its first cell."""
+    """Return the shape of a column of nested lists: its rows, then the lengths of the lists in its first cell."""
     with parquet_errors(path), pq.ParquetFile(path) as table:
         if column not in table.schema_arrow.names:
             raise missing_column(path, column, table.schema_arrow.names)
@@ -64,7 +64,10 @@ def column_shape(path: Path, column: str) -> tuple[int, ...]:
 
 
 def _numbers(path: Path, cells: pa.Array, first: int, shape: Sequence[int]) -> np.ndarray:
-    """Return the cells of a column as numbers; raise DataError, with the row, if a cell has another shape."""
+    """Return the cells of a column as numbers; raise DataError, naming the row, if a cell has another shape.
+
+    `first` is the number of the first row in `cells`.
+    """
     values = cells
     for size in shape:
         if not isinstance(values, pa.ListArray | pa.LargeListArray | pa.FixedSizeListArray):

@@ -96,7 +96,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def _limited(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file as bytes; a line that is too long is cut after `MAX_BYTES` + 1 bytes."""
+    """Yield the lines of a file as bytes, each cut after `MAX_BYTES` + 1 bytes."""
     while data := file.readline(MAX_BYTES + 1):
         yield data
         while len(data) > MAX_BYTES and not data.endswith(b"\n"):
@@ -104,9 +104,9 @@ def _limited(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _per_line(lines: Lines, parse: Callable[[int, str], T | None]) -> Iterator[tuple[int, T | DataError]]:
-    """Yield each line's number, and what `parse(number, text)` returns for the line; the text has no line end.
+    """Yield (line number, `parse(number, text)`) for each line; the text has no line end.
 
-    A line is skipped if `parse` returns None. A line that is a DataError is yielded as it is.
+    A line is skipped if `parse` returns None. A line that is a DataError is yielded unchanged.
     """
     for number, line in lines:
         row = line if isinstance(line, DataError) else parse(number, line.removesuffix("\n").removesuffix("\r"))
@@ -124,7 +124,7 @@ def _csv(path: Path, lines: Lines) -> CellRows:
     used: list[tuple[int, str | DataError]] = []  # lines of the current row
 
     def feed() -> Iterator[str]:
-        """Yield lines to the csv module and record them; a DataError in the place of a line is raised."""
+        """Yield lines to the csv module, and record them; if a line is a DataError, raise it."""
         size = 0
         for item in chain(iter(lambda: again.popleft() if again else None, None), lines):
             used.append(item)
@@ -191,7 +191,7 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
 
 
 def _object(path: Path, number: int, text: str) -> Record | DataError:
-    """Return the JSON object in a line of a file, or a DataError if the line holds no JSON object."""
+    """Return the JSON object in line `number` of a file; a DataError if `text` holds no JSON object."""
     try:
         record = parse_json(text, unique=True)
     except ValueError as error:
@@ -219,7 +219,7 @@ class Table:
         numbered: Whether the names of the columns are numbers, as in CoNLL files. A cell is then a list with an entry
             for each word of a sentence.
         class_names: Column -> the class names that a schema declares for it; its cells have names in place of ids.
-        whole: The table from which rows without a label were left out, but whose rows all stay in a task. None: none
+        whole: If rows without a label were left out here but stay in the task: the table with all rows. None: no rows
             were left out.
         places: The index of each row in `whole`.
     """
@@ -343,7 +343,7 @@ def _read_whole(path: Path, file_format: str, header: Columns = None) -> Table:
 
 
 def _with_class_names(path: Path, table: Table) -> Table:
-    """Return the table of a Parquet file with the class names that its schema declares, in place of class ids."""
+    """Return a Parquet file's table with class ids replaced by the class names that its schema declares."""
     with parquet_errors(path), pq.ParquetFile(path) as file:
         features = parquet_features(file.schema_arrow) or {}
         dictionaries = [kind.name for kind in file.schema_arrow if pa.types.is_dictionary(kind.type)]
@@ -389,7 +389,7 @@ def _tables(
 
 
 def _table(path: Path, file_format: str, records: Mapping[int, Record]) -> Table:
-    """Return records, by their number in the file, as a table with every column that any of them has."""
+    """Return records as a table with every column that any of them has; `records` is row number -> record."""
     names = dict.fromkeys(chain.from_iterable(records.values()))
     columns = {name: [record.get(name) for record in records.values()] for name in names}
     return Table(str(path), columns, list(records), numbered=file_format == "conll")
@@ -416,7 +416,7 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
 
 
 def _format_of(path: Path, other: str | None) -> str:
-    """Return the format of a file by its extension; if that is unknown, return `other`, or raise DataError for None."""
+    """Return the format of a file by its extension; for an unknown one, `other`, or DataError if that is None."""
     if file_format := _ENDINGS.get(path.suffix.lower(), other):
         return file_format
     known = ", ".join(_ENDINGS)
@@ -445,10 +445,10 @@ def _select_columns(
 
 
 def _cell(path: Path, record: Record, name: str, file_format: str) -> Any:  # noqa: ANN401
-    """Return the cell of a record in a column, whose name may be "outer.inner"; None if the cell is missing.
+    """Return a record's cell in a column, whose name may be "outer.inner"; None if the cell is missing.
 
     Raises:
-        DataError: If the file has no such column. In JSON Lines rows may have different columns, so the cell is
+        DataError: If the file has no such column. In JSON Lines rows may have different columns, so a cell is only
             missing.
     """
     outer, dot, inner = name.partition(".")

@@ -1,6 +1,6 @@
-"""Hidden states in files that other programs wrote, as `states.json` describes them: check them, and read batches.
+"""Hidden states in files that other programs wrote, described by `states.json`: check them, and read batches.
 
-Files are mapped into memory. The pages that a batch has read are given back to the system after it, so that memory
+Files are mapped into memory. After each batch, the pages that it has read are given back to the system, so that memory
 stays small however large the files are.
 """
 
@@ -38,7 +38,7 @@ _HEADER_BYTES = 100_000_000  # largest header that the safetensors format allows
 
 
 class RowStates(Protocol):
-    """Hidden states of encoded rows that need no model: cached ones, or those of files."""
+    """Hidden states of encoded rows that need no model: cached states, or recorded ones in files."""
 
     def batch(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
         """Return the states of rows: stack -> layer -> `[batch, tokens, width]`, padded with zeros on the right."""
@@ -46,7 +46,7 @@ class RowStates(Protocol):
 
 
 class Place(NamedTuple):
-    """Where a tensor is in a file."""
+    """The place of a tensor in a file."""
 
     path: Path
     start: int  # its first byte
@@ -57,7 +57,7 @@ class Place(NamedTuple):
 
 @final
 class RecordedStates:
-    """Hidden states in the files of a folder, row by row.
+    """Hidden states in the files of a folder, read row by row.
 
     Args:
         folder: The folder.
@@ -96,7 +96,7 @@ class RecordedStates:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the manifest and of the sizes and dates of the files: equal for equal states."""
+        """A hash of the manifest and of the files' sizes and dates, so that equal states have equal hashes."""
         stats = [(self.folder / array.file).stat() for array in self.manifest.arrays]
         files = [(facts.st_size, facts.st_mtime_ns) for facts in stats]
         return hashlib.sha256(json.dumps([self.manifest.model_dump(), files]).encode()).hexdigest()
@@ -105,7 +105,7 @@ class RecordedStates:
         return self.manifest.rows
 
     def tokens(self, row: int) -> int:
-        """Return how many states a row has: its tokens, or 1 if the states are pooled."""
+        """Return the number of states of a row: its tokens, or 1 if the states are pooled."""
         return 1 if self.manifest.pooling else int(self.lengths[row])
 
     def batch(
@@ -140,7 +140,7 @@ class RecordedStates:
         return {self.manifest.stack: dict(zip(wanted, moved.unbind(0), strict=True))}
 
     def _not_finite(self, states: Tensor, rows: Sequence[int], layers: Sequence[int]) -> DataError:
-        """Return the error for the first row with a state that is no number."""
+        """Return the DataError for the first row with a state that is NaN or infinite."""
         bad = (~torch.isfinite(states)).flatten(2).any(2)
         layer, at = (int(number) for number in bad.nonzero()[0])
         what = f"row {rows[at]} (from 0) has a state of layer {layers[layer]} that is NaN or infinite"
@@ -181,14 +181,14 @@ class RecordedStates:
         return np.frombuffer(self._maps[place.path], place.dtype, count, place.start).reshape(place.shape)
 
     def _let_go(self) -> None:
-        """Give the pages that were read back to the system, where it can."""
+        """Give pages that were read back to the system, where the system allows it."""
         for mapped in self._maps.values() if hasattr(mmap, "MADV_DONTNEED") else ():
             mapped.madvise(mmap.MADV_DONTNEED)
 
     # Checking
 
     def _checked_place(self, array: StatesArray) -> Place:
-        """Return where the tensor of an array is; raise DataError if the file is not as the manifest says."""
+        """Return the place of an array's tensor; raise DataError if the file differs from the manifest."""
         path = self.folder / array.file
         place = self._place(path, array.tensor, array)
         if list(place.shape) != array.shape:
@@ -200,7 +200,10 @@ class RecordedStates:
         return place
 
     def _place(self, path: Path, tensor: str | None, array: StatesArray | None = None) -> Place:
-        """Return where a tensor is: in a `.npy`, `.safetensors` or (unpacked into a temporary file) `.parquet` file."""
+        """Return the place of a tensor in a `.npy`, `.safetensors` or `.parquet` file.
+
+        The last is unpacked to a temporary file.
+        """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
         if path.suffix == ".parquet" and array is not None:
@@ -226,7 +229,7 @@ class RecordedStates:
         return mask
 
     def _group(self) -> list[tuple[list[int], list[int], list[int]]]:
-        """Return for each set of layers that share arrays: the layers, the arrays' numbers, and where each ends."""
+        """Return for each set of layers in the same arrays: the layers, the arrays' numbers, where each ends."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for number, array in enumerate(self.manifest.arrays):
             groups.setdefault(tuple(array.layers or self.manifest.layers), []).append(number)
@@ -250,7 +253,10 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the lengths of rows, after checking that the arrays `numbers` of some layers have such rows."""
+        """Return the lengths of rows, after checking that the arrays `numbers` have the same ones.
+
+        `given` are the lengths in the manifest's file. None: there is none.
+        """
         counted: list[np.ndarray] = []
         at = 0
         for number in numbers:
@@ -279,11 +285,11 @@ class RecordedStates:
         return np.concatenate(counted).astype(np.int64)
 
     def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
-        """Return the error for an array with other numbers of tokens than `lengths` says."""
+        """Return the DataError for an array with other numbers of tokens (`has`) than `lengths` (`said`)."""
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self, number: int) -> np.ndarray:
-        """Return the first token of each row of an array whose rows come one after the other."""
+        """Return the index of the first token of each row, for an array in which rows follow one another."""
         group = next(group for group in self._by_layers if number in group[1])
         index = group[1].index(number)
         first = group[2][index - 1] if index else 0
@@ -291,7 +297,7 @@ class RecordedStates:
 
 
 def place_of(path: Path, tensor: str | None) -> Place:
-    """Return where a tensor is in a `.npy` or `.safetensors` file, or the shape of a column of a `.parquet` file.
+    """Return the place of a tensor in a `.npy` or `.safetensors` file; for a `.parquet` file, the shape of a column.
 
     Raises:
         DataError: If there is no such file or tensor, or the file is damaged.
@@ -304,14 +310,14 @@ def place_of(path: Path, tensor: str | None) -> Place:
 
 
 def as_tensor(numbers: np.ndarray, *, bfloat16: bool = False) -> Tensor:
-    """Return an array as a float32 tensor; with `bfloat16`, it holds the bits of such numbers."""
+    """Return an array as a float32 tensor. With `bfloat16`, the array holds the bits of bfloat16 numbers."""
     if bfloat16:
         return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int16)).view(torch.bfloat16).float()
     return torch.from_numpy(numbers.astype(np.float32))
 
 
 def _npy_place(path: Path) -> Place:
-    """Return where the array of a `.npy` file is; raise DataError if it is no such file, or holds Python objects."""
+    """Return the place of a `.npy` file's array; raise DataError if it is no such file, or holds Python objects."""
     with (
         convert_errors(lambda reason: DataError(f"states: {path} is not a .npy file ({reason}).", path=str(path))),
         path.open("rb") as file,
@@ -325,7 +331,7 @@ def _npy_place(path: Path) -> Place:
 
 
 def _tensor_place(path: Path, tensor: str | None) -> Place:
-    """Return where a tensor of a safetensors file is; raise DataError if it is not there, or the file is damaged."""
+    """Return the place of a tensor in a safetensors file; raise DataError if it is missing, or the file is damaged."""
     problem = f"states: {path} is not a safetensors file"
     with (
         convert_errors(lambda reason: DataError(f"{problem} ({reason}).", path=str(path))),
@@ -346,7 +352,7 @@ def _tensor_place(path: Path, tensor: str | None) -> Place:
 
 
 def _sized(place: Place) -> Place:
-    """Return a place after checking that the file is long enough for it; raise ValueError if it is not."""
+    """Check that the file is long enough for a place, and return the place; raise ValueError if it is too short."""
     end = place.start + int(np.prod(place.shape)) * np.dtype(place.dtype).itemsize
     if (size := place.path.stat().st_size) < end:
         raise ValueError(f"it has {size} bytes and needs {end}, so it was cut off")

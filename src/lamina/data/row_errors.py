@@ -1,4 +1,4 @@
-"""Errors of files of examples, which name the file, the row and the column."""
+"""Errors of files of examples. Each names the file, the row and the column."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def existing(path: str | Path) -> Path:
 
 
 def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
-    """Return the error for a file without a column of some name; `known` are the names of its columns."""
+    """Return the DataError for a file without the column `name`; `known` are the names of its columns."""
     reason = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
     return DataError(f"read: {path} {reason}.", path=str(path), column=name)
 
 
 def missing_value(path: object, row: int, column: str) -> DataError:
-    """Return the error for a row without a value in a column."""
+    """Return the DataError for a row without a value in a column."""
     return bad_row(path, row, f"has no value in column '{column}'; every row needs one", column)
 
 
 def bad_row(path: object, row: int, reason: str, column: str | None = None) -> DataError:
-    """Return the error for a row of a file; `reason` continues the message after "row 3 " and says what is wrong."""
+    """Return the DataError for a row of a file. `reason` says what is wrong; it follows "row 3 " in the message."""
     return DataError(f"read: {path} row {row} {reason}.", path=str(path), row=row, column=column)

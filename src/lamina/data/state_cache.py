@@ -1,6 +1,6 @@
 """The hidden-state cache, in memory or on disk: whether it can be used, how it is filled, and how states are read.
 
-The states of a stack are one array `[tokens, layers, width]` with the tokens of all rows, padding excluded, the longest
+The states of a stack are one array `[tokens, layers, width]` with the tokens of all rows, without padding, the longest
 row first. All layers of a row are next to each other, so that one read returns them. The position of a row in the array
 follows from the lengths of the rows. On disk, an entry has one file per stack.
 """
@@ -56,27 +56,27 @@ class CacheableInputs(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Tokens (or audio samples) of each row, by which rows are put into batches; 1 for images."""
+        """Number of tokens (or audio samples) of each row, by which rows are batched; 1 for images."""
         ...
 
     @property
     def uncacheable(self) -> str | None:
-        """Why a model's states for these rows cannot be cached, in words; None if they can be."""
+        """Why a model's states for these rows cannot be cached, as text; None if they can be."""
         ...
 
     @property
     def digest(self) -> str:
-        """A hash that is equal for equal inputs; cached states are stored under it."""
+        """A hash of the inputs. Cached states are stored under it."""
         ...
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
-        """Return the arguments with which the model is called for some rows."""
+        """Return the model's arguments for the rows with these indices."""
         ...
 
 
 @runtime_checkable
 class FramedInputs(CacheableInputs, Protocol):
-    """Encoded audio clips. Their states have one token per frame, and those of padding frames are not cached."""
+    """Encoded audio clips. Their states have one token per frame; states of padding frames are not cached."""
 
     def frames(self, model: PreTrainedModel) -> list[int] | None:
         """Return the number of frames of each clip; None if it is not known for this model."""
@@ -86,10 +86,10 @@ class FramedInputs(CacheableInputs, Protocol):
 @final
 @dataclass(frozen=True)
 class StateMasks:
-    """The masks of cached states, in place of inputs that take long to make and are needed only to run the model.
+    """The masks of cached states. They replace inputs that are slow to make and only needed to run the model.
 
     Attributes:
-        lengths: Tokens of each row.
+        lengths: Number of tokens of each row.
         digest: The digest of the inputs.
     """
 
@@ -98,7 +98,7 @@ class StateMasks:
     uncacheable: str | None = None
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the mask `[batch, tokens]` of the states of some rows, which are the same in every `epoch`."""
+        """Return the mask `[batch, tokens]` of the states of some rows. It is the same in every `epoch`."""
         del epoch
         lengths = torch.tensor([self.lengths[row] for row in rows])
         return {"attention_mask": (torch.arange(int(lengths.max())) < lengths[:, None]).long()}
@@ -107,16 +107,16 @@ class StateMasks:
 @final
 @dataclass(frozen=True, kw_only=True)
 class CacheSettings:
-    """The settings with which a run uses the cache.
+    """The settings of the cache for a run.
 
     Attributes:
         mode: "off": the cache is not used. "on": it is used on disk, or an error is raised. "auto": it is used if that
             saves time, in memory if the states take at most a quarter of the free memory, else on disk if they fit.
         dtype: Type of the numbers in the files. In memory they are float32.
-        folder: The cache folder. None: that of `cache_folder()`.
+        folder: The cache folder. None: the result of `cache_folder()`.
         precision: Type in which the model computes, as in `FitOptions`.
         batch_size: Number of rows per pass of the model while the cache is filled.
-        passes: Number of times that the rows will be read. In mode "auto", the cache is filled for two or more.
+        passes: Number of times that the rows will be read. In mode "auto", the cache is filled only for two or more.
         progress: Show a progress bar while the cache is filled.
     """
 
@@ -147,8 +147,8 @@ def open_states(
         inputs: The encoded examples.
         names: Names of the readers that will use the states.
         settings: How to use the cache.
-        fingerprints: Name of a stack -> fingerprint of its weights, for stacks whose fingerprint is known already.
-            Those that have to be computed, for a cache on disk, are added.
+        fingerprints: Name of a stack -> fingerprint of its weights, for stacks whose fingerprint is known already. For
+            a cache on disk, others are computed and added.
 
     Returns:
         The states. None if the model must run for every batch, because the mode is "off", or because the cache cannot
@@ -184,12 +184,12 @@ def open_states(
 
 
 def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | None = None) -> str | None:
-    """Return why readers cannot use cached hidden states, as part of a sentence; None if they can.
+    """Return why readers cannot use cached hidden states, as a phrase for a message; None if they can.
 
     Args:
         bank: The bank.
         names: Names of the readers.
-        inputs: The encoded examples; None: only the readers are checked.
+        inputs: The encoded examples. None: only the readers are checked.
     """
     if bank.train_base:
         return "the model is trained too, so its states change"
@@ -204,7 +204,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return name of a stack -> the layers that the readers `names` need from it, in ascending order."""
+    """Return name of a stack -> the layers that the readers `names` read from it, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)
@@ -212,9 +212,9 @@ def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ..
 
 
 def hash_processor(processor: Processor) -> str:
-    """Return a hash of a processor's class and contents, on which the model's inputs depend.
+    """Return a hash of a processor's class and contents, because the model's inputs depend on these.
 
-    A tokenizer's settings of truncation and padding are left out, because calls of the tokenizer change them.
+    A tokenizer's settings of truncation and padding are left out: calls of the tokenizer change them.
     """
     tokenizer = tokenizer_of(processor)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -236,7 +236,7 @@ def _hash(facts: object) -> str:
 @final
 @dataclass(frozen=True)
 class Layout:
-    """The layout of an entry's files.
+    """The places of each row's and layer's states in the arrays or files of an entry.
 
     Attributes:
         lengths: Number of tokens of each row.
@@ -252,12 +252,12 @@ class Layout:
 
     @cached_property
     def order(self) -> list[int]:
-        """The indices of the rows in the order of the files, the longest row first."""
+        """Row indices in the order of the files: the longest row first."""
         return sorted(range(len(self.lengths)), key=lambda row: -self.lengths[row])
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """For each row, the position of its first token in the files; one more entry is the number of all tokens."""
+        """The position of each row's first token in the files; a last entry is the number of all tokens."""
         starts = np.empty(len(self.order) + 1, dtype=np.int64)
         starts[[*self.order, -1]] = np.cumsum([0, *(self.lengths[row] for row in self.order)])
         return starts
@@ -272,7 +272,7 @@ class Layout:
         return sum(math.prod(self.shape(stack)) for stack in self.layers) * np.dtype(self.dtype).itemsize
 
     def pack(self, rows: Sequence[int], states: Sequence[Tensor], stack: str) -> np.ndarray:
-        """Return hidden states in the form in which the file of a stack stores them.
+        """Convert hidden states to the array that the file of a stack stores.
 
         Args:
             rows: Indices of the rows, in the order of the file.
@@ -321,7 +321,7 @@ class CachedStates:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
-        """Return the states in the files of a folder."""
+        """Return the states stored in the files of a folder; the other arguments are those of the class."""
         arrays = {
             stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, *layout.shape(stack)[1:])
             for stack in layout.layers
@@ -355,7 +355,7 @@ class CachedStates:
 
 @final
 class _Filler:
-    """Computes the states of encoded examples. The arguments are those of `open_states`."""
+    """Computes the states of encoded examples. See `open_states` for the arguments."""
 
     def __init__(
         self, bank: ReaderBank, inputs: CacheableInputs, names: Sequence[str], settings: CacheSettings
@@ -373,7 +373,7 @@ class _Filler:
         return needed <= _SHARE * psutil.virtual_memory().available
 
     def hold(self) -> CachedStates | None:
-        """Run the model over all rows, and return their states in memory; None if `Layout.pack` refuses them."""
+        """Run the model over all rows, and return their states in memory; None if `Layout.pack` raises CacheError."""
         layout = replace(self.layout, dtype="float32")
         arrays = {stack: np.empty(layout.shape(stack), np.float32) for stack in layout.layers}
         at, dtype = 0, torch.float32
@@ -398,11 +398,14 @@ class _Filler:
         return [order[at : at + size] for at in range(0, len(order), size)]
 
     def bar(self, what: str) -> Iterable[list[int]]:
-        """Return `batches` behind a progress bar that says `what`."""
+        """Return `batches` wrapped in a progress bar with the text `what`."""
         return progress_bar(self.batches, show=self.settings.progress, desc=what, unit="batch")
 
     def compute(self, rows: Sequence[int]) -> dict[str, dict[int, Tensor]]:
-        """Run the model over rows and wait for the device; return stack -> layer -> states `[batch, tokens, width]`."""
+        """Run the model over rows, and wait for the device.
+
+        Returns stack -> layer -> states `[batch, tokens, width]`.
+        """
         device, precision = self.bank.device, self.settings.precision
         batch = {key: value.to(device) for key, value in self.inputs.batch(rows).items()}
         with torch.autocast(device.type, getattr(torch, precision), enabled=precision != "float32"):
@@ -416,7 +419,10 @@ class _Filler:
     def _without_padding(
         self, rows: Sequence[int], stack: str, batch: Mapping[str, Tensor], states: Mapping[int, Tensor]
     ) -> dict[int, Tensor]:
-        """Return states without the frames that are padding in all rows; CacheError if other frames are padding."""
+        """Return a stack's states without frames that are padding in all rows; CacheError if other frames are padding.
+
+        `batch` are the arguments with which the model was called.
+        """
         mask = token_mask(self.bank.stacks[stack], batch)
         real = real_tokens(mask, next(iter(states.values())), self.bank.model)
         lengths = torch.tensor([self.layout.lengths[row] for row in rows], device=real.device)
@@ -429,14 +435,14 @@ class _Filler:
 
 @final
 class _Entry:
-    """The entry on disk of encoded examples, which may not be there yet.
+    """The entry on disk for encoded examples. It may not exist yet.
 
     Args:
         filler: Computes the states.
-        fingerprints: As in `open_states`.
+        fingerprints: Name of a stack -> fingerprint of its weights, where it is known; see `open_states`.
 
     Attributes:
-        facts: Everything that the states depend on; its hash is the key of the entry.
+        facts: Everything on which the states depend; their hash is the key of the entry.
         path: The folder of the entry.
     """
 
@@ -462,7 +468,7 @@ class _Entry:
         self.path = cache_folder(self.settings.folder) / _hash(self.facts)[:32]
 
     def open(self) -> CachedStates | None:
-        """Return the states that are on disk; None if there are none that can be used.
+        """Return the states on disk; None if there are no usable ones.
 
         A warning is logged if the states cannot be used, or if another version of Lamina wrote entries into the folder.
         """
@@ -485,7 +491,7 @@ class _Entry:
         If another process is writing the entry, wait for it; if it succeeds, nothing is computed here.
 
         Returns:
-            None; in mode "auto", the reason why nothing was written, as part of a sentence.
+            None if the states were written; in mode "auto", the reason why they were not, as a phrase for a message.
 
         Raises:
             CacheError: If the states do not fit on the disk, cannot be written or cannot be stored (see `Layout.pack`).
@@ -504,7 +510,7 @@ class _Entry:
         """Run the model over all rows, write the states to files in a folder, and return their dtype.
 
         In mode "auto", the time to read the first batches is compared with the time to compute them. If reading is not
-        faster, writing is stopped and None returned.
+        faster, writing stops and the result is None.
         """
         # the first batch is not timed, because the first pass of a model takes longer
         trial = self.filler.batches[1 : _TRIAL + 1] if self.settings.mode == "auto" else []
@@ -531,9 +537,9 @@ class _Entry:
 
 
 def _drop_page_cache(folder: Path) -> None:
-    """Flush a folder's files to disk and drop them from the system's page cache, so that reading them can be timed.
+    """Flush a folder's files to disk and drop them from the system's page cache, so that reading can be timed.
 
-    Nothing happens on systems that do not allow this.
+    On systems that do not allow this, nothing happens.
     """
     for path in folder.iterdir() if hasattr(os, "posix_fadvise") else ():
         with path.open("rb") as file:
@@ -542,14 +548,14 @@ def _drop_page_cache(folder: Path) -> None:
 
 
 def _log_unused(reason: str) -> None:
-    """Log that the cache is not used; `reason` is a part of a sentence."""
+    """Log that the cache is not used; `reason` is a phrase that says why."""
     logger.info("cache: not used, the model is run for every batch: %s", reason)
 
 
 def _in_all_processes(is_ready: bool, device: torch.device) -> bool:
-    """Return whether the states are ready in every process of the run, all of which must call this.
+    """Return whether the states are ready in every process of the run. All processes must call this.
 
-    `is_ready` says whether they are in this process; `device` is where the processes exchange their answers.
+    `is_ready` says whether they are in this process. `device` is the device for the exchange between processes.
     """
     if world_size() == 1:
         return is_ready

@@ -1,4 +1,4 @@
-"""Which windows answer for which tokens, and the tokens that belong to each word."""
+"""Choose the window that answers for each token, and find the tokens of each word."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ IGNORED = -100  # label of a token that is left out of the loss
 
 
 def read_flags(encoded: Encoded) -> list[list[bool]]:
-    """Return, for each window and token, whether the answer for the token is read from this window.
+    """Return for each window and token whether the token's answer is taken from this window.
 
-    Neighbouring windows share tokens. Each token of a text is read in exactly one window: the one in which the smaller
-    of the numbers of tokens to its left and right is largest. The start and the end of the text count as unlimited
-    context. Special tokens, and the tokens of the first texts of pairs, are read in no window.
+    Neighbouring windows share tokens. The answer for each token of a text is taken from exactly one window: the one in
+    which the smaller of the numbers of tokens to its left and right is largest. The start and the end of the text count
+    as unlimited context. Answers for special tokens, and for the first texts of pairs, are not used.
     """
     flags = [[False] * length for length in encoded.lengths.tolist()]
     texts, ranges = encoded.text.tolist(), encoded.token_ranges
@@ -62,7 +62,7 @@ class WordToken(NamedTuple):
 
 
 class _Overlap(NamedTuple):
-    """A token and the words with which it shares characters: from `first` up to and including `last`."""
+    """A token and the words that it shares characters with: from word `first` to word `last`, both included."""
 
     window: int
     position: int
@@ -121,9 +121,9 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
 def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> list[tuple[int, int] | None]:
     """Return for each word of all texts the token that decides about it, as window and position in the window.
 
-    It is the first token that belongs to the word (see `word_tokens`). If all tokens that share characters with the
-    word belong to words before it, it is the first of these, which decides about several words. None: the tokenizer
-    drops the word. Arguments and errors are those of `word_tokens`.
+    It is the first token that belongs to the word (see `word_tokens`). If every token that shares characters with the
+    word belongs to an earlier word, it is the first of these tokens, which then decides about several words. None: the
+    tokenizer drops the word. Arguments and errors are those of `word_tokens`.
     """
     words = list(words)
     owned: list[tuple[int, int] | None] = [None] * sum(map(len, words))
@@ -137,10 +137,10 @@ def deciding_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]
 
 
 def word_places(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) -> dict[int, list[tuple[int, int]]]:
-    """Return, for each window, pairs of the position of a word's first token and the word's index.
+    """Return for each window pairs (position, word): where a word's first token is, and the word's index.
 
-    Arguments and errors are those of `word_tokens`. Words are counted through all texts. A window without a first token
-    has no entry.
+    Arguments and errors are those of `word_tokens`. Words are counted through all texts. Windows without a first token
+    have no entry.
     """
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for token in word_tokens(encoded, words):

@@ -41,10 +41,10 @@ _opening = Lock()  # an export is opened, or written, by one thread at a time
 
 @dataclass(frozen=True)
 class ChosenEngine:
-    """An engine for a job, as `BankRunner.engine`.
+    """An engine chosen for a job, in the form of `BankRunner.engine`.
 
     Attributes:
-        engine: The session.
+        engine: The ONNX Runtime session.
         strict: Whether a batch that the engine cannot answer is an error. False: PyTorch answers it.
     """
 
@@ -52,7 +52,7 @@ class ChosenEngine:
     strict: bool
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits; None if PyTorch must answer. Raises ConfigError instead if `strict`."""
+        """Return reader name -> logits of a batch; None if PyTorch must answer, which is an error with `strict`."""
         answered = self.engine.run(bank, batch, names)
         if answered is None and self.strict:
             reason = self.engine.obstacle(bank, batch, names)
@@ -61,7 +61,7 @@ class ChosenEngine:
 
 
 def checked_backend(backend: str) -> Backend:
-    """Return the backend of a name; raise UnknownNameError if there is none."""
+    """Return `backend` if it is the name of a backend; otherwise raise UnknownNameError."""
     if backend not in get_args(Backend):
         raise UnknownNameError(op="predict", got=str(backend), known=get_args(Backend), what="backend")
     return cast("Backend", backend)
@@ -70,12 +70,12 @@ def checked_backend(backend: str) -> Backend:
 def engine_of(
     bank: ReaderBank, backend: Backend, names: Sequence[str] | None = None, *, tokens: float = 0
 ) -> ChosenEngine | None:
-    """Return the engine that a backend stands for; None: PyTorch.
+    """Return the engine for a backend and a bank; None: PyTorch.
 
-    "auto" takes ONNX Runtime on a CPU if it is installed, and an export that fits the bank is in the folder from which
-    the bank was loaded, or the job is so long that an export pays. An export whose answers to a check batch are not
-    PyTorch's is never taken: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the bank's
-    folder, or only for this process if the bank was not loaded from a folder that can be written.
+    "auto" takes ONNX Runtime on a CPU if it is installed and one of these holds: a fitting export is in the folder from
+    which the bank was loaded, or the job is so long that an export pays. It never takes an export whose answers to a
+    check batch differ from PyTorch's: the reason is logged, and PyTorch answers. "onnx" exports on first use: into the
+    bank's folder; or only for this process, if the bank was not loaded from a writable folder.
 
     Args:
         bank: The bank.
@@ -105,7 +105,7 @@ def engine_of(
 
 @contextmanager
 def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Iterator[None]:
-    """Let an engine answer for a bank inside the `with` block, wherever its export is."""
+    """Use an engine to answer for a bank with this backend inside the `with` block, wherever its export is stored."""
     before = dict(_engines.get(bank, {}))
     _engines[bank] = {**before, backend: engine}
     try:
@@ -115,7 +115,7 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 
 def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
-    """Return whether "auto" should look for an export of a bank, or write one, for a job of so many tokens."""
+    """Return whether "auto" should look for a bank's export, or write one, for a job of `tokens` tokens."""
     written = _written(bank)
     is_at_hand = bank in _engines or written > 0
     if bank.device.type != "cpu" or not (is_at_hand or tokens >= LONG_JOB_TOKENS) or _refused.get(bank) == written:
@@ -126,20 +126,23 @@ def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
 
 
 def _written(bank: ReaderBank) -> float:
-    """Return when the export in the bank's folder was written, in seconds since 1970; 0 without one."""
+    """Return when the export in the bank's folder was written, in seconds since 1970; 0 if there is none."""
     folder = export_folder(bank, "onnx")
     return (folder / MARK).stat().st_mtime if folder is not None and is_file(folder / MARK) else 0.0
 
 
 def export_folder(bank: ReaderBank, backend: str) -> Path | None:
-    """Return the folder inside a bank's folder for the export of a backend; None if the bank is in no folder."""
+    """Return the subfolder of a bank's folder for a backend's export; None if the bank was not loaded from a folder."""
     if bank.folder is None or not is_file(bank.folder / MANIFEST):
         return None
     return bank.folder / EXPORTED[backend]
 
 
 def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bool) -> OnnxEngine:
-    """Return the engine of a bank that was opened before, or open its export; with `exports`, write one if need be."""
+    """Return the bank's engine if one was opened before; otherwise open its export.
+
+    With `exports`, an export is written if there is none.
+    """
     engines = _engines.get(bank, {})
     if backend in engines and engines[backend].answers_for(bank, names):
         return engines[backend]
@@ -163,7 +166,10 @@ def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bo
 
 
 def _exported(bank: ReaderBank, folder: Path | None) -> OnnxEngine:
-    """Export all readers of a bank into a folder, or if that cannot be written only for this process, and open them."""
+    """Export all readers of a bank into a folder and open the export.
+
+    If the folder cannot be written, the export is only for this process.
+    """
     if folder is not None:
         try:
             export_onnx(bank, folder)

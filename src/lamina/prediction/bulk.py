@@ -1,4 +1,4 @@
-"""Predict from a file of any size into another, with constant memory; a killed run resumes where it stopped.
+"""Predict from a file of any size into another, with constant memory. A killed run resumes where it stopped.
 
 Finished rows are appended as JSON lines to a hidden file beside the output, and a small JSON file records how many of
 its bytes are complete. At the end the hidden file is renamed to the output, or converted to CSV or Parquet.
@@ -58,7 +58,7 @@ _SHOWN = 20  # bad rows that are logged one by one; further ones are only counte
 
 @dataclass(frozen=True)
 class FileResult:
-    """Result of `predict_file`.
+    """The result of `predict_file`.
 
     Attributes:
         output: The file that was written.
@@ -227,15 +227,15 @@ def read_examples(
     start: int = 0,
     bad: Callable[[DataError], None] | None = None,
 ) -> Iterator[tuple[list[int], list[object], int]]:
-    """Yield the examples of a file in chunks: their line numbers, the examples, and how many rows were parsed.
+    """Yield the examples of a file in chunks: line numbers, examples, and the number of rows that were parsed.
 
     Args:
         source: The file.
         columns: Column of the text and, for pairs, of the second text.
         rows: Rows per chunk.
-        start: Number of parsable rows to leave out at the start.
-        bad: Called with the error of a row that cannot be read. None: the error is raised, after the rows before were
-            yielded.
+        start: Number of valid rows to skip at the start.
+        bad: Called with the error of a row that cannot be read. None: the error is raised, after the rows before it
+            were yielded.
     """
     for table in read_chunks(source, columns=columns, rows=rows, start=start, on_bad_row=bad):
         lines: list[int] = []
@@ -258,7 +258,7 @@ def read_examples(
 
 @dataclass
 class Partial:
-    """The rows that were written so far, in hidden files beside the output, and how far the source was read."""
+    """The rows written so far, in hidden files beside the output, and how far the source was read."""
 
     lines: Path  # file with the rows, as JSON lines
     note: Path  # JSON file with `same` and the numbers below
@@ -272,7 +272,10 @@ class Partial:
     @classmethod
     @contextmanager
     def open(cls, output: Path, same: Fields, *, resume: bool) -> Iterator[Partial]:
-        """Open and lock the rows of `output`; `resume` keeps those of an earlier run with equal arguments (`same`)."""
+        """Open and lock the partial output for `output`.
+
+        With `resume`, the rows of an earlier run whose arguments equal `same` stay.
+        """
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)
         with partial.writing(), ExitStack() as stack:
@@ -309,14 +312,14 @@ class Partial:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Convert an OSError inside the `with` block to a StoreError, which says how many rows are kept."""
+        """Convert an OSError in the `with` block to a StoreError that says how many rows are complete."""
         left = f"{self.rows} rows are kept there. Make room and start again to go on."
         where = f"predict: {self.lines.parent} cannot be written"
         with convert_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
             yield
 
     def add(self, rows: Sequence[Fields], *, read: int) -> None:
-        """Append rows from the next `read` rows of the source, and record how much is complete."""
+        """Append output rows for the next `read` rows of the source, and record how much is complete."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
         with self.writing():
@@ -328,7 +331,7 @@ class Partial:
         self.size, self.rows, self.read, self.skipped, self.bad = state
 
     def finish(self, output: Path) -> None:
-        """Turn the rows into the complete output file."""
+        """Turn the partial rows into the complete output file."""
         with self.writing():
             if output.suffix.lower() == ".jsonl":
                 self.lines.replace(output)
@@ -398,7 +401,7 @@ class Chunk:
 
 @dataclass
 class Answered:
-    """The outcome of a `Chunk`: rows of the output, and errors."""
+    """The outcome of a `Chunk`: output rows, and errors."""
 
     rows: list[Fields] = field(default_factory=list)
     read: int = 0
@@ -408,7 +411,7 @@ class Answered:
 
 @final
 class Answering:
-    """Predicts the rows of chunks. It can be pickled and sent to another process."""
+    """Predicts the rows of chunks. It is picklable, so that Ray can send it to another process."""
 
     def __init__(self, predictor: Predictor, source: Path, *, skip_bad: bool, by_tokens: bool) -> None:
         self._predictor, self._source, self._skip_bad = predictor, str(source), skip_bad
@@ -420,14 +423,14 @@ class Answering:
         return [str(self._folder / str(example)) for example in examples] if reads_files else examples
 
     def begin(self) -> None:
-        """Move the model to the GPU of the process that this object was sent to, if there is one."""
+        """Move the model to this process's GPU, if there is one. Called after the object was sent to a worker."""
         if torch.cuda.is_available():
             self._predictor.to("cuda")
 
     def in_turn(self, chunks: Iterator[Chunk]) -> Iterator[Answered]:
-        """Yield the outcome of each chunk; a thread reads and tokenises the next chunk while the model runs.
+        """Yield the outcome of each chunk. While the model runs, a thread reads and tokenises the next chunk.
 
-        An error of `chunks` is raised after the outcomes of the chunks before it.
+        An error raised by `chunks` is raised here after the outcomes of the chunks before it.
         """
 
         def prepared() -> tuple[Chunk, Prepared | LaminaError] | None:
@@ -449,7 +452,7 @@ class Answering:
             return error
 
     def __call__(self, chunk: Chunk, prepared: Prepared | LaminaError | None = None) -> Answered:
-        """Return the outcome of a chunk; an error is in its fields, not raised.
+        """Predict a chunk; an error is stored in the outcome, not raised.
 
         If the examples cannot be read together, each half is tried by itself, until the bad row is found.
 
@@ -507,13 +510,16 @@ class Answering:
 
 
 class _Job:
-    """Reads the rows of a file, has them predicted in chunks, and writes the predictions to a `Partial`."""
+    """Predicts a file: reads its rows, has them predicted in chunks, and writes the predictions to a `Partial`."""
 
     def __init__(self, source: Path, columns: Sequence[str], partial: Partial, *, skip_bad: bool) -> None:
         self._source, self._columns, self._partial, self._skip_bad = source, columns, partial, skip_bad
 
     def run(self, answers: Callable[[Iterator[Chunk]], Iterator[Answered]], chunk_rows: int, *, progress: bool) -> None:
-        """Write all rows that are not written yet."""
+        """Predict and write all rows that are not written yet.
+
+        `answers` is a function that returns the outcomes of chunks, and `chunk_rows` the number of rows in a chunk.
+        """
         from tqdm.auto import tqdm
 
         partial = self._partial
@@ -528,7 +534,7 @@ class _Job:
                     raise answered.failed
 
     def _chunks(self, rows: int) -> Iterator[Chunk]:
-        """Yield the remaining rows of the source in chunks, each with the errors of the bad rows before its end."""
+        """Yield the remaining rows of the source in chunks, each with the errors of bad rows up to its end."""
         problems: list[DataError] = []
         told = self._partial.bad  # a resumed run parses bad rows after the last good one again
 

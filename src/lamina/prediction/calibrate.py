@@ -164,23 +164,26 @@ class TextScores:
     features: Sequence[Tensor] | None = None
 
     def highest(self) -> list[float]:
-        """Return the highest score of each text; -inf for one without a token."""
+        """Return the highest score of each text; -inf for a text without a token."""
         return [float(own.max(initial=-math.inf)) for own in self.running]
 
     def asked(self) -> float:
-        """Return the fraction of the tokens with a finite score: those for which a cascade ran its second reader."""
+        """Return the fraction of tokens with a finite score.
+
+        For a cascade, these are the tokens that its second reader read.
+        """
         count = sum(len(own) for own in self.running)
         return sum(int(np.isfinite(own).sum()) for own in self.running) / max(1, count)
 
     def sketch(self) -> DriftSketch | None:
-        """Return the sketch for a test of drift; None if no text has a score."""
+        """Return a sketch (summary) of the texts for a drift test; None if no text has a score."""
         features = [None] * len(self.running) if self.features is None else self.features
         rows = zip(self.highest(), self.running, features, strict=True)
         facts = [ReplyFacts(score, len(own), part) for score, own, part in rows if math.isfinite(score)]
         return DriftSketch.of(facts) if facts else None
 
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
-        """Return the calibration with alarms per thousand tokens, and the mean number of tokens to a flag."""
+        """Return the calibration with alarms per thousand tokens and the mean number of tokens to a flag added."""
         reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
         until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(self.running, reached, strict=True)]
         alarms = sum(len(at) > 0 for at, bad in zip(reached, positive, strict=True) if bad is False)
@@ -278,13 +281,16 @@ def _running_scores(
 
 
 def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
-    """Return a mask `[windows, length]`: True at the tokens within the range of their window."""
+    """Return a mask `[windows, length]`, True at the tokens inside each window's range in `runs`."""
     at = torch.arange(length)
     return torch.stack([(at >= run.start) & (at < run.stop) for run in runs])
 
 
 def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:
-    """Return whether each text, or a word of it, has a label in `positive`; None if a missing label leaves it open."""
+    """Return for each text whether it, or one of its words, has a label in `positive`.
+
+    None for a text if a missing label leaves this open.
+    """
     wanted = {task.labels.index(label) for label in positive}
 
     def is_positive(label: Any) -> bool | None:  # noqa: ANN401

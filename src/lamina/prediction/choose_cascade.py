@@ -1,4 +1,4 @@
-"""Choose the thresholds of a cascade: the cheapest one whose recall is not below a stated one."""
+"""Choose the thresholds of a cascade: the cheapest one whose recall is not below a given one."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _LOST = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
 @final
 @dataclass(frozen=True)
 class CascadeChoice:
-    """The cascade that `choose_cascade` chose, and what it saves.
+    """The cascade that `choose_cascade` chose, and the work that it saves.
 
     Attributes:
-        cascade: The cascade; its `calibration` has the rates on the rows that chose no threshold.
-        recall: The recall that was stated.
+        cascade: The cascade. Its `calibration` has the rates on rows that did not choose thresholds.
+        recall: The recall that was asked for.
         saving: Fraction of the second reader's work that the cascade saves, after the work of the first reader. Work
             counts the parameters that each reader multiplies per token.
         alone: Rates of the second monitor alone, on the same rows.
@@ -47,7 +47,7 @@ class CascadeChoice:
     considered: int
 
     def sentence(self) -> str:
-        """Return what the cascade is worth, as a sentence."""
+        """Return a sentence that says what the cascade saves and which rates it reaches."""
         rates = cast("Calibration", self.cascade.calibration)
         low, high = rates.recall_interval
         caught = f"catches {100 * rates.recall:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of the positives"
@@ -154,7 +154,7 @@ def choose_cascade(  # noqa: PLR0913
 
 
 def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
-    """Return how many parameters the first reader multiplies per token, relative to the second.
+    """Return the parameters that the first reader multiplies per token, divided by those of the second.
 
     Raises:
         ConfigError: If the first reader multiplies as many or more.
@@ -190,7 +190,11 @@ def _fitted(
     rate: float,
     facts: dict[str, Any],
 ) -> Calibration:
-    """Return the rates on the second half, with the threshold that the first half chooses for a false positive rate."""
+    """Return the rates on the second half of the rows, with the threshold that the first half gives for a rate.
+
+    `scored` and `labels` are the scores and labels of all rows, and `halves` the row numbers of both halves. `rate` is
+    the false positive rate, and `facts` are further fields of the result.
+    """
     choosing, testing = (_part(scored, labels, half) for half in halves)
     threshold = Calibration.of(choosing[0].highest(), choosing[1], false_positive_rate=rate).threshold
     own, positive = testing
@@ -201,7 +205,10 @@ def _fitted(
 def _candidates(
     first: Monitor, second: Monitor, scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]
 ) -> list[Cascade]:
-    """Return cascades from the safest to the cheapest: the first monitor may lose more and more of the positives."""
+    """Return cascades from the safest to the cheapest: the first monitor may miss more and more of the positives.
+
+    `scored` and `labels` are the scores and labels of all rows; those in `rows` decide the thresholds.
+    """
     own, positive = _part(scored, labels, rows)
     highest = torch.tensor([score for score, flag in zip(own.highest(), positive, strict=True) if flag])
     highest = highest[highest.isfinite()].double().sort().values
@@ -219,7 +226,7 @@ def _candidates(
 
 
 def _least_recall(rates: Calibration) -> float:
-    """Return the one-sided lower bound (Clopper-Pearson) of the recall."""
+    """Return the one-sided lower confidence bound (Clopper-Pearson) of the recall."""
     from scipy.stats import beta
 
     hits = round(rates.recall * rates.positives)

@@ -173,7 +173,10 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
 
 
 def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> dict[str, Any]:
-    """Return what `evaluate` adds to the scores of a reader: tables, wrong answers, and a comparison."""
+    """Return what `evaluate` adds to a reader's scores: tables, wrong answers, and a comparison.
+
+    `results` are the reader's results; `per_class`, `errors` and `compared` say what is asked for, as in `evaluate`.
+    """
     more: dict[str, Any] = {}
     if per_class:
         more["per_class"] = results.per_class()
@@ -190,7 +193,7 @@ def _prepared(
     options: PassOptions,
     errors: int,
 ) -> tuple[Runner, list[Group]]:
-    """Return what runs the tasks, and their encoded examples; see `evaluate` for the arguments and errors."""
+    """Return the runner for the tasks, and their encoded examples; see `evaluate` for arguments and errors."""
     runner = open_runner(target, tasks, "evaluate", processor, options)
     runner.check(tasks, (split,))
     if unjudged := [task for task in tasks.values() if errors and not task.kind.has_classes]:
@@ -210,7 +213,7 @@ def _prepared(
 
 
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
-    """Return the groups of a part of the tasks, encoded as in training unless the options say otherwise."""
+    """Return the groups of one split of the tasks, encoded as in training unless the options say otherwise."""
     apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
         how = _as_trained(runner, name, options)
@@ -223,7 +226,7 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
 
 
 def _as_trained(runner: Runner, name: str, options: PassOptions) -> dict[str, Any]:
-    """Return "max_length", "stride" and "add_prefix_space" of a learner: from the options, else from training."""
+    """Return a learner's "max_length", "stride" and "add_prefix_space": from the options, else from its training."""
     how = {
         option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value
         for option in ("max_length", "stride")

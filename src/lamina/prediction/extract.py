@@ -1,4 +1,4 @@
-"""Write the hidden states of texts to files, for readers to be trained on elsewhere; a killed run goes on later."""
+"""Write the hidden states of texts to files, so that readers can be trained elsewhere. A killed run can go on later."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[o
 @final
 @dataclass(frozen=True)
 class _Plan:
-    """What a run writes: the rows of each file, and the facts by which another run knows that it continues this one."""
+    """The plan of one run: the rows of each file, and facts that show whether another run continues this one."""
 
     bank: ReaderBank
     inputs: TextInputs
@@ -153,18 +153,18 @@ class _Plan:
 
     @property
     def row_bytes(self) -> np.ndarray:
-        """The bytes of each row's states."""
+        """Size of each row's states in bytes."""
         per_token = len(self.layers) * self.stack.width * np.dtype(self.dtype).itemsize
         return self.counts * per_token
 
     @property
     def counts(self) -> np.ndarray:
-        """The number of states of each row."""
+        """Number of states of each row."""
         return np.ones(len(self.inputs.lengths), np.int64) if self.pooling else np.asarray(self.inputs.lengths)
 
     @cached_property
     def parts(self) -> list[range]:
-        """The rows of each file: as many as take 256 MiB."""
+        """The rows of each file. A file holds as many rows as take 256 MiB."""
         files = np.cumsum(self.row_bytes) // _FILE_BYTES
         edges = [0, *(np.flatnonzero(np.diff(files)) + 1).tolist(), len(files)]
         return [range(start, end) for start, end in pairwise(edges) if end > start]
@@ -190,7 +190,7 @@ class _Plan:
         return f"states-{number:05}.npy"
 
     def begin(self, folder: Path) -> None:
-        """Write the plan to the folder, or check that the run continues the one that wrote it; say what will be there.
+        """Write the plan to the folder, or check that this run continues the one that wrote it. Log the size on disk.
 
         Raises:
             StoreError: If the folder has the states of another run, or the disk is too small.
@@ -219,7 +219,7 @@ class _Plan:
         return [int(self.counts[rows.start : rows.stop].sum()), len(self.layers), self.stack.width]
 
     def write(self, number: int, path: Path, batch_size: int) -> None:
-        """Compute the states of a file's rows, and write them."""
+        """Compute the states of the rows of file `number`, and write them to `path`."""
         rows = self.parts[number]
         with path.open("wb") as file:  # under any name, to which np.save would append .npy
             np.lib.format.write_array_header_1_0(
@@ -235,7 +235,7 @@ class _Plan:
         states.flush()
 
     def _compute(self, rows: range, batch_size: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the number of each row with its states `[tokens, layers, width]`; DataError if one is no number."""
+        """Yield (row number, states `[tokens, layers, width]`) for rows; DataError if a state is not finite."""
         lengths = [int(self.inputs.lengths[row]) for row in rows]
         for batch in length_batches(lengths, batch_size):
             numbers = [rows.start + at for at in batch]
@@ -255,13 +255,13 @@ class _Plan:
                 yield number, values
 
     def _pooled(self, states: Tensor) -> Tensor:
-        """Return the states of a row's tokens, `[tokens, layers, width]`, or one state in their place."""
+        """Return the states of a row's tokens, `[tokens, layers, width]`; with pooling, one state in their place."""
         if self.pooling is None:
             return states
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]
 
     def finish(self, folder: Path, table: Table) -> StatesManifest:
-        """Write the lengths, the table and, last, the manifest; return the manifest."""
+        """Write the lengths, the table and, last of all, the manifest; return the manifest."""
         with atomic_write(folder / LENGTHS) as path, path.open("wb") as file:
             np.save(file, np.asarray(self.inputs.lengths, np.int64))
         if table.columns:

@@ -1,4 +1,4 @@
-"""Tasks from one labelled file, for the readers of a bank that remember which columns they learnt from."""
+"""Make tasks from one labelled file for readers that remember the columns on which they were trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WHOLE = "model"  # name of the task of a whole model
 
 @dataclass(frozen=True)
 class FileColumns:
-    """The columns of a file that a user has named. None: those that a reader learnt from.
+    """The columns of a file that a user has named. None: the columns on which a reader was trained.
 
     Attributes:
         text: Column of the text.
@@ -37,7 +37,7 @@ class FileColumns:
     labels: Mapping[str, str | int] | str | int | None = None
 
     def of(self, reader: str) -> dict[str, str | int]:
-        """Return the columns that were named for a reader, by argument of `Task.from_files`."""
+        """Return the columns named for a reader, as arguments of `Task.from_files`."""
         label = self.labels.get(reader) if isinstance(self.labels, Mapping) else self.labels
         columns = {"text": self.text, "text_pair": self.text_pair, "label": label}
         return {key: column for key, column in columns.items() if column is not None}
@@ -52,15 +52,15 @@ def tasks_of_file(
     positive: Mapping[str, str] | str | None = None,
     train: str | Path | None = None,
 ) -> dict[str, Task]:
-    """Return reader name -> the task of scoring it on all rows of a file.
+    """Return reader name -> a task that scores the reader on all rows of a file.
 
     Args:
         bank_or_model: The bank, whose readers remember their columns, or a whole model.
         path: The file, in a form that `Task.from_files` reads.
         split: Name of the split that the rows become.
         columns: The columns that the user has named.
-        positive: Reader name -> positive class, or one class for all readers. None: those that the readers learnt with.
-        train: File of the train split, for scores that are learnt from one. None: there is none.
+        positive: Reader name -> positive class, or one class for all readers. None: those of the readers' training.
+        train: File of the train split, for scores that need one. None: there is none.
 
     Raises:
         ConfigError: If the bank has no readers, or a reader does not remember its columns and none were given.
@@ -101,8 +101,8 @@ def _task(
     Args:
         name: Name of the reader.
         head: Its head, which has the kind of task and the labels.
-        info: What the reader remembers of its training: its columns, and its positive class.
-        files: Split -> file.
+        info: The record of the reader's training: its columns, and its positive class.
+        files: Split name -> file.
         chosen: The columns that the user has named: "text", "text_pair" and "label".
     """
     kind = kind_of(str(head.kind))

@@ -96,7 +96,7 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
 def _scores(
     bank: ReaderBank, monitors: dict[str, AnyMonitor], messages: Sequence[tuple[str, str]]
 ) -> list[MessageScore]:
-    """Return the scores of each reply; messages are pairs of a role and a text."""
+    """Return the scores of each reply. `messages` are pairs of a role and a text."""
     text, spans = _rendered(bank, messages)
     replies = [number for number, (role, _) in enumerate(messages) if role == "assistant"]
     tokenizer: Any = tokenizer_of(bank.processor)

@@ -1,4 +1,4 @@
-"""Export a bank with a quantised base, and measure what that does to the score of every task."""
+"""Export a bank with a quantised base model, and measure the effect on every task's score."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def export_int8(
     max_loss: float = 0.01,
     **columns: Any,  # noqa: ANN401
 ) -> OnnxFacts:
-    """Export a bank as one ONNX graph whose base computes its matrix products in int8; the readers stay in float32.
+    """Export a bank as one ONNX graph whose base model multiplies matrices in int8; the readers stay in float32.
 
-    The weights of the base's linear maps are quantised by onnxruntime with a scale per output, its activations in each
-    pass ("dynamic quantisation"). Then every task is scored on its validation rows, in PyTorch and with the graph.
+    The weights of the base's linear maps are quantised by onnxruntime with a scale per output, and its activations in
+    each pass ("dynamic quantisation"). Then every task is scored on its validation rows, in PyTorch and with the graph.
 
     Args:
         bank: The bank, on the CPU. It is not changed.
@@ -87,7 +87,10 @@ def export_int8(
 def _scores(
     bank: ReaderBank, engine: OnnxEngine, tasks: Mapping[str, Task] | str | Path, columns: Mapping[str, Any]
 ) -> dict[str, Int8Score]:
-    """Return task -> its score in PyTorch and with an engine, on the validation rows."""
+    """Return task -> (its score in PyTorch, its score with an engine), on the validation rows.
+
+    If `tasks` is a file, `columns` names its columns.
+    """
     plain = evaluate(bank, tasks, **columns)
     with engine_in_use(bank, "int8", engine):
         quantised = evaluate(bank, tasks, backend="int8", **columns)
@@ -99,7 +102,7 @@ def _scores(
 
 
 def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
-    """Quantise the products with weights of the base's linear maps in the graph `source`, and write it to `target`."""
+    """Quantise the base's matrix products with weights in the graph file `source`, and write the graph to `target`."""
     onnx, quantization = import_module("onnx"), import_module("onnxruntime.quantization")
     nodes = _nodes_of_base(bank, onnx.load(str(source)))
     model_type = str(bank.model.config.model_type)
@@ -129,14 +132,15 @@ def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
 
 
 def _is_no_advice(record: logging.LogRecord) -> bool:
-    """Return whether a log record is not onnxruntime's advice to optimise a graph first, which is for images."""
+    """Return False for onnxruntime's advice to optimise a graph first, which is for images; True for other records."""
     return "pre-processing before quantization" not in str(record.msg)
 
 
 def _nodes_of_base(bank: ReaderBank, graph: Any) -> list[str]:  # noqa: ANN401
-    """Return the names of the graph's nodes that multiply by a weight of the base, found by the weight's values.
+    """Return the names of the graph's nodes that multiply by a weight of the base model.
 
-    The exporter folds transpositions, so names of weights are lost. Embeddings are left out: heads may use them.
+    They are found by the values of the weights, because the exporter folds transpositions and so loses the names.
+    Embeddings are left out: heads may use them.
     """
     model = bank.model
     parts = (model.get_input_embeddings(), model.get_output_embeddings())

@@ -135,7 +135,7 @@ def predict(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class Prepared:
-    """Examples that `Predictor.prepare` has encoded, ready for the passes of the model."""
+    """Examples that `Predictor.prepare` has encoded for the model."""
 
     count: int
     splits: Mapping[str, Split]  # kind of task -> the examples as that kind reads them
@@ -143,14 +143,14 @@ class Prepared:
 
     @property
     def cut(self) -> int:
-        """How many examples are too long to be read whole."""
+        """Number of examples that are too long to be read whole."""
         cut = 0
         for group in self.groups:
             cut = max(cut, *map(group.truncated, group.tasks))
         return cut
 
     def warn(self, op: str) -> None:
-        """Log a warning, in the name of the operation `op`, if the end of an example was cut off."""
+        """Log a warning if an example lost its end; `op` is the operation, for the message."""
         if cut := self.cut:
             logger.warning(
                 "%s: %d examples are longer than what is read of them; the rest was left out or cut off", op, cut
@@ -164,7 +164,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Reading:
-    """How readers (or a whole model) that share inputs encode examples; computed once for a bank, not in every call."""
+    """The way in which readers with equal inputs (or a whole model) encode examples; computed once and then reused."""
 
     tasks: dict[str, KindedTask]  # reader name -> its head's config, a `TaskLike`
     kind: Kind  # encodes the examples
@@ -227,14 +227,14 @@ class Predictor:
         self.names = tuple(self._tasks)
 
     def digest(self) -> str:
-        """Return a digest of the weights of the model and its readers, which differs if a weight differs."""
+        """Return a digest of the weights of the model and its readers. Any change of a weight changes it."""
         digest = hashlib.blake2b(digest_size=16)
         for module in dict.fromkeys((*self._runner.modules, self._runner.base)):
             digest.update(fingerprint_of_modules(module.modules()).encode())
         return digest.hexdigest()
 
     def processor_digest(self) -> str:
-        """Return a digest of the processor, which differs if the processor makes other inputs."""
+        """Return a digest of the processor. It differs for processors that make different inputs."""
         return hash_processor(self._runner.processor)
 
     @property
@@ -257,7 +257,7 @@ class Predictor:
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Do what a call does, for examples that `prepare` has encoded; see `answer` for `budget`."""
+        """Do what a call does, for examples that `prepare` has encoded; `budget` is that of `answer_by_pass`."""
         prepared.warn("predict")
         if prepared.count and not self._warned.issuperset(self.names):
             self._runner.warn_about_pairs({name: prepared.splits[t.kind.name].pairs for name, t in self._tasks.items()})
@@ -267,10 +267,10 @@ class Predictor:
         return self.answer(prepared, budget=budget)
 
     def choose_engine(self, tokens: float = 0) -> None:
-        """Set the engine that the backend stands for, for a job of at least `tokens` tokens; see `engine_of`.
+        """Choose the engine for the backend and a job of at least `tokens` tokens, and set it; see `engine_of`.
 
         Raises:
-            LaminaError: If the backend cannot be used; see `engine_of`. Whole models have PyTorch only.
+            LaminaError: If the backend cannot be used; see `engine_of`. For whole models only PyTorch can.
         """
         if isinstance(self._runner, BankRunner):
             tokens = max(tokens, self._tokens)
@@ -309,7 +309,7 @@ class Predictor:
         return self.prepared(splits)
 
     def prepared(self, splits: Mapping[str, Split]) -> Prepared:
-        """Encode splits, one per kind of task; all have the same number of examples."""
+        """Encode splits, one per kind of task, with equal numbers of examples."""
         count = min(map(len, splits.values()))
         groups: list[Group] = []
         for reading in self._readings() if count else ():
@@ -322,18 +322,23 @@ class Predictor:
         return Prepared(count, splits, groups)
 
     def _encode(self, reading: Reading, splits: Mapping[str, Split]) -> Group:
-        """Return the group of the readers in `reading`, with the examples of `splits` as its inputs."""
+        """Return a group of the readers in `reading`, with the examples of `splits` encoded as its inputs."""
         inputs = reading.kind.encode(splits[reading.kind.name], self._runner.processor, reading.options)
         return Group("predict", reading.tasks, inputs, {})
 
     def answer(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Run the model and return for each example reader name -> prediction; see `answer_by_pass`."""
+        """Run the model, and return for each example reader name -> prediction.
+
+        `prepared` and `budget` are the arguments of `answer_by_pass`.
+        """
         return _finish(self.answer_by_pass(prepared, budget=budget))
 
     def answer_by_pass(
         self, prepared: Prepared, *, raw: bool = False, budget: Budget | None = None
     ) -> Generator[None, None, list[Answers]]:
-        """Run the model, yield between two passes, and return for each example reader name -> prediction.
+        """Predict in passes.
+
+        A generator: it yields between two passes and returns reader name -> prediction per example.
 
         Args:
             prepared: The examples, from `prepare`.
@@ -352,11 +357,11 @@ class Predictor:
         return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]
 
     def results(self, prepared: Prepared) -> dict[str, Results]:
-        """Run the model and return reader name -> the outputs for all examples."""
+        """Run the model, and return reader name -> its outputs for all examples."""
         return _finish(self._results_by_pass(prepared, None))
 
     def _results_by_pass(self, prepared: Prepared, budget: Budget | None) -> Generator[None, None, dict[str, Results]]:
-        """Run the model, yield between two passes, and return what `results` returns."""
+        """Run the model in passes. A generator: it yields between two passes and returns what `results` returns."""
         collected: dict[str, Results] = {}
         for number, group in enumerate(prepared.groups):
             if number:
@@ -373,12 +378,12 @@ class Predictor:
         return collected
 
     def max_length(self, names: Sequence[str]) -> int:
-        """Return how many tokens of an example, or of each window of it, these readers read."""
+        """Return how many tokens these readers read of an example, or of each window of it."""
         tasks = {name: self._tasks[name] for name in names}
         return max_length(self._runner, tasks, self._runner.trained_with(names, "max_length"))
 
     def _readings(self) -> tuple[Reading, ...]:
-        """Return how the examples are encoded, as in the last call on this bank or model if nothing has changed."""
+        """Return how examples are encoded; if nothing has changed, from the last call on this bank or model."""
         runner, target = self._runner, self._runner.modules[0]
         limit = getattr(getattr(runner.processor, "tokenizer", runner.processor), "model_max_length", None)
         trained = [runner.trained_with([name], option) for name in self.names for option in _TRAINED]
@@ -395,7 +400,7 @@ class Predictor:
         return readings
 
     def _derive_readings(self) -> tuple[Reading, ...]:
-        """Return one `Reading` per set of readers with equal kinds of input and equal `add_prefix_space`."""
+        """Return one `Reading` per set of readers with equal kinds of inputs and equal `add_prefix_space`."""
         together: dict[tuple[str, bool], list[str]] = defaultdict(list)
         for name, task in self._tasks.items():
             space = self.options.add_prefix_space or bool(self._runner.trained_with([name], "add_prefix_space"))
@@ -414,7 +419,7 @@ class Predictor:
         return tuple(readings)
 
     def _reading(self, names: Sequence[str], add_prefix_space: bool) -> Reading:
-        """Return how the readers `names` encode examples together."""
+        """Return the `Reading` by which the readers `names` encode examples together."""
         encoder = self._tasks[encoder_of(self._tasks, names)].kind
         per_token = [name for name in names if self._tasks[name].kind.per_token]
         options = EncodeOptions(
@@ -429,7 +434,7 @@ class Predictor:
 
 
 def _finish(steps: Generator[None, None, ResultT]) -> ResultT:
-    """Run a generator to its end, and return its result."""
+    """Run a generator to its end, and return its return value."""
     while True:
         try:
             next(steps)

@@ -1,4 +1,4 @@
-"""Connect to Ray, and have its workers process items in order; the items of a worker that dies are processed again."""
+"""Connect to Ray, and let its workers process items in order. If a worker dies, its items are processed again."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
     """Yield `work(item)` for each item, in order, computed by Ray workers that each hold a copy of `work`.
 
     Each worker has two items at a time, so that neither the workers nor this process wait. If `work` has a method
-    `begin`, each worker first calls it.
+    `begin`, each worker calls it first.
 
     Args:
         work: A function or object that can be pickled.
         address: "local", "auto" or HOST:PORT.
         workers: Number of workers. None: one per GPU of the cluster or, without GPUs, one per core.
-        op: The operation, which errors name.
+        op: The operation, for messages.
         items: Items that can be pickled. An error in this iterator is raised after the answers of the items before it.
 
     Raises:
@@ -69,7 +69,7 @@ def in_order(work: Callable[[C], R], address: str, workers: int | None, op: str,
 
 
 def _alone(actor: Any, item: object, op: str) -> Any:
-    """Return a worker's answer to an item, its only one; raise LaminaError if the worker dies again."""
+    """Let a worker process a single item, and return the result; raise LaminaError if the worker dies again."""
     ray = import_ray(op)
     try:
         return ray.get(actor.run.remote(item))
@@ -101,7 +101,7 @@ def import_ray(op: str) -> Any:
 
 @contextmanager
 def connected(ray: Any, address: str, op: str) -> Iterator[None]:
-    """Use the Ray cluster that this process is connected to, or else connect to `address` inside the `with` block."""
+    """Connect to the Ray cluster at `address` inside the `with` block, unless this process is already connected."""
     if ray.is_initialized():
         yield
         return

@@ -1,4 +1,4 @@
-"""Read prompts and replies with a label from a file, and divide them into parts that share no prompt."""
+"""Read labelled prompts and replies from a file, and divide them into parts that share no prompt."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class ReplyColumns:
 @final
 @dataclass(frozen=True)
 class LabelledReply:
-    """A prompt, its reply, whether it is bad, and the spans of its words that are: characters of the reply."""
+    """A prompt and its reply, whether the reply is bad, and which of its words are: character ranges in the reply."""
 
     prompt: str
     reply: str
@@ -107,12 +107,12 @@ def read_replies(
 
 
 def _listed(names: Sequence[str]) -> str:
-    """Return names for a message, at most ten of them."""
+    """Return up to ten names as text, for a message."""
     return ", ".join(f"'{name}'" for name in names[:10]) + (" and others" if len(names) > 10 else "")
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the only column with a usual name; None if there is none; DataError if there are several."""
+    """Return the only column with a usual name for `what`; None if there is none; DataError if there are several."""
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
@@ -121,7 +121,10 @@ def _usual(table: Table, what: str) -> str | None:
 
 
 def _column(table: Table, what: str, named: str | None) -> str:
-    """Return the column that holds `what`; DataError, which lists the columns, if it is not clear."""
+    """Return the column that holds `what`: the one that the user `named`, or the only one with a usual name.
+
+    Raises DataError that lists the columns if this is not clear.
+    """
     if named is not None:
         if named not in table.columns and "." not in named:
             raise missing_column(table.path, named, table.columns)
@@ -133,13 +136,13 @@ def _column(table: Table, what: str, named: str | None) -> str:
 
 
 def _bad(table: Table, row: int, column: str, problem: str) -> DataError:
-    """Return the error of a row."""
+    """Return the DataError for a cell; `problem` says what is wrong."""
     message = f"monitor: {table.path}, row {row}, column '{column}': {problem}"
     return DataError(message, path=table.path, row=row, column=column)
 
 
 def _labels(table: Table, column: str) -> list[str]:
-    """Return the label of each row; DataError if one is missing or no name."""
+    """Return the label of each row; raise DataError if one is missing or cannot be a class name."""
     labels: list[str] = []
     for row, cell in zip(table.rows, table.cells(column), strict=True):
         if is_missing(cell):
@@ -152,7 +155,7 @@ def _labels(table: Table, column: str) -> list[str]:
 
 
 def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
-    """Return prompt and reply of each row, from two columns."""
+    """Return (prompt, reply) for each row, from two columns."""
     names = {what: _column(table, what, getattr(columns, what)) for what in ("prompt", "reply")}
     for what, name in names.items():
         for row, cell in zip(table.rows, table.cells(name), strict=True):
@@ -163,7 +166,7 @@ def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
 
 
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
-    """Return prompt and reply of each chat; the chat template of the tokenizer writes the prompt."""
+    """Return (prompt, reply) for each chat; the tokenizer's chat template writes the prompt."""
     tokenizer: Any = tokenizer_of(processor)
     begins = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]  # a second begin token would be added
     first = tokenizer.bos_token if begins and tokenizer.bos_token else ""
@@ -188,7 +191,10 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
 
 
 def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) -> tuple[Span, ...]:
-    """Return the bad words of a positive reply as spans of neighbouring words; without spans all words are bad."""
+    """Return the bad words of a positive reply as spans of neighbouring words; all words if no spans are given.
+
+    `cell` is the cell in which the file lists the reply's bad spans.
+    """
     words = word_spans(reply)
     try:
         marks = [] if cell is None else read_spans(cell)
@@ -204,9 +210,9 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
 
 
 def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[LabelledReply]]:
-    """Return part -> its replies: the parts of `SHARES`, no two of which have a prompt in common.
+    """Divide replies into the parts of `SHARES`, no two of which share a prompt; return part name -> replies.
 
-    Prompts with a bad reply and those without are drawn apart, so that every part has about its share of both.
+    Prompts with a bad reply and prompts without are drawn separately, so that every part has about its share of both.
     """
     groups: dict[str, list[LabelledReply]] = defaultdict(list)
     for reply in replies:

@@ -1,4 +1,4 @@
-"""TF-IDF and logistic regression: what the words of a text alone give away, beside the score of a reader."""
+"""A text baseline: what TF-IDF and logistic regression score, to compare a reader with."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
 
 
 def _labelled(split: Split) -> tuple[list[str], Sequence[Any]]:
-    """Return the texts (of a pair both, joined) and the labels of the rows of a split that have a label."""
+    """Return the texts (of a pair both, joined) and the labels, for the rows of a split that have a label."""
     rows = [(text, label) for text, label in zip(split.texts, split.labels, strict=True) if not is_missing(label)]
     return [text if isinstance(text, str) else " ".join(text) for text, _ in rows], [label for _, label in rows]

@@ -1,4 +1,4 @@
-"""Train a monitor from a file of replies: candidates, their choice, an exact threshold, and rates on unseen replies."""
+"""Train a monitor from a file of replies: train candidates, choose one, set its threshold, and measure its rates."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ Parts = Mapping[str, Sequence[LabelledReply]]
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainedMonitor(Monitor):
-    """The monitor that `lamina.monitor` trained, with its threshold, and what was found about it.
+    """The monitor that `lamina.monitor` trained, with its threshold and what was measured.
 
     Its `calibration` has the rates on the test part.
 
     Attributes:
         bank: The bank with its reader; the monitor is stored in it.
-        candidates: Name of each candidate -> AUROC on the choosing part, best first.
+        candidates: Name of each candidate -> AUROC on the part that chooses between them, best first.
         rows: Part -> number of its replies.
         tfidf_recall: Recall of TF-IDF and logistic regression on the finished texts of the test part, with a threshold
             for the same rate; None if scikit-learn is not installed.
         live: Whether the monitor can score a text while it is written. False: the model reads in both directions, so
-            that only finished replies can be judged; see `score_replies`.
+            that only finished replies can be scored; see `score_replies`.
         scores: Part ("calibration" and "test") -> the highest score of each of its replies, and whether it is bad.
     """
 
@@ -69,16 +69,16 @@ class TrainedMonitor(Monitor):
 
     @property
     def is_useful(self) -> bool:
-        """Whether its recall on the test part lies above its rate of false alarms, intervals included."""
+        """Whether the recall's interval on the test part lies above the interval of the false alarm rate."""
         return cast("Calibration", self.calibration).is_useful
 
     @property
     def stored(self) -> bool:
-        """Whether the monitor is in the bank, as it is if it is useful or `anyway` was set."""
+        """Whether the monitor is stored in the bank: it is if it is useful or `anyway` was set."""
         return str(self.name) in self.bank.monitors
 
     def sentences(self) -> str:
-        """Return what the monitor is worth, in sentences."""
+        """Return sentences that say what the monitor reaches and how it compares."""
         found = cast("Calibration", self.calibration)
         flags = f"flags {_percent(found.false_positive_rate, found.false_positive_interval)} of good replies"
         catches = f"catches {_percent(found.recall, found.recall_interval)} of bad ones"
@@ -95,7 +95,7 @@ class TrainedMonitor(Monitor):
 
 
 def _percent(rate: float, interval: tuple[float, float]) -> str:
-    """Return a rate and its interval in percent."""
+    """Return a rate and its interval as percentages."""
     low, high = interval
     return f"{100 * rate:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
 
@@ -230,9 +230,9 @@ def score_replies(
     max_length: int | None = None,
     progress: bool = False,
 ) -> list[float]:
-    """Return the highest score of finished replies; a monitor flags those that reach its threshold.
+    """Return the highest score of each finished reply. A monitor flags a reply if this reaches its threshold.
 
-    It works for every model, also for one that reads in both directions, which cannot be watched while it writes.
+    It works for every model, even for one that reads in both directions and so cannot be watched while it writes.
 
     Args:
         bank: The bank with the monitor's reader.
@@ -264,7 +264,7 @@ def score_replies(
 
 
 def _needed(rate: float, confidence: float) -> int:
-    """Return how many negatives a rate needs; ConfigError if the rate or the confidence is out of range."""
+    """Return how many negative texts a rate needs; raise ConfigError if rate or confidence is out of range."""
     if not 0 < rate < 1:
         raise ConfigError(f"monitor: the rate is {rate}; it must be above 0 and below 1, such as 0.01.")
     check_confidence(confidence)
@@ -272,7 +272,7 @@ def _needed(rate: float, confidence: float) -> int:
 
 
 def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> tuple[PreTrainedModel, Processor]:
-    """Return the model and its tokenizer; a named model is loaded with the head that writes text, if it has one."""
+    """Return the model and its tokenizer. A model given by name is loaded, with its language model head if saved."""
     own: Any = None
     if isinstance(model, str | Path):
         loaded, own = load(model, writing_class(model))
@@ -301,7 +301,7 @@ def _check_counts(parts: Parts, needed: int, rate: float, confidence: float) -> 
 
 
 def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
-    """Return part -> a task that tags the words of its replies."""
+    """Return part name -> a token task over the words of its replies."""
     tasks: dict[str, Task] = {}
     for part, own in parts.items():
         rows = [
@@ -355,7 +355,7 @@ def _scores(
 
 
 def _labelled(scores: TextScores, replies: Sequence[LabelledReply]) -> list[tuple[float, bool]]:
-    """Return the highest score of each reply, and whether the reply is bad."""
+    """Return for each reply its highest score, and whether the reply is bad."""
     return [(high, one.positive) for high, one in zip(scores.highest(), replies, strict=True)]
 
 
@@ -377,7 +377,10 @@ def _auroc(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> floa
 def _rates(
     scores: TextScores, replies: Sequence[LabelledReply], rate: float, confidence: float, threshold: float | None
 ) -> Calibration:
-    """Return the rates of a threshold on some replies; without one, it is chosen so that the rate is guaranteed."""
+    """Return the rates on replies at a threshold. If `threshold` is None, choose one that guarantees the rate.
+
+    `rate` is the rate of false alarms, and `confidence` the probability with which it holds.
+    """
     positive = [one.positive for one in replies]
     found = Calibration.of(
         scores.highest(),
@@ -391,7 +394,7 @@ def _rates(
 
 
 def _tfidf_recall(parts: Parts, rate: float, confidence: float) -> float | None:
-    """Return the recall of TF-IDF on the finished texts of the test part, at the same rate; None without sklearn."""
+    """Return the recall of TF-IDF on the test part's finished texts, at the same rate; None without scikit-learn."""
     try:
         require_packages("monitor", "sklearn", "sklearn")
     except MissingExtraError:
