@@ -1,4 +1,4 @@
-"""The edits of a recipe, and the model config that a recipe may contain. Both are checked before a model is loaded."""
+"""The edits that a recipe names, and the model config in a recipe. Both are checked before a model is loaded."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _MORE_KEYS = {
 
 
 def config_of(architecture: Mapping[str, object]) -> PretrainedConfig:
-    """Build a model's config from a recipe's `architecture`: "model_type" (name of the family) and settings.
+    """Build a model's config from a recipe's `architecture`: the family's name ("model_type") and its settings.
 
     Raises:
         ConfigError: If "model_type" is missing or no family of transformers, or a value is not allowed.
@@ -90,7 +90,7 @@ def _parameters(edit: str) -> dict[str, inspect.Parameter]:
 
 @cache
 def arguments_of(edit: str) -> type[BaseModel]:
-    """Return a pydantic model that checks the arguments of an edit. Arguments may be missing.
+    """Return a pydantic model that checks the arguments of an edit; arguments may be missing.
 
     Raises:
         UnknownNameError: If the edit does not exist.
@@ -105,7 +105,7 @@ def arguments_of(edit: str) -> type[BaseModel]:
 
 
 def check_edit(edit: str, arguments: Arguments) -> None:
-    """Check the arguments of an edit as far as that is possible without a model.
+    """Check the arguments of an edit, as far as that is possible without a model.
 
     Raises:
         ValidationError: If the edit has no such argument, or a value is not allowed.
@@ -115,7 +115,7 @@ def check_edit(edit: str, arguments: Arguments) -> None:
 
 
 def is_applied(edit: str, arguments: Arguments) -> bool:
-    """Return whether an edit is applied: it is not if the argument that names its layers is None.
+    """Return whether an edit is applied. It is not if the argument that names its layers is None.
 
     Raises:
         ConfigError: If a required argument is missing.
@@ -127,13 +127,13 @@ def is_applied(edit: str, arguments: Arguments) -> bool:
 
 
 def apply_edits(model: PreTrainedModel, edits: Sequence[tuple[str, Arguments]], *, seed: int, where: str) -> None:
-    """Apply edits to a model, in place and in their order.
+    """Apply edits to a model, in place and in order.
 
     Args:
         model: The model.
         edits: The name and the arguments of each edit.
-        seed: Decides the random weights of the edits; each edit has its own random numbers.
-        where: Source of the edits for error messages, such as "recipe, methods.new".
+        seed: Seed of the edits' random weights; each edit has its own random numbers.
+        where: Source of the edits, for messages, such as "recipe, methods.new".
 
     Raises:
         LaminaError: If an edit cannot be applied to the model. Earlier edits stay applied.

@@ -1,4 +1,4 @@
-"""Estimate what a recipe would train and cost, with models that have no weights and without downloading data."""
+"""Estimate what a recipe would train and cost, using models without weights and downloading no data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
 
 @dataclass(frozen=True)
 class Estimate:
-    """The estimate of a recipe. Early stopping is not foreseen, so that all numbers are upper limits.
+    """The estimate of a recipe. It assumes no early stopping, so all numbers are upper limits.
 
     Operations of a forward pass are 2 x parameters x tokens, and those of a pass with gradients three times as many.
     Not counted are embeddings and, in attention, the products of queries with keys and of weights with values.
@@ -118,7 +118,7 @@ def estimate(
 
 
 def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
-    """Return the config of a recipe's model, and where it comes from: OWN or GIVEN.
+    """Return the config of a recipe's model, and its origin: OWN (from the model) or GIVEN (from the recipe).
 
     If the model is not found (the hub cannot be reached, for example), the recipe's `architecture` is the config.
 
@@ -147,9 +147,10 @@ def _rows(planned: Iterable[SizedRun]) -> list[TableRow]:
 
 
 def _task_row(name: str, runs: list[SizedRun], passes: Iterable[SharedPass]) -> TableRow:
-    """Return the row of one task in `Estimate.tasks`.
+    """Return one task's row in `Estimate.tasks`.
 
-    `runs` are all runs of the task, and `passes` all passes that readers share; none if whole models are trained.
+    `runs` are all runs of the task. `passes` are the passes that readers share; there are none if whole models are
+    trained.
     """
     first = runs[0]
     trained = [shared for shared in passes if shared.part == "train"]

@@ -32,7 +32,8 @@ def expand_recipe(
 
     A run is one training of a reader or model. Its name is "<task>-<method>-<seed>"; with a grid the number of the
     setting follows the method, and with a subsample the number of the repeat follows the seed. Its settings are
-    "method", the values of the grid, "seed", and with a subsample "repeat". Runs that `only` excludes are left out.
+    "method", the values of the grid, "seed", and with a subsample "repeat". Runs that the recipe's key `only` excludes
+    are left out.
 
     Args:
         recipe: The recipe.
@@ -105,9 +106,9 @@ def _repeated(recipe: Recipe, method: str, settings: Iterable[RunSpec]) -> Itera
 
 
 def _reader_specs(body: ReaderRecipe, task: KindedTask, template: RunSpec) -> Iterator[RunSpec]:
-    """Yield a run for each setting of a reader's grid, with the name, task and options of `template`.
+    """Yield a run for each setting of a reader's grid, with name, task and default options from `template`.
 
-    The epochs and learning rate of the reader and its grid replace those of the template.
+    The reader's epochs and learning rate replace the template's, and the grid's values replace both.
     """
     for spec in expand(body.template(task), body.grid, name=template.name):
         changes = {"epochs": spec.epochs, "learning_rate": spec.learning_rate or body.learning_rate}
@@ -136,12 +137,12 @@ def _method_specs(method: MethodRecipe, template: RunSpec) -> Iterator[RunSpec]:
 
 
 def grid_of(spec: RunSpec) -> dict[str, object]:
-    """Return the settings of a run that come from a grid, without "method", "seed" and "repeat"."""
+    """Return a run's settings that come from a grid; these are all but "method", "seed" and "repeat"."""
     return {key: value for key, value in spec.settings.items() if key not in ("method", "seed", "repeat")}
 
 
 def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe:
-    """Return a copy of a recipe in which a sweep sets grid values of every reader or method that has the key.
+    """Return a copy of a recipe with a sweep's values in the grid of every reader or method that has the key.
 
     Args:
         recipe: The recipe, which is not changed.
@@ -169,7 +170,7 @@ def with_sweep(recipe: Recipe, sweeps: Mapping[str, Sequence[object]]) -> Recipe
 
 
 def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None = None) -> Recipe:
-    """Return a copy of a recipe that runs only a part of it.
+    """Return a copy of a recipe that runs only some of its runs.
 
     Runs keep the names that they have in the whole recipe, so that several parts can be run into one output folder.
 
@@ -214,7 +215,7 @@ def read_sweeps(texts: Sequence[str]) -> dict[str, list[object]]:
 
 
 def _number(value: object) -> object:
-    """Return a string that is a number as a float (YAML reads 1e-3 as a string); any other value unchanged."""
+    """Return a string that spells a number as a float (YAML reads 1e-3 as a string); any other value unchanged."""
     with suppress(ValueError):
         return float(value) if isinstance(value, str) else value
     return value

@@ -1,4 +1,4 @@
-"""Batch sizes that fit a GPU's memory, with accumulated gradients, so that a step has the rows that the recipe says."""
+"""Choose batch sizes that fit a GPU's memory; gradients are accumulated, so a step keeps its number of rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 4  # the longest text of a task is taken to be so many times as long a
 
 @dataclass(frozen=True)
 class FittedBatch:
-    """The batch of the runs of one task and method, before and after it was fitted to a GPU's memory."""
+    """The batch of one task's and method's runs, before and after it was fitted to a GPU's memory."""
 
     task: str
     method: str  # several methods whose readers share passes are joined by ", "
@@ -58,7 +58,7 @@ def fit_batches(
 
 @dataclass(frozen=True)
 class _Group:
-    """Runs that get the same batch, and what their memory is made of."""
+    """Runs that get the same batch, and the parts of the memory that they need."""
 
     runs: Sequence[SizedRun]
     tokens: int
@@ -67,7 +67,10 @@ class _Group:
 
 
 def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> Iterator[_Group]:
-    """Yield the runs of each task and method, or of readers that share passes, with the memory of the largest run."""
+    """Yield groups of runs: those of each task and method, or of readers that share passes.
+
+    Memory is the largest run's.
+    """
     if not recipe.methods:
         for shared in shared_passes(planned, tasks):
             if shared.part == "train":
@@ -85,7 +88,7 @@ def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Seq
 
 
 def _reader_group(recipe: Recipe, runs: Sequence[SizedRun]) -> _Group:
-    """Return the group of readers that share passes, with the base model's own memory if it is trained too."""
+    """Return the group of readers that share passes; it includes the base model's own memory if that is trained too."""
     first, tokens = runs[0], max(map(_longest, runs))
     batch = first.model.kept([run.reader for run in runs if run.reader is not None], tokens)
     if recipe.train_base:
@@ -95,7 +98,7 @@ def _reader_group(recipe: Recipe, runs: Sequence[SizedRun]) -> _Group:
 
 
 def _longest(run: SizedRun) -> int:
-    """Return the tokens of a run's longest row: `max_length`, or `LONGEST` times the average, in powers of two."""
+    """Return the tokens of a run's longest row: `max_length`, or `LONGEST` times the average, as a power of two."""
     most = run.max_length
     if run.task.kind.processor != "tokenizer":
         return math.ceil(run.tokens)  # images and sound, whose sizes are known

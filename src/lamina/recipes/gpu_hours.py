@@ -1,4 +1,4 @@
-"""What operations cost on cards that people rent: hours of one GPU, for each part of a recipe."""
+"""Convert operations to hours on GPUs that people rent, for each part of a recipe."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ REACHED = 0.4  # share of the peak that training reaches with long texts and ful
 
 
 def gpu_hours(flops: float, precision: str) -> dict[str, float]:
-    """Return card -> hours that one GPU takes for a number of operations, at `REACHED` of its peak."""
+    """Return GPU name -> hours that one GPU takes for a number of operations, at `REACHED` of its peak rate."""
     return {card: flops / (peak[precision] * REACHED) / 3600 for card, peak in CARDS.items()}
 
 
 def parts(planned: Sequence[SizedRun], passes: Sequence[SharedPass]) -> list[TableRow]:
-    """Return what each part of a recipe costs: one row per task and method, and one per task for shared passes.
+    """Return the cost of each part of a recipe: one row per task and method, and one per task for shared passes.
 
     Args:
         planned: All runs.

@@ -107,13 +107,13 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
 
 
 def _lacks_validation(recipe: TaskRecipe) -> bool:
-    """Return whether a task's data has no validation split; a tenth of its training rows then becomes one."""
+    """Return whether a task's data has no validation split. If so, a tenth of its training rows becomes one."""
     splits = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
     return "validation" not in splits
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
-    """Return [the task] or, if its recipe has a subsample, a list with one subsample per repeat.
+    """Return a list with the task; or, if its recipe has a subsample, with one subsample per repeat.
 
     Repeat r is drawn with seed r. If a subsample has all rows of the task, all repeats are equal, and a warning is
     logged.

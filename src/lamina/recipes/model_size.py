@@ -1,4 +1,4 @@
-"""Sizes of models, edits and readers, counted on models of the meta device, which need no memory for weights."""
+"""Count the sizes of models, edits and readers on models of the meta device, which need no memory for weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _IN_PLACE = ("insert", "reinit", "freeze")  # edits that leave every block at it
 
 
 class EditSize(NamedTuple):
-    """How edits change a model's size."""
+    """The changes that edits make to the size of a model."""
 
     added: int  # number of parameters by which the model grows; negative if it shrinks
     frozen: int  # number of parameters that are not trained
@@ -44,7 +44,7 @@ class EditSize(NamedTuple):
 
 
 class ReaderSize(NamedTuple):
-    """The size of a reader and the layers that it reads."""
+    """A reader's size, and the layers that it reads."""
 
     parameters: int  # number of parameters; all are trained
     stack: str  # name of the stack that it reads
@@ -89,7 +89,7 @@ class ModelSize:
             return {}
 
     def row(self, tokens: int, target: int) -> int:
-        """Return parameters x tokens of a pass over one row, summed over all parts of the model except embeddings.
+        """Return parameters x tokens for a pass over one row, summed over all parts of the model except embeddings.
 
         Args:
             tokens: Tokens of the row, which the first stack reads.
@@ -102,7 +102,7 @@ class ModelSize:
     def up_to(self, deepest: Mapping[str, int]) -> int:
         """Return the number of parameters that a token passes until all layers that readers need are computed.
 
-        `deepest` is stack name -> highest layer that is read. The stacks before the last of them are computed
+        `deepest` is stack name -> highest layer that is read. Stacks before the last one of them are computed
         completely.
         """
         names = list(self.blocks)
@@ -137,7 +137,10 @@ class ModelSize:
 
     @cached_property
     def _layered(self) -> list[str]:
-        """Paths of the modules inside layers, each ending with a dot; without stacks, the path of the base model."""
+        """Paths of the modules that layers consist of, each with a dot at its end.
+
+        Without stacks, the base model's path.
+        """
         paths = {module: path for path, module in by_path(self.model).items()}
         modules = [module for stack in self._stacks.values() for module in (*stack.run, *stack.blocks)]
         return [f"{path}." for path in (map(paths.__getitem__, modules) if modules else [self.model.base_model_prefix])]

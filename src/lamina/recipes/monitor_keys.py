@@ -1,4 +1,4 @@
-"""The keys of a monitor in a recipe, and its calibration once the readers are trained."""
+"""The keys of a monitor in a recipe, and its calibration after the readers are trained."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str)
 
 
 class MonitorRecipe(Strict):
-    """A monitor of a reader of the recipe: its reader is trained, the threshold calibrated, and both are saved."""
+    """A monitor in a recipe. Its reader is trained, its threshold is calibrated, and both are saved with the bank."""
 
     task: str  # name of a task of the recipe
     reader: str | None = None  # name of a reader of the task; None: its only one
@@ -45,7 +45,7 @@ class MonitorRecipe(Strict):
 
 
 def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
-    """Check that the task and the reader of a monitor exist, and are in one bank.
+    """Check that a monitor's task and reader exist and are in one bank.
 
     Args:
         monitor: The keys of the monitor.
@@ -74,7 +74,7 @@ def add_monitors(
     tasks: Mapping[str, Task],
     rows: Sequence[TableRow],
 ) -> list[TableRow]:
-    """Calibrate the monitors of a recipe on a trained bank, which keeps them; return a row of rates for each.
+    """Calibrate a recipe's monitors on a trained bank, store them in it, and return a row of rates for each.
 
     Args:
         bank: The bank.
@@ -120,7 +120,7 @@ def monitored_report(
     tasks: Mapping[str, Task],
     folder: Path | None,
 ) -> Report:
-    """Calibrate the monitors of a recipe, save them with the bank, and return the report with their rates.
+    """Calibrate a recipe's monitors, save them with the bank, and return the report with their rates added.
 
     `folder` is the output folder; None: nothing is written. For the other arguments see `add_monitors`.
     """
@@ -134,7 +134,7 @@ def monitored_report(
 
 
 def rates_text(row: TableRow) -> str:
-    """Return the rates of a monitor as a sentence."""
+    """Return a monitor's rates as a sentence."""
     (low, high), (least, most) = row["false_positive_interval"], row["recall_interval"]
     flags = f"flags {100 * row['false_positive_rate']:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of the negatives"
     caught = f"catches {100 * row['recall']:.1f} % ({100 * least:.1f} to {100 * most:.1f}) of the positives"

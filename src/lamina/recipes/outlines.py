@@ -1,4 +1,4 @@
-"""The tasks of a recipe with their sizes, from local data or from what is published about a preset."""
+"""The tasks of a recipe with their sizes, from local data or from a preset's published sizes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEASURED = 2000  # number of texts of each task whose length is measured, about
 
 
 def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, TaskOutline], dict[str, list[Task]]]:
-    """Return the outlines of a recipe's tasks with their sizes, and the tasks whose data was read; both by name.
+    """Return task name -> `TaskOutline` with sizes, and task name -> task for the tasks whose data was read.
 
     Args:
         recipe: The recipe.
@@ -42,7 +42,7 @@ def load_outlines(recipe: Recipe, data: str | Path | None) -> tuple[dict[str, Ta
 
 
 def _published(recipe: TaskRecipe) -> TaskOutline:
-    """Return the outline of a preset's task from its published sizes, with the recipe's limits and held-out rows."""
+    """Return the `TaskOutline` of a preset's task from published sizes, with the recipe's limits and held-out rows."""
     _, preset = find_preset(str(recipe.preset))
     outline = recipe.outline()
     whole = recipe.masked_lm is None or outline.by_row or recipe.pair_separator is not None
@@ -66,13 +66,13 @@ def _published(recipe: TaskRecipe) -> TaskOutline:
 
 
 def _limited(rows: Mapping[str, int], limits: Mapping[str, int | None], texts: int) -> dict[str, int]:
-    """Return split -> number of rows, at most the split's limit (in examples) times the rows per example, `texts`."""
+    """Return split name -> number of rows: at most the split's limit in examples, times `texts` rows per example."""
     most = {part: texts * limit for part, limit in limits.items() if limit is not None}
     return {part: min(count, most.get(part, count)) for part, count in rows.items()}
 
 
 def measured(task: Task) -> TaskOutline:
-    """Return the outline of a task with its number of rows, and an estimate of the tokens of an average row.
+    """Return the `TaskOutline` of a task with its number of rows and the estimated tokens of an average row.
 
     The estimate is 4/3 of the average number of words in a sample of the training texts, plus 2 special tokens.
     """

@@ -1,4 +1,7 @@
-"""The tables and figures of a recipe, filled with the scores of its runs."""
+"""Fill the tables and figures of a recipe with the scores of its runs.
+
+A run's coordinates are its properties by which tables and figures arrange it: task, method and settings.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
     """Raise UnknownNameError if a table or figure of a recipe shows a metric that a task does not have.
 
-    `known` are the task's metrics. They depend on its data, so that this is checked after the data is read.
+    `known` are the task's metrics. They depend on its data, so call this after the data is read.
     """
     shown = [metric for table in recipe.table for metric in table.metrics]
     shown += [figure.metric for figure in recipe.figure if figure.metric]
@@ -32,8 +35,8 @@ def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
 def check_one_metric(recipe: Recipe, metrics: Mapping[str, str]) -> None:
     """Raise ConfigError if a cell or point would mix scores of different metrics.
 
-    That happens if it shows several tasks whose metrics differ, and the table or figure does not name a metric.
-    `metrics` is task name -> metric.
+    It would if it shows several tasks with different metrics, and the table or figure names no metric. `metrics` is
+    task name -> metric.
     """
     shown = [(table.metrics, [table.rows, table.columns]) for table in recipe.table]
     shown += [([figure.metric] if figure.metric else [], [[axis] for axis in figure.axes]) for figure in recipe.figure]
@@ -100,7 +103,7 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
 
 
 def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a `PivotTable` that come from a paper, with the numbers of the given rows and columns."""
+    """Return the `PivotTable` fields with a paper's own numbers, for the given rows and columns."""
     values, others = (
         {row: {column: line[column] for column in columns if column in line} for row, line in numbers.items()}
         for numbers in ({row: line for row, line in paper.values.items() if row in rows}, paper.others)
@@ -112,7 +115,7 @@ def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> d
 def _fill_figure(
     recipe: Recipe, layout: FigureRecipe, rows: Sequence[SummaryRow], history: Sequence[TableRow]
 ) -> Curves:
-    """Return a figure of a recipe, filled from `rows` of results or, if its x axis is epochs, from `history`."""
+    """Return a figure of a recipe, filled from `rows` of results; if its x axis is epochs, from `history`."""
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}
@@ -161,7 +164,7 @@ def _best(
 
 
 def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
-    """Return the score of each run of a row on a split; for the metric "parameters", [the number of parameters]."""
+    """Return the score of each run of a row on a split; for the metric "parameters", a list with their number."""
     if metric == PARAMETERS:
         return [float(row["parameters"])]
     key = "score" if part == "validation" else "test"
@@ -173,7 +176,7 @@ def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
 def _epoch_summaries(
     best: Sequence[SummaryRow], metric: str, history: Sequence[TableRow], scale: float
 ) -> dict[int, _ScoreSummary]:
-    """Return epoch -> summary of the validation scores, times `scale`, of all runs of the `best` rows."""
+    """Return epoch -> summary of the validation scores, times `scale`, over all runs of the `best` rows."""
     names = {run["reader"] for row in best for run in row["runs"]}
     scores: dict[int, list[float]] = {}
     for row in history:
@@ -183,7 +186,7 @@ def _epoch_summaries(
 
 
 def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: float) -> _ScoreSummary:
-    """Return the summary of the scores on a split, times `scale`, of all runs of the `best` rows."""
+    """Return the summary of the scores in a metric on a split (`part`), times `scale`, of the `best` rows' runs."""
     return _summarise([value * scale for row in best for value in _scores(row, metric, part)])
 
 

@@ -1,4 +1,4 @@
-"""A part of a recipe: the runs whose task, method and settings match the patterns under the key `only`."""
+"""Choose a part of a recipe: the runs whose task, method and settings match the patterns of the key `only`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Only: TypeAlias = "dict[str, list[str]]"
 
 
 def to_patterns(value: object) -> object:
-    """Return the patterns of a recipe as lists of strings: one value becomes a list; other forms stay unchanged."""
+    """Return a recipe's patterns as lists of strings. A single value becomes a list; other forms stay unchanged."""
     if not isinstance(value, dict):
         return value
     listed = {key: item if isinstance(item, list) else [item] for key, item in value.items()}
@@ -25,7 +25,7 @@ def to_patterns(value: object) -> object:
 
 
 def matches(only: Mapping[str, Sequence[str]], run: Mapping[str, object]) -> bool:
-    """Return whether a run belongs to the chosen part.
+    """Return whether a run matches the patterns.
 
     Args:
         only: Key -> patterns. A key that the run does not have is ignored, so that methods without a grid stay.

@@ -1,4 +1,4 @@
-"""Checks before the runs of a recipe start: output folder, device, edits and model, without loading weights."""
+"""Checks before the runs of a recipe start, without loading weights: output folder, device, edits and model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_output(recipe: Recipe, specs: Mapping[str, RunSpec], folder: Path | No
 
 
 def check_machine(specs: Mapping[str, RunSpec], folder: Path | None) -> None:
-    """Raise ConfigError unless this machine has the device and precision that the options of each run ask for.
+    """Raise ConfigError if this machine lacks the device or precision that a run's options ask for.
 
     `specs` is run name -> run, and `folder` the output folder or None.
     """
@@ -92,7 +92,7 @@ def check_edits(recipe: Recipe, specs: Mapping[str, RunSpec], tasks: Mapping[str
 
 
 class _EncodingRunner(NamedTuple):
-    """A stand-in for a `Runner` that has only what encoding examples needs: the model and its processor."""
+    """A runner that can only encode examples: it has the model and its processor, and no training."""
 
     base: PreTrainedModel
     processor: Processor

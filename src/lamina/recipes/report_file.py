@@ -1,4 +1,4 @@
-"""The file `report.json` of a training run: its tables and figures, to print and draw without the recipe."""
+"""The file `report.json` of a training run: its tables and figures, which can be drawn without the recipe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TableRow: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: the mean score over all runs of the best setting, multiplied by the table's scale."""
+    """A cell of a table: the mean score of the best setting's runs, times the table's scale."""
 
     row: str
     column: str
@@ -43,7 +43,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve, with the same fields of scores as `Cell`.
+    """A point of a curve, with the score fields of `Cell`.
 
     `facet` names the panel and `series` the curve; "" if the figure has only one. If `x` is None, the method does not
     have the setting of the x axis and is drawn as a horizontal line.
@@ -62,7 +62,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PivotTable:
-    """A table with the rows and columns of a paper. Cells without a finished run are missing from `cells`."""
+    """A table with the rows and columns of a paper. `cells` lacks the cells without a finished run."""
 
     title: str
     part: str  # the split that the scores come from: "validation" or "test"

@@ -135,7 +135,7 @@ def run_recipe(
 
 @contextmanager
 def _other_progress_bars(*, show: bool) -> Iterator[None]:
-    """Hide the progress bars of transformers, datasets and huggingface_hub in the `with` block, unless `show`."""
+    """Hide the progress bars of transformers, datasets and huggingface_hub inside the `with` block, unless `show`."""
     shown = {
         (bars.disable_progress_bar, bars.enable_progress_bar): bars.is_progress_bar_enabled(),
         (datasets.disable_progress_bars, datasets.enable_progress_bars): datasets.is_progress_bar_enabled(),
@@ -191,7 +191,7 @@ def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
 
 
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
-    """Return file name -> a function that writes this file of a recipe's results, for each name in `TABLES`.
+    """Return file name -> function that writes this file of a recipe's results, for each name in `TABLES`.
 
     If the output `folder` already has a report, its list of drawn files is copied into the new report, so that the next
     `lamina report` replaces or removes these files.
@@ -215,7 +215,7 @@ def _table_files(run: RecipeResult, folder: Path | None) -> Files:
 
 
 class _Places(TypedDict, total=False):
-    """The folders that a training writes to, as keyword arguments of `lamina.train.training_run.train`."""
+    """The folders that a training writes to, in the form of keyword arguments of `lamina.train.training_run.train`."""
 
     output: Path | None
     checkpoints: Path | None
@@ -224,7 +224,7 @@ class _Places(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class _Session:
-    """State that the runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
+    """State that all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
 
     `tasks` is task name -> copies of the task, one per repeat of its subsample. `encodings` is filled during training.
     """
@@ -253,13 +253,13 @@ class _Session:
     def train(
         self, specs: dict[str, RunSpec], *, output: Path | None = None, separate: SeparateRuns | None = None
     ) -> RecipeResult:
-        """Train several readers together on a fresh base model, or fine-tune one fresh model.
+        """Train several readers together on a newly loaded base model, or fine-tune one newly loaded model.
 
         Args:
             specs: Name -> run: readers that share passes, or a single run.
             output: Folder for the bank or model, the checkpoints and the tables. None: none of them is written.
-            separate: The files of separate runs, if this is one of them. It then has its own checkpoints, continues
-                from the last of them, and offers its model to be saved. None: it is not a separate run.
+            separate: The files of separate runs, if this is one of them. The run then has its own checkpoints, resumes
+                from the last of them, and hands over its model to be saved. None: it is not a separate run.
         """
         tasks = {name: self.tasks[spec.task][spec.repeat] for name, spec in specs.items()}
         options = {name: FitOptions.of(spec.options) for name, spec in specs.items()}
@@ -290,7 +290,7 @@ class _Session:
         return run
 
     def _result(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> RecipeResult:
-        """Return the results of one training as a `RecipeResult`; each row names the task, method and settings."""
+        """Return the results of one training as a `RecipeResult`. Each row names its task, method and settings."""
         rows: list[TableRow] = []
         for row in result.table:
             name, metric = row["reader"], row["metric"]
@@ -315,17 +315,17 @@ class _Session:
         )
 
     def _table(self, rows: list[TableRow], specs: dict[str, RunSpec]) -> list[SummaryRow]:
-        """Return a row of results per task, method and setting of the runs; see `summaries`."""
+        """Return a row of results per task, method and setting; see `summaries`."""
         return summaries(rows, specs, {name: copies[0].metrics for name, copies in self.tasks.items()})
 
     def separate_runs(self, specs: dict[str, RunSpec]) -> SeparateRuns | None:
-        """Return the object that manages the files of separate runs; None if there is no output folder."""
+        """Return the `SeparateRuns` that manages the runs' files; None if there is no output folder."""
         return None if self.folder is None else SeparateRuns(self.recipe, self.folder, specs, self.tasks)
 
     def train_separately(
         self, specs: dict[str, RunSpec], source: bytes | None, *, progress: bool, ray: str | None
     ) -> RecipeResult:
-        """Train every run on its own, as a cell that starts from a fresh model.
+        """Train every run by itself, as a cell that starts from a newly loaded model.
 
         With an output folder, the results of each run are saved as soon as it ends. If the options set `resume`,
         finished runs are read from there, and interrupted runs continue from their last checkpoint.
@@ -353,18 +353,19 @@ class _Session:
         return self._joined(specs, states, failures)
 
     def train_one(self, specs: dict[str, RunSpec], separate: SeparateRuns | None, name: str) -> State:
-        """Train the separate run called `name`, from its last checkpoint if there is one.
+        """Train the separate run `name`, from its last checkpoint if there is one.
 
-        Returns the fields of its `RecipeResult` that are saved, JSON-ready. With `separate`, its files are written.
+        Returns the saved fields of its `RecipeResult`, JSON-ready. With `separate`, its files are written too.
         """
         logger.info("%s, %d of %d", name, 1 + list(specs).index(name), len(specs))
         run = self.train({name: specs[name]}, separate=separate)
         return {key: getattr(run, key) for key in _SAVED_FIELDS}
 
     def _joined(self, specs: dict[str, RunSpec], states: list[State], failures: list[Failure]) -> RecipeResult:
-        """Return the results of several separate runs as one; failed runs are not in its tables.
+        """Return the results of the separate runs in `specs` as one. Failed runs are not in its tables.
 
-        `states` are the results that `train_one` returned for each finished run, after a round trip through JSON.
+        `states` are the results of `train_one` for each finished run, as read back from JSON, and `failures` the failed
+        runs.
         """
         joined = RecipeResult(failures=failures)
         for state in states:
@@ -382,10 +383,12 @@ class _Session:
     def _load(
         self, specs: dict[str, RunSpec], tasks: dict[str, Task]
     ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
-        """Load the recipe's model: with new readers, or with the edits of the one run that fine-tunes it.
+        """Load the recipe's model, and add the readers in `specs`.
 
-        Returns a bank with all readers of `specs`, or the edited model; and the processor. Weights of a new head and of
-        edits are drawn with the run's seed. `tasks` is run name -> task.
+        Or apply the edits of the one run that fine-tunes it.
+
+        Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with the
+        run's seed. `tasks` is run name -> task.
 
         Raises:
             LaminaError: If the model cannot be loaded, an edit cannot be applied, or a reader does not fit the model.
@@ -413,7 +416,7 @@ class _Session:
 
 
 def _train_in_worker(source: bytes, name: str) -> State:
-    """Train the separate run called `name` in a worker process of Ray, and return its results as `train_one` does.
+    """Train the separate run `name` in a Ray worker, and return its results in the form of `train_one`.
 
     The worker reads the data once for all runs with the same `source`; see `_open_session`.
     """

@@ -1,6 +1,7 @@
-"""The keys of a recipe, which is a YAML file that says what to train.
+"""The keys of a recipe, a YAML file that says what to train.
 
-Every key and value is checked here, as far as that is possible before data or a model is loaded.
+Every key and value is checked here, as far as that is possible before data or a model is loaded. A run's coordinates
+are its task, method and settings.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def check_options(options: Mapping[str, object]) -> None:
 
 
 def _check_edit(edit: Edit) -> None:
-    """Raise ConfigError or ValidationError unless an edit is one known name with allowed arguments."""
+    """Raise ConfigError or ValidationError unless `edit` has one known name and arguments that it allows."""
     if len(edit) != 1:
         raise ConfigError("each edit is one name with its arguments; the next starts with '-'")
     for name, arguments in edit.items():
@@ -93,7 +94,7 @@ _NAMED = BeforeValidator(lambda value: {"name": value} if isinstance(value, str)
 
 
 class ReaderRecipe(Strict):
-    """A reader of a task; with a `grid`, one reader for every combination of the grid's values."""
+    """A reader of a task in a recipe. With a `grid`, it stands for one reader per combination of the grid's values."""
 
     fusion: Annotated[Fields, _NAMED]  # a name, or settings with "name"; "default" chooses by task: `Reader.default`
     head: Fields = Field(default_factory=dict)  # settings of the head; its labels come from the task
@@ -102,7 +103,7 @@ class ReaderRecipe(Strict):
     grid: Grid = Field(default_factory=dict)  # "fusion.alpha", "head.dropout", "seed", "epochs" and the like -> values
 
     def template(self, task: KindedTask) -> Reader:
-        """Return the reader's config for a task, without the values of its grid.
+        """Return the reader's config for a task, before any value of its grid is set.
 
         Raises:
             ConfigError: If a setting is not allowed, or the default reader gets settings.
@@ -124,7 +125,7 @@ class ReaderRecipe(Strict):
         return None if self.fusion.get("name") == "default" else _build(FUSIONS, self.fusion)
 
     def keys(self, task: KindedTask) -> list[str]:
-        """Return the full form of every key that the reader's grid may have for a task."""
+        """Return every key, in full form, that the reader's grid may have for a task."""
         reader = self.template(task)
         return keys_of(reader.fusion, reader.head)
 
@@ -145,7 +146,7 @@ class ReaderRecipe(Strict):
 
 
 def _build(registry: Registry, settings: Fields) -> Any:  # noqa: ANN401
-    """Return the config of a fusion or head from its settings in a recipe, which include its "name".
+    """Return the config of a fusion or head from its settings in a recipe; these include its "name".
 
     Raises:
         ConfigError: If a value is not allowed or has a wrong type, such as a string instead of a number.
@@ -187,7 +188,7 @@ class SubsampleRecipe(Strict):
 
 
 class MethodRecipe(Strict):
-    """A way to fine-tune the model itself; with a `grid`, one way for every combination of the grid's values.
+    """A way to fine-tune the model. With a `grid`, it stands for one way per combination of the grid's values.
 
     `edits` are applied to the model before training, in their order. Each is the name of a function without its
     underscore ("insert" for `lamina.insert_`) with arguments of that function. Keys of the grid are arguments of edits,
@@ -214,7 +215,7 @@ class MethodRecipe(Strict):
         return self
 
     def keys(self) -> list[str]:
-        """Return the full form of every key that the grid of this method may have."""
+        """Return every key, in full form, that the grid of this method may have."""
         names = dict.fromkeys(name for edit in self.edits for name in edit)
         places = [f"{name}.{argument}" for name in names for argument in arguments_of(name).model_fields]
         return [*places, *FitOptions.model_fields]
@@ -227,7 +228,7 @@ class MaskedLMRecipe(Strict):
 
 
 def _masked_lm(value: object) -> object:
-    """Return the options that `masked_lm` stands for: {} (the defaults) for true, None for false, a mapping unchanged.
+    """Return the options for a recipe's `masked_lm`: {} (defaults) for true, None for false, a mapping unchanged.
 
     Raises:
         ValueError: If the value is neither a boolean, None nor a mapping.
@@ -311,7 +312,7 @@ class TaskRecipe(Strict):
 
     @property
     def _preset(self) -> Preset | None:
-        """The preset that the task names; None for a task from files."""
+        """The preset that the task names; None for a task that is read from files."""
         return None if self.preset is None else find_preset(self.preset)[1]
 
     @property
@@ -327,7 +328,7 @@ class TaskRecipe(Strict):
         return tuple(dict.fromkeys(metric for metrics in (*usual, *further) for metric in metrics))
 
     def outline(self) -> TaskOutline:
-        """Return the facts about the task that are known before its data is read.
+        """Return the `TaskOutline`: what is known about the task before its data is read.
 
         If the recipe names no labels, there are placeholders: as many as a reader has class weights, or else two.
         """
@@ -395,7 +396,7 @@ class Recipe(Strict):
 
     @property
     def chosen_tasks(self) -> dict[str, TaskRecipe]:
-        """Task name -> task, for the tasks that have a run in the part that `only` chooses."""
+        """The tasks with a run among those that the key `only` chooses: name -> task."""
         names = {run["task"] for run in all_coordinates(self, ())} if self.only else self.tasks
         return {name: task for name, task in self.tasks.items() if name in names}
 
@@ -455,15 +456,16 @@ def method_grid(recipe: Recipe, task: str, method: str) -> Grid:
 
 
 def recipe_coordinates(recipe: Recipe) -> Coordinates:
-    """Return the coordinates that all runs of a recipe share, and that may differ between recipes."""
+    """Return the coordinates that all runs of a recipe have in common. Other recipes may differ in them."""
     return {"model": recipe.model, "train_base": recipe.train_base}
 
 
 def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = False) -> Iterator[Coordinates]:
-    """Yield the coordinates of every task and method of a recipe, with every value that grids have for `keys`.
+    """Yield the coordinates (task, method and settings) of every task and method of a recipe.
 
-    Other keys of grids are left out, except those under `only`, so that equal coordinates may be yielded several times.
-    The order is that of the runs. Runs that `only` excludes are left out, unless `whole`.
+    There is one for each combination of the values that grids have for `keys`. Other keys of grids are left out, except
+    those under the recipe's key `only`, so equal coordinates may occur several times. The order is that of the runs.
+    Runs that `only` excludes are left out, unless `whole` is True.
     """
     keys = {*keys, *recipe.only}
     for name, task in recipe.tasks.items():
@@ -481,7 +483,7 @@ def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = Fals
 
 
 def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Return the patterns under `only` with full keys, checked.
+    """Check the patterns of the key `only`, and return them with full keys.
 
     Raises:
         UnknownNameError: If no run has a key, or no run has a value that a pattern matches.
@@ -507,9 +509,9 @@ def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[s
 
 
 def row_and_column_names(recipe: Recipe, table: TableRecipe, *, whole: bool = False) -> tuple[list[str], list[str]]:
-    """Return the names of a table's rows, and those of its columns, that the runs of a recipe will fill.
+    """Return the row names and the column names of a table that a recipe's runs will fill.
 
-    Rows and columns of runs that `only` excludes are left out, unless `whole`.
+    Rows and columns of runs that `only` excludes are left out, unless `whole` is True.
     """
     runs = list(all_coordinates(recipe, {axis.key for axis in (*table.rows, *table.columns)}, whole=whole))
     labels = ([axes_label(axes, run) for run in runs] for axes in (table.rows, table.columns))
@@ -544,7 +546,7 @@ def check_layout(recipe: Recipe, *, whole: bool = True) -> None:
 
 
 def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: bool) -> None:
-    """Check the axes of one table or figure; `axes` maps a key such as "rows" or "x" to the axes under this key.
+    """Check the axes of one table or figure. `axes` maps a key such as "rows" or "x" to the axes under this key.
 
     With `whole`, the values that an axis renames must exist.
 
@@ -569,10 +571,9 @@ def _check_axes(recipe: Recipe, axes: Mapping[str, list[AxisLayout]], whole: boo
 
 
 def _check_scores(recipe: Recipe, metrics: Sequence[str], key: str, part: str | None) -> None:
-    """Raise ValidationError unless every task has the metrics and the split of a table or figure.
+    """Raise ValidationError if a task lacks a metric or the split of a table or figure.
 
-    `key` is the key of the metrics in the recipe, for the error. Test scores exist only if the recipe evaluates on
-    test.
+    `key` is the recipe's key of the metrics, for the error. Test scores exist only if the recipe evaluates on test.
     """
     for task in recipe.tasks.values():
         with error_at(key):

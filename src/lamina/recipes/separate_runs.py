@@ -1,4 +1,4 @@
-"""The files of runs that each start from a fresh model: their results, checkpoints and models in the output folder."""
+"""The files of runs that each start from a newly loaded model: results, checkpoints and models in the output folder."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _UNCHECKED = {"resume", "progress", "tensorboard", "trackers", "save_steps", "nu
 
 @dataclass(frozen=True)
 class SeparateRuns:
-    """The files of separate runs (each starts from a fresh model) in a recipe's output folder, and their scores.
+    """The files and scores of a recipe's separate runs. Each of them starts from a newly loaded model.
 
     The subfolder "separate" has a results file for each finished run. For an unfinished run it has the checkpoints and,
     for a short time after training, the model. Models to keep are moved to the subfolder "models".
@@ -59,7 +59,7 @@ class SeparateRuns:
 
     @cached_property
     def _base(self) -> tuple[str, int]:
-        """A fingerprint of the weights that all runs start from, and the size of the saved model in bytes."""
+        """A fingerprint of the weights from which all runs start, and the size of the saved model in bytes."""
         model, _ = load(self.recipe.model, revision=self.recipe.revision)
         return starting_weights(model, list(model.parameters())), saved_bytes(model)
 
@@ -124,12 +124,12 @@ class SeparateRuns:
             discard(self._temporary_model(name))
 
     def _note_score(self, name: str, state: State) -> None:
-        """Remember the metric and best score of the run called `name`."""
+        """Record the metric and best score of the run `name`."""
         (row,) = state["rows"]
         self.scores[name] = row["metric"], row["score"]
 
     def _models_left(self) -> int:
-        """Return the largest number of further models that will be on the disk at the same time."""
+        """Return the maximum number of further models that will be on the disk at the same time."""
         left = self.specs.keys() - self.scores.keys()
         if not self.recipe.methods or self.recipe.keep == "none" or not left:
             return 0
@@ -139,7 +139,7 @@ class SeparateRuns:
         return len(tasks_left - tasks_done) + 1  # while a better model replaces that of its task, both are there
 
     def _is_best(self, name: str, metric: str, score: float) -> bool:
-        """Return whether the run called `name`, with this score, is the best finished run of its task.
+        """Return whether a score makes the run `name` the best finished run of its task.
 
         If scores are equal, the first run in the recipe's order is the best.
         """
@@ -161,10 +161,10 @@ class SeparateRuns:
         return self.folder / "models" / name if self.recipe.keep == "all" else self._temporary_model(name)
 
     def offer(self, name: str, model: PreTrainedModel, processor: Processor, row: TableRow) -> None:
-        """Save the model of a run that was just trained, if the recipe keeps all models or this one may be the best.
+        """Save the model of a run that was just trained, if all models are kept or this one may be the best.
 
-        Runs in the process that trained the model, which may not know the scores of all other runs. `end` decides
-        later.
+        It is called in the process that trained the model, which may not know the scores of all other runs. `end`
+        decides later.
 
         Args:
             name: The name of the run.
@@ -190,7 +190,7 @@ class SeparateRuns:
             move(place, self.folder / "models" / slug(self.specs[name].task))
 
     def _identity(self, name: str) -> dict[str, Any]:
-        """Return everything that decides what the run called `name` learns, JSON-ready.
+        """Return everything that decides what the run `name` learns, JSON-ready.
 
         It is saved with the run's results, and compared when the run is resumed; see
         `lamina.train.identity.difference`.

@@ -1,4 +1,7 @@
-"""The runs of a recipe with their sizes: rows and tokens, parameters, steps, operations and memory."""
+"""The runs of a recipe with their sizes: rows and tokens, parameters, steps, operations and memory.
+
+A pass is shared if several readers read the states of one forward pass of the base model.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ CACHED_BYTES = 2  # size of a number in a cached hidden state
 
 
 class SizedRun:
-    """A run of a recipe with its sizes: those of its data, and those of its model, which is on the meta device.
+    """A run of a recipe with the sizes of its data and of its model; the model is on the meta device.
 
     Attributes:
         recipe: The recipe.
@@ -107,7 +110,7 @@ class SizedRun:
 
 
 class SharedPass(NamedTuple):
-    """All forward passes of the base model over one split, whose states several readers share."""
+    """The forward passes of the base model over one split; several readers share its states."""
 
     part: str  # the split: "train", "validation" or "test"
     task: str  # name of the first reader's task; the others have the same data
@@ -118,7 +121,7 @@ class SharedPass(NamedTuple):
 
 
 class ReaderMemory(NamedTuple):
-    """The memory that readers need for the gradients of one batch, in bytes, and the number of rows of this batch."""
+    """The bytes that readers need for the gradients of one batch, and the batch's number of rows."""
 
     bytes: int
     rows: int
@@ -133,7 +136,7 @@ def reader_batch(runs: Sequence[SizedRun]) -> ReaderMemory:
 
 
 def _pass(part: str, runs: list[SizedRun]) -> SharedPass:
-    """Return what the base model computes on one split for several training runs that share its passes.
+    """Return the base model's computation on one split for several runs that share its passes.
 
     The base model is computed up to the highest layer that a reader of these runs needs. There are as many epochs as
     the longest run has; the test split is read once.

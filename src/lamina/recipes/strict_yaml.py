@@ -31,7 +31,7 @@ _MAX_BYTES = 1 << 20  # size of a recipe
 
 
 class YamlFile(NamedTuple):
-    """The contents of a YAML file, and its node tree, from which the line of each key can be looked up."""
+    """The contents of a YAML file, and its node tree, which knows the line of each key."""
 
     fields: Fields
     root: yaml.Node
@@ -115,7 +115,7 @@ class _Loader(yaml.SafeLoader):
             raise self.error(node.start_mark.line + 1, reason) from error
 
     def error(self, line: int, reason: str) -> DataError:
-        """Return the DataError for `reason`, which is wrong in line `line` (from 1) of the file."""
+        """Return the DataError for a fault in line `line` (from 1) of the file; `reason` says what is wrong."""
         return DataError(f"recipe: {self.name}, line {line}: {reason}.", path=self.name, row=line)
 
 
@@ -136,7 +136,7 @@ _Loader.yaml_implicit_resolvers.setdefault("", []).append((f"{_YAML}null", re.co
 
 
 def _construct_int(_: _Loader, node: yaml.ScalarNode) -> int:
-    """Return a whole number: decimal, also with leading zeros, or octal (`0o17`) or hexadecimal."""
+    """Return the whole number in a YAML node: decimal (leading zeros allowed), octal (`0o17`) or hexadecimal."""
     return int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
 
 
@@ -228,7 +228,7 @@ def error_at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
-    """Return a pydantic validator that calls `check` with a value, ignores the result, and returns the value unchanged.
+    """Return a pydantic validator that calls `check` on a value, and returns the value unchanged.
 
     If `check` raises a LaminaError, it becomes a ValidationError. If the value is a mapping, the first of its keys in
     the error's message is the place of the error.
@@ -243,7 +243,7 @@ def checked(check: Callable[[Any], object]) -> AfterValidator:
 
 
 def to_lamina_error(details: ErrorDetails) -> LaminaError:
-    """Return one entry of `ValidationError.errors()` as an error of Lamina.
+    """Return one entry of `ValidationError.errors()` as a Lamina error.
 
     An error that `fail` wrapped is returned itself. A string that is not among the allowed literals becomes an
     UnknownNameError; anything else becomes a ConfigError with pydantic's message and the wrong value.

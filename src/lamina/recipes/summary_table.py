@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class MeanScore(TypedDict):
-    """The mean of several runs' scores, with standard deviation and interval."""
+    """The mean of several runs' scores, with its standard deviation and interval."""
 
     mean: float
     spread: float  # sample standard deviation; 0 for a single run
@@ -100,13 +100,13 @@ def _summary(rows: Sequence[TableRow], settings: dict[str, object], metrics: Seq
 
 
 def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
-    """Return the mean, spread and interval of the numbers that rows have in a column."""
+    """Return mean, spread and interval of a column's numbers over rows."""
     summary = summarise([row[column] for row in rows])
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval}
 
 
 def _cells(row: SummaryRow) -> dict[str, str]:
-    """Return a row as strings, column -> cell; a mean is followed by "±" and half its interval."""
+    """Return a row as text, column -> cell. A mean is followed by "±" and half its interval."""
     cells = {"task": row["task"], "method": row["method"]}
     cells |= {key: str(value) for key, value in row["settings"].items()}
     cells |= {"metric": row["metric"], "mean": plus_minus(row)}
@@ -119,7 +119,7 @@ def _cells(row: SummaryRow) -> dict[str, str]:
 
 
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of a table, and its cells as strings row by row, to print them on a terminal.
+    """Return a table's column names, and its cells as text row by row, for printing on a terminal.
 
     Columns without any value are left out. A cell without a value is "".
     """

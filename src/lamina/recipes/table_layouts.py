@@ -1,4 +1,8 @@
-"""The layouts of a paper's tables and figures: the recipe keys `table` and `figure`."""
+"""The layouts of a paper's tables and figures: the recipe keys `table` and `figure`.
+
+An axis is a property of runs, such as "task", by which rows, columns, points or curves are formed. A run's coordinates
+are the values of its properties.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,9 @@ Numbers: TypeAlias = dict[str, dict[str, float]]  # row -> column -> number, as 
 
 
 def _expand_axis(value: object) -> object:
-    """Return an axis in the form {"key": ...} for the short forms that a recipe may use; any other value unchanged.
+    """Return an axis in its long form {"key": ...}.
+
+    The short forms of recipes are expanded; other values stay unchanged.
 
     The short forms are "insert.layers", {"count": "insert.layers"} and {"task": {"sst2-10": "10 %"}}.
     """
@@ -47,12 +53,12 @@ def _expand_axis(value: object) -> object:
 
 
 def _to_list(value: object) -> list[object]:
-    """Return a list unchanged, and any other value as a list that holds only this value."""
+    """Return a list unchanged, and any other value as a list with only this value."""
     return value if isinstance(value, list) else [value]
 
 
 class AxisLayout(Strict):
-    """A property of runs that rows, columns, points or curves are formed by, and how its values are displayed."""
+    """A property of runs by which rows, columns, points or curves are formed, and how its values are displayed."""
 
     key: str  # "task", "method", "model", "train_base", a key of a grid, or ("x" of a figure only) "epoch"
     count: bool = False  # show the number of layers that a selector names; 0 where no edit is made
@@ -177,7 +183,7 @@ class FigureRecipe(Strict):
 
 
 def x_value(axis: AxisLayout, coordinates: Coordinates) -> object:
-    """Return what the x axis of a figure displays for a run, as `AxisLayout.shown_value` does.
+    """Return what the x axis of a figure displays for a run, in the form of `AxisLayout.shown_value`.
 
     The only difference: if the axis has names, a value without a name becomes ABSENT and is drawn as a horizontal line.
     """

@@ -1,4 +1,4 @@
-"""Charts that are written to files: importances, scores and curves as PNG, SVG or HTML."""
+"""Charts as files: importances, scores and curves as PNG, SVG or HTML."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def scores(
 
 
 def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -> Path:
-    """Check that a chart can be drawn from the rows into the file, and return `path` as a Path.
+    """Check that a chart of the rows can be drawn into the file, and return `path` as a Path.
 
-    `op` is the operation that error messages begin with, and `keys` are those that every row must have.
+    `op` is the operation, for messages. Every row must have the keys `keys`.
 
     Raises:
         ConfigError: If the path has another suffix than `.png`, `.svg` and `.html`.
@@ -105,7 +105,7 @@ def checked_path(op: str, path: Path | str, rows: Rows, keys: tuple[str, ...]) -
 
 
 def chart_package(op: str) -> ModuleType:
-    """Import altair, check that it can save charts, and return it. Error messages begin with `op`.
+    """Import altair, check that it can save charts, and return it; `op` is the operation, for messages.
 
     Raises:
         MissingExtraError: If altair or vl-convert is not installed.
@@ -119,7 +119,7 @@ def chart_package(op: str) -> ModuleType:
 
 
 def in_order(rows: Rows, key: str) -> list[Any]:
-    """Return the distinct values of a key, in the order in which they first appear in the rows."""
+    """Return the distinct values of a key, in the order of their first rows."""
     return list(dict.fromkeys(row[key] for row in rows))
 
 
@@ -235,7 +235,7 @@ def _labels(row: Mapping[str, Any]) -> dict[str, str | float]:
 
 
 def styled(chart: Chart, title: str, below: Sequence[str] = ()) -> Chart:
-    """Return a chart with a title, with small lines `below` it, and with the style that all charts in files share."""
+    """Return a chart with a title, small lines of text `below` it, and the style that all charts in files share."""
     font = "Helvetica, Arial, sans-serif"
     axis = {
         "labelColor": QUIET,

@@ -104,7 +104,7 @@ def write_page(
 
 
 def _default_title(sections: Sequence[Section]) -> str:
-    """Return a page title that says what was studied, with the names of the models and tasks that are known."""
+    """Return a page title that says what was studied; it names the models and tasks that are known."""
     models = list(dict.fromkeys(section.model.rpartition("/")[2] for section in sections if section.model))
     tasks = list(dict.fromkeys(task for section in sections for task in section.tasks))
     kinds = list(dict.fromkeys(section.kind for section in sections))
@@ -204,7 +204,7 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 
 
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
-    """Return the charts beside the verdicts: the first chart of the page, and the charts of equal name of other runs.
+    """Return the charts that stand beside the verdicts: the page's first chart, and charts of equal name of other runs.
 
     If these are more than `MOST_LEADING`, return only the first chart.
     """
@@ -214,7 +214,7 @@ def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
 
 
 def _shared_domain(drawings: Sequence[Drawing]) -> Domain:
-    """Return the lowest and the highest value in several charts, including the ends of intervals."""
+    """Return the lowest and the highest value over several charts, including the ends of intervals."""
     values = [
         row[key] for drawing in drawings for row in drawing.rows for key in ("low", "value", "high") if key in row
     ]
@@ -260,7 +260,7 @@ def _rendered(title: str, sections: Sequence[Section], charts: Sequence[_Chart])
 
 
 def _digest(text: str) -> str:
-    """Return the SHA-256 hash of a script in base64, by which the page's security policy allows the script."""
+    """Return the SHA-256 of a script in base64. The page's security policy allows scripts by this hash."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -271,7 +271,7 @@ def _embedded(data: Mapping[str, object]) -> str:
 
 
 def _file_name(number: int, *parts: str) -> str:
-    """Return a file name made of a number and texts, in lower-case letters, digits and hyphens; 0 is left out."""
+    """Return a file name made of a number (0 is left out) and texts: lower-case letters, digits and hyphens."""
     words = "-".join(filter(None, (_NOT_IN_NAMES.sub("-", part.lower()).strip("-")[:60] for part in parts)))
     return f"{number:02d}-{words}" if number else words or "run"
 

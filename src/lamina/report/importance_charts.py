@@ -1,4 +1,4 @@
-"""Charts of the layers' importances at the best epoch and over training, as files."""
+"""Charts of layer importances as files: at the best epoch, and over training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RAMP = ("#54398f", "#2f6db3", "#1f9aa8", "#3a9d4e", "#c2a01e", "#e0702f", "#b526
 
 
 class DrawnRun(TypedDict):
-    """A run whose importances are drawn: the title of its panel, and its best epoch if it is known."""
+    """A run whose importances are drawn: the title of its panel, and its best epoch (None: unknown)."""
 
     reader: str
     kept: int | None
@@ -96,7 +96,7 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], li
 
 
 def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
-    """Return all rows of importances that are drawn, and the drawn rows of the best epoch of each run.
+    """Return the rows of importances to draw over training, and those of each run's best epoch.
 
     Runs whose setting is not the best of a grid are left out. In the returned rows, "reader" is the title of the run's
     panel, and "run" is the name of the reader.
@@ -113,7 +113,7 @@ def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]
 
 
 def _over_training(rows: Rows) -> tuple[Rows, str]:
-    """Return the rows that are drawn over training, and the key of their x axis: "step" or "epoch".
+    """Return the rows to draw over training, and the key of their x axis: "step" or "epoch".
 
     Rows that were recorded at a step have no epoch. If there are any, only those are returned.
     """
@@ -122,7 +122,7 @@ def _over_training(rows: Rows) -> tuple[Rows, str]:
 
 
 def _runs(table: Rows) -> dict[str, DrawnRun]:
-    """Return reader -> title of its panel and best epoch, from the table of a recipe's run.
+    """Return reader -> title of its panel and its best epoch, from the table of a recipe's run.
 
     For each task and method, only the first setting in the table is included, which is the best one of a grid.
     """
@@ -214,7 +214,7 @@ def _lines(altair: ModuleType, rows: Rows, x: str) -> Chart:
 
 
 def _named(rows: Rows, x: str) -> list[Mark]:
-    """Return the rows with a new key "name": 1 if the layer's number is written beside the point, otherwise 0.
+    """Return the rows with a new key "name": 1 if the layer's number is written beside the point, else 0.
 
     Numbers stand at the last points of each reader's highest lines, unless these points are too close together.
     """
@@ -230,7 +230,7 @@ def _named(rows: Rows, x: str) -> list[Mark]:
 
 
 def ramp(count: int) -> list[str]:
-    """Return `count` colours as hexadecimal codes, evenly spaced from the first colour of `RAMP` to the last."""
+    """Return `count` colours as hexadecimal codes, evenly spaced over the colour ramp `RAMP`."""
     anchors = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in RAMP]
     colours = []
     for number in range(count):

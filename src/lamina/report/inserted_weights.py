@@ -99,9 +99,9 @@ def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
 
 
 def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads width width"]:
-    """Return a weight of an inserted layer as float32 matrices on the CPU: one per head, or a single one.
+    """Return an inserted layer's weight as float32 matrices on the CPU: one per head, or a single one.
 
-    If the weight is a kernel of a convolution, only the matrix in its middle is returned.
+    If the weight is a convolution's kernel, only the matrix in its middle is returned.
     """
     weight = weight.detach().float().cpu()
     if layer.axes:
@@ -110,7 +110,7 @@ def _matrices(weight: Tensor, layer: InsertedLayer) -> Float[Tensor, "heads widt
 
 
 def diagonals(weights: Sequence[InsertedWeight]) -> list[dict[str, str | int | float]]:
-    """Return means of inserted weights over the entries on the diagonal, and over all other entries.
+    """Return the mean of inserted weights on the diagonal, and their mean off the diagonal.
 
     Args:
         weights: The weights, from `inserted_weights`.
@@ -131,7 +131,7 @@ def diagonals(weights: Sequence[InsertedWeight]) -> list[dict[str, str | int | f
 
 
 def _means(group: Sequence[InsertedWeight]) -> dict[str, float]:
-    """Return the six means of `diagonals` by name, over all given weights together."""
+    """Return the six means of `diagonals` by name, over all weights in `group` together."""
     means: dict[str, float] = {}
     for state in STATES:
         values = [weight.states()[state] for weight in group]
@@ -167,7 +167,7 @@ def chosen_weight(
 
 
 def _fits(value: object, wanted: object) -> bool:
-    """Return whether a field has the wanted value, or is a dotted path that ends in it."""
+    """Return whether a field equals the wanted value, or is a dotted path that ends in it."""
     return value == wanted or str(value).endswith(f".{wanted}")
 
 
@@ -176,7 +176,7 @@ SHOWN = 7  # default number of rows and columns of a weight that are drawn
 
 
 class Entry(TypedDict):
-    """One entry of a drawn weight matrix.
+    """One number of a drawn weight matrix.
 
     `model` and `state` ("start", "trained" or "change") name the matrix; `row` and `column` count from 1.
     """

@@ -1,4 +1,4 @@
-"""Charts of the HTML page: the contents of a chart, its Vega-Lite specification, and the light and dark themes."""
+"""Charts of the HTML page: their contents, their Vega-Lite specifications, and the light and dark themes."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def spec_of(drawing: Drawing, domain: Domain | None = None) -> Spec:
 
 
 def layout_of(drawing: Drawing) -> dict[str, int]:
-    """Return the sizes that the page's script needs to fit a chart into the page.
+    """Return the numbers by which the page's script fits a chart into the page.
 
-    They are the number of "panels" and of "marks". A heat map also has the number of its "columns", the width of a cell
-    ("step") and the width of the labels at its left ("margin"), both in pixels.
+    They are the numbers of "panels" and of "marks". A heat map also has the number of its "columns", the width of a
+    cell ("step") and the width of the labels at its left ("margin"), both in pixels.
     """
     layout = {"panels": len(drawing.panels), "marks": len(drawing.rows)}
     if drawing.kind == "heat":
@@ -192,7 +192,7 @@ def _colour(altair: ModuleType, drawing: Drawing, *, shape: bool = False) -> Cha
 
 
 def _highlight(altair: ModuleType, drawing: Drawing) -> tuple[alt.Parameter | None, Callable[[float], Any]]:
-    """Return the selection that a click on the legend makes, and a function opacity -> channel.
+    """Return the selection made by clicking on the legend, and a function opacity -> channel.
 
     With the channel, marks of the selected series have the given opacity and all other marks are faint. Without a
     legend, the selection is None and the opacity is constant.
@@ -222,13 +222,13 @@ def _x_axis(altair: ModuleType, drawing: Drawing) -> alt.X:
 
 
 def _only(base: Chart, drawing: Drawing, mark: str) -> Chart | None:
-    """Return the chart `base` limited to rows whose "mark" is `mark`; None if there are no such rows."""
+    """Return the chart `base` with only the rows whose "mark" is `mark`; None if there are no such rows."""
     has_rows = any(row.get("mark") == mark for row in drawing.rows)
     return base.transform_filter(f"datum.mark == '{mark}'") if has_rows else None
 
 
 def _plain_rows(base: Chart, drawing: Drawing) -> Chart:
-    """Return the chart `base` without the rows that have a "mark": single seeds and reference values."""
+    """Return the chart `base` without rows that have a "mark", which are single seeds and reference values."""
     return base.transform_filter("!datum.mark") if any("mark" in row for row in drawing.rows) else base
 
 
@@ -311,7 +311,7 @@ def _with_line_labels(drawing: Drawing, domain: Domain | None) -> list[Mark]:
 def _spaced(values: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Move ascending values apart until neighbours differ by at least `gap`, and return them.
 
-    They stay between `low` and `high` if there is room for all of them; otherwise they go beyond `high`.
+    They stay between `low` and `high` if there is room for all of them; otherwise some lie beyond `high`.
     """
     places = [low - gap]
     for value in values:

@@ -35,7 +35,7 @@ _MARKDOWN = re.compile(r"([\\|*_<>\[\]`])")
 
 
 def heads(table: PivotTable) -> list[tuple[str, bool]]:
-    """Return the columns of a table but the first: pairs of the name, and whether the column holds paper numbers.
+    """Return a table's columns except the first, as pairs (name, whether the column holds a paper's numbers).
 
     A column for which a paper has numbers occurs twice: first for the measured numbers, then for the paper's.
     """
@@ -46,7 +46,7 @@ def heads(table: PivotTable) -> list[tuple[str, bool]]:
 
 
 def grid(table: PivotTable) -> list[list[str]]:
-    """Return the rows of a table as texts: the name of the row, then one cell per column of `heads`.
+    """Return the rows of a table as text: the name of the row, then one cell per column of `heads`.
 
     A cell without a number is "".
     """
@@ -72,7 +72,7 @@ def _cell_text(cell: Cell | None, table: PivotTable) -> str:
 def _paper_text(number: float | None, table: PivotTable) -> str:
     """Return a paper's number as text, with at least as many digits as the table's measured numbers; "" for None.
 
-    YAML drops zeros at the end of a number, so that they must be added again.
+    YAML drops zeros at the end of a number, so they are added again.
     """
     if number is None or isinstance(number, int):
         return "" if number is None else str(number)
@@ -107,7 +107,7 @@ def _image(figure: Curves, name: str) -> str:
 
 
 def chosen(table: PivotTable) -> list[str]:
-    """Return the settings that a search chose: one line for each row and each setting, with the columns that have it.
+    """Return one line per row and setting that a search chose; the line names the columns where it was chosen.
 
     A line is, for example, "AdaLayers (CoLA; SST-2): alpha=64". The list is empty if nothing was searched.
     """
@@ -250,7 +250,7 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
-    """Return a figure with the points of figure number `number` (from 0) of other runs added.
+    """Return a figure with the points of other runs added: those of their figure with the same `number` (from 0).
 
     `name` is the name of the figure's folder, and `others` is name of another folder -> its figures. If two folders
     have a series of the same name, each series gets the name of its folder added.

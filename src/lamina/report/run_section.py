@@ -1,4 +1,4 @@
-"""Make the page's section about a training run: which method is best and whether that is certain, charts, tables."""
+"""Make the page's section about a training run: verdicts about the best method, charts and tables."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def _table(folder: Path) -> list[SummaryRow]:
 def _settings(folder: Path) -> dict[str, JSON]:
     """Return the settings of a run that the page shows.
 
-    They are "base", "info" and "lamina" (the version), from the manifest of the run's bank if it saved one; and for
-    each failed run of its own folder "failed: NAME" with the error.
+    They are "base", "info" and "lamina" (the version), from the manifest of the run's bank if it saved one. Each failed
+    run adds "failed: NAME" with its error.
 
     Raises:
         StoreError: If a file is damaged.
@@ -233,7 +233,7 @@ def _equal_shares(bars: Sequence[Mark]) -> list[Mark]:
 
 
 def _renamed(row: Mark, **names: str) -> Mark:
-    """Return a copy of a row with renamed keys; `names` maps old keys to new ones, and other keys stay."""
+    """Return a copy of a row with keys renamed by `names` (old -> new); other keys stay."""
     return {names.get(key, key): cell for key, cell in row.items()}
 
 

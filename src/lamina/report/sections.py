@@ -1,4 +1,4 @@
-"""The parts of the HTML page: the section of one study or training run, its tables, and its examples of errors."""
+"""The parts of the HTML page: the section of one study or training run, its tables, and examples of its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Spans: TypeAlias = list[tuple[str, str, str]]
 @final
 @dataclass(frozen=True)
 class Example:
-    """An example for which a probe predicted a wrong label, as the page shows it.
+    """An example that a probe got wrong, as the page shows it.
 
     If labels are spans of the text, `text` is empty, and `true` and `predicted` each hold the whole text with their
     spans marked. Otherwise `text` holds the text, and `true` and `predicted` one label each.
@@ -68,7 +68,7 @@ class Section:
     def verdicts(self) -> list[tuple[str, str]]:
         """The most important sentence about each task, as pairs (task, sentence).
 
-        A pair with the task "" holds the most important sentence that is about no task.
+        The most important sentence about no task is in a pair with the task "".
         """
         verdicts: dict[str, str] = {}
         for sentence in self.conclusions:
@@ -79,7 +79,7 @@ class Section:
 
     @property
     def details(self) -> list[str]:
-        """The conclusions that are not among `verdicts`."""
+        """The conclusions that `verdicts` does not contain."""
         shown = {f"{task}: {sentence}" if task else sentence for task, sentence in self.verdicts}
         return [sentence for sentence in self.conclusions if sentence not in shown]
 
@@ -102,7 +102,7 @@ class DataTable:
     note: str = ""
 
     def compact(self) -> dict[str, object]:
-        """Return the table as JSON for the page, column by column; repeated strings are stored once."""
+        """Return the table as JSON-ready values, column by column; repeated strings are stored once."""
         cells = zip(*self.rows, strict=True) if self.rows else ([] for _ in self.columns)
         columns = [{"name": name, **_packed(list(column))} for name, column in zip(self.columns, cells, strict=True)]
         return {"title": self.title, "note": self.note, "columns": columns}

@@ -81,11 +81,11 @@ def _model_name(study: Study) -> str:
 
 
 def _probe_verdicts(study: Study) -> Iterator[str]:
-    """Yield one sentence per task of a probing study: whether probes beat the best baseline that uses no model.
+    """Yield one sentence per task of a probing study: whether its probes beat the best baseline.
 
-    A baseline is, for example, TF-IDF with logistic regression. A layer is called better only if that is significant in
-    the rows of measure "ahead" (score of a probe minus score of the best baseline). Other studies, and tasks without
-    baselines, yield no sentence.
+    A baseline uses no model, for example TF-IDF with logistic regression. A layer is called better only if that is
+    significant in the rows of measure "ahead" (score of a probe minus score of the best baseline). Other studies, and
+    tasks without baselines, yield no sentence.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):
@@ -155,7 +155,7 @@ def _example(row: Row) -> Example:
 
 
 def _parsed(cell: object) -> JSON:
-    """Return the value that a cell had before the table was saved; Parquet returns lists as arrays or JSON."""
+    """Return the value that a cell had before the table was saved. Parquet returns lists as arrays or JSON."""
     cell = _plain_python(cell)
     if isinstance(cell, str) and cell[:1] == "[":
         try:
@@ -229,10 +229,11 @@ def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
 
 
 def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> tuple[Frame, list[str]]:
-    """Return the rows that can be drawn, and remarks that count the others.
+    """Return the rows that can be drawn, and remarks with the numbers of the others.
 
     A row needs a finite value and a place on the axes. A row of a line chart may lack x: it becomes a line across the
-    chart. `columns` maps a part of the chart ("x", "y", "colour", "facet" and so on) to a column of the table.
+    chart. `columns` maps a part of the chart ("x", "y", "colour", "facet" and so on) to a column of the table, and
+    `name` is the figure's name, for messages.
 
     Raises:
         DataError: If the values are not numbers.
@@ -256,7 +257,7 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 
 
 def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
-    """Return [a remark on how many rows are left out], such as "2 rows without a task are left out"; or [].
+    """Return a list with a remark on how many rows are left out ("2 rows without a task are left out"), or [].
 
     `missing` is True for each row that is left out; `noun` names the counted thing and `reason` follows it ("{are}" in
     `reason` becomes "is" or "are").
@@ -294,7 +295,7 @@ def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[lis
     """Return means over seeds as rows of a chart, and remarks that say what was averaged.
 
     A mean of three seeds or more gets an interval. If no mean has that many, each seed becomes a dot (but not in heat
-    maps, which have no room). `columns` is as in `_drawable`.
+    maps, which have no room). `columns` is the argument of `_drawable`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value
     means = with_interval(rows, keys, value)
@@ -350,7 +351,7 @@ def _across(points: list[Mark]) -> list[Mark]:
 
 
 def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
-    """Return [a remark on the columns that were averaged over, in rows with equal keys]; [] if nothing was averaged."""
+    """Return a list with a remark on the columns that were averaged over within equal `keys`; [] if none were."""
     groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
     if not len(rows) or groups.size().max() == 1:
         return []
@@ -363,7 +364,7 @@ def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[li
     """Return the points of a scatter plot, one per row, and remarks that count them.
 
     From more than `MOST_SCATTERED` rows, a random sample is drawn with a fixed seed. If the figure has no column of
-    labels, the label of a point lists all columns that are not drawn. `columns` is as in `_drawable`.
+    labels, the label of a point lists all columns that are not drawn. `columns` is the argument of `_drawable`.
     """
     shown = rows if len(rows) <= MOST_SCATTERED else rows.sample(MOST_SCATTERED, random_state=0)
     points = shown[[]].assign(value=shown[figure.value], **{part: shown[name] for part, name in columns.items()})
@@ -395,7 +396,7 @@ def plain(cell: object) -> Cell:
 
 
 def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
-    """Return [a remark on how many rows, tokens or texts were measured], such as "n = 872 rows"; or []."""
+    """Return a list with a remark on how many rows, tokens or texts were measured ("n = 872 rows"), or []."""
     for name, noun in COUNTS.items():
         counts = sorted({int(count) for count in rows[name].dropna()}) if name in rows else []
         if counts:
@@ -407,7 +408,7 @@ def _counts(rows: Frame, settings: Mapping[str, JSON]) -> list[str]:
 
 
 def _span(counts: list[int]) -> str:
-    """Return the lowest and the highest of sorted counts as text, such as "1 to 3", or "3" if they are equal."""
+    """Return the lowest and highest of sorted counts as text, such as "1 to 3"; "3" if they are equal."""
     return " to ".join(f"{count:,}" for count in dict.fromkeys([*counts[:1], *counts[-1:]]))
 
 
@@ -419,8 +420,8 @@ def _axis_title(column: str) -> str:
 def _value_title(rows: Frame, figure: Figure) -> str:
     """Return the title of a figure's value axis.
 
-    It is the column's name or, if the values are scores of a single measure, the metric (in brackets after the measure,
-    if that is another one).
+    It is the name of the column with the values. But if all values are scores of one measure, it is the metric; if the
+    measure has another name than the metric, "measure (metric)".
     """
     if figure.value != "score" or "measure" not in rows or rows["measure"].nunique() != 1:
         return figure.value.replace("_", " ")
