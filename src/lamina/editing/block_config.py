@@ -24,17 +24,17 @@ _DEPTHS = {  # names of the setting that holds the number of blocks; `attribute_
 def cut_configs(
     config: PretrainedConfig, stack: str, depth: int, order: Sequence[int], op: str
 ) -> Iterator[PretrainedConfig]:
-    """Yield configs that may describe the edited model, the likeliest first.
+    """Yield configs that may describe the edited model, the most likely first.
 
-    Configs differ in which config inside the config holds the depth, and in whether lists of unknown names that are as
-    long as the stack is deep have an entry per block.
+    They differ in which nested config holds the depth, and in whether lists of unknown meaning that are as long as the
+    stack is deep have one entry per block.
 
     Args:
         config: The config of the model; it is not changed.
         stack: Name of the stack.
         depth: Its number of blocks.
         order: The new blocks: numbers of the present ones, from 1.
-        op: The operation that error messages begin with.
+        op: The operation, for messages.
 
     Raises:
         ConfigError: If no setting of the config holds the depth.
@@ -57,7 +57,7 @@ def cut_configs(
 
 
 def _check_attention(config: PretrainedConfig, order: Sequence[int], op: str) -> None:
-    """Raise ConfigError if a model that mixes kinds of blocks would lose all those with attention.
+    """Raise ConfigError if a model that mixes kinds of blocks would lose all blocks with attention.
 
     The cache of such a family counts the tokens in an attention block.
     """
@@ -72,12 +72,12 @@ def _check_attention(config: PretrainedConfig, order: Sequence[int], op: str) ->
 
 
 def _inner(config: PretrainedConfig) -> list[str]:
-    """Return the names of the configs inside a config, such as "text_config"."""
+    """Return the names of nested configs, such as "text_config"."""
     return [name for name, value in vars(config).items() if hasattr(value, "to_dict")]
 
 
 def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -> list[str]:
-    """Return the settings that hold the depth of a stack, in a config or in the config `inner` inside it."""
+    """Return the settings that hold a stack's depth, in a config or in its nested config `inner`."""
     part = getattr(config, inner) if inner else config
     names = _DEPTHS["main"] if inner and inner == stack else _DEPTHS[stack]
     return [name for name in names if getattr(part, name, None) == depth]
@@ -89,7 +89,7 @@ def _set_blocks(
     """Change a config to the blocks `order`; `names` are the settings that hold the depth.
 
     Returns:
-        Whether a list of an unknown name was changed too, which only happens if `every_list` is True.
+        Whether a list of unknown meaning was changed too; that only happens if `every_list` is True.
     """
     mapped = set(getattr(part, "attribute_map", {}))
     for name in dict.fromkeys([*[name for name in names if name not in mapped], *names]):
@@ -116,7 +116,10 @@ def _set_blocks(
 
 
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Set how many of the lowest blocks are of a kind, if they still are the lowest, and the number of the last."""
+    """Update settings that count the lowest blocks of one kind (if these still are the lowest) or name the last.
+
+    `part` is the config, `depth` the number of blocks before, and `order` the new blocks as numbers of old ones.
+    """
     for name in BLOCK_SETTINGS.leading:
         count = getattr(part, name, None)
         if isinstance(count, int) and not isinstance(count, bool):
@@ -129,7 +132,10 @@ def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> Non
 
 
 def _set_short_forms(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Set what a config holds in another form: overrides per block, GPT-Neo's `attention_types`, and vision stages."""
+    """Update other forms in a config: overrides per block, GPT-Neo's `attention_types`, and stages of vision models.
+
+    `part` is the config, `depth` the number of blocks before, and `order` the new blocks as numbers of old ones.
+    """
     if overrides := getattr(vars(part).get(OVERRIDES), "per_layer_overrides", None):
         part.per_layer_config = {
             place: dict(overrides[layer - 1]) for place, layer in enumerate(order) if layer - 1 in overrides

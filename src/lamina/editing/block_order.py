@@ -1,8 +1,8 @@
 """Put the blocks of a stack in a new order, with some left out or repeated, and adapt the model and its config.
 
-This is what `truncate_`, `keep_`, `drop_` and `duplicate_` have in common. Two models without weights, built from the
-config before and after, show which attributes of which block depend on its place. A number of the block is set anew;
-anything else must stay the same, or the edit is refused.
+`truncate_`, `keep_`, `drop_` and `duplicate_` use this. Two models without weights, built from the config before and
+after, show which attributes of which block depend on its place. A number of the block is set to its new value; anything
+else must stay the same, or the edit is refused.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HAND = "It was changed by hand; load it anew."
 
 @dataclass(frozen=True)
 class Rearranged:
-    """The result of `rearrange`: the parameters that are gone, under their old names, and those of new copies."""
+    """The result of `rearrange`: old names of the removed parameters, and names of the copies' new parameters."""
 
     path: str | None  # of the module list that holds the blocks; None if one block serves as all layers
     gone: tuple[str, ...]
@@ -44,7 +44,7 @@ class Rearranged:
 
 
 def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], op: str) -> Rearranged:
-    """Give a stack the blocks `order`, in place: numbers of its present blocks, from 1, each any number of times.
+    """Give a stack the blocks `order`, in place. It lists numbers of present blocks, from 1, each any number of times.
 
     The first occurrence of a number is the block itself; others are copies. The model is changed only if every check
     passes.
@@ -74,7 +74,7 @@ def rearrange(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], o
 
 @dataclass
 class _Plan:
-    """What has to be changed: the models without weights, and for each new block the attributes to set."""
+    """The plan of a move: models without weights before and after it, and the attributes to set in each block."""
 
     before: PreTrainedModel
     after: PreTrainedModel
@@ -85,16 +85,19 @@ class _Plan:
     attributes: list[dict[str, dict[str, object]]] = field(default_factory=list)
 
     def renamed(self, name: str) -> list[str]:
-        """Return the new names of a parameter; [] if it is gone."""
+        """Return a parameter's names after the move; several if it is copied, [] if it is removed."""
         return [name] if self.path is None else names_after(name, self.path, self.order, self.first)
 
 
 class _WrongPlaceError(Exception):
-    """Raised in this module if a block cannot stand at its new place; the message says why."""
+    """Raised if a block cannot stand at its new place; the message says why."""
 
 
 def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path: str | None, op: str) -> _Plan:
-    """Return how the model has to be changed, after all checks; nothing is changed yet."""
+    """Check whether a stack can get the blocks `order`, and return the plan; nothing is changed yet.
+
+    `path` is the path of the module list that holds the blocks, and `op` the operation, for messages.
+    """
     first = tuple(FIRST_BLOCK.get(family_of(model), ()))
     errors: list[ConfigError] = []
     before = None
@@ -135,13 +138,15 @@ def _path_of_blocks(model: PreTrainedModel, stack: LayerStack, op: str) -> str |
 
 
 def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
-    """Return a model of the same class without weights, built from a config as loading would build it."""
+    """Return a model of the same class without weights, built from a config in the way in which loading builds it."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return type(model)(type(config).from_dict(config.to_dict()))
 
 
 def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, object]]]:
-    """Return for each new block: path of a module in it -> attributes and submodules to set.
+    """Return for each new block: path of a module in it -> the attributes and submodules to set.
+
+    `depth` is the number of blocks before, and `path` the path of their module list.
 
     Raises:
         _WrongPlaceError: If a block would differ from the old one in more than its number.
@@ -171,7 +176,7 @@ _ORDER = "Choose blocks so that each comes to a place of its own kind."
 
 
 def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
-    """Return path -> module in a block, without the parts that belong to the first block and without dropout."""
+    """Return path -> module for a block, without dropout and without the parts that only the first block has."""
     return {
         name: module
         for name, module in block.named_modules()
@@ -180,7 +185,7 @@ def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
 
 
 def _is_dropout(name: str, module: nn.Module | None) -> bool:
-    """Return whether a module has no weights and drops values at random, or stands in for one that does."""
+    """Return whether a module is a dropout without weights, or an identity in place of one."""
     is_drop = "drop" in type(module).__name__.lower() or (type(module) is nn.Identity and "drop" in name)
     return is_drop and next(module.parameters(), None) is None if module is not None else False
 
@@ -251,7 +256,7 @@ def _check_shapes(model: nn.Module, plan: _Plan) -> None:
 
 
 def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
-    """Put the blocks of a model in the new order, copy those that repeat, and set what depends on their place."""
+    """Put a model's blocks in the new order, copy those that repeat, and set what depends on their place."""
     holder = model.get_submodule(path)
     old = list(holder.children())
     parts = {name: part for name, part in old[0].named_modules() if name and is_first(name, plan.first)}
@@ -280,7 +285,7 @@ def _move_blocks(model: PreTrainedModel, path: str, plan: _Plan) -> None:
 
 
 def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]]) -> None:
-    """Set attributes and weightless submodules of the modules in a block that has them."""
+    """Set attributes and dropout submodules of the modules in a block; modules that it lacks are skipped."""
     modules = dict(block.named_modules())
     for name, attributes in changes.items():
         for key, value in attributes.items():
@@ -293,7 +298,7 @@ def _set_attributes(block: nn.Module, changes: Mapping[str, Mapping[str, object]
 
 
 def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
-    """Rename the tied weights that transformers knows of, and forget those that are gone."""
+    """Rename the tied weights that transformers knows of, and forget those that were removed."""
     tied: dict[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     renamed = {
         new: sources[0]
@@ -306,9 +311,9 @@ def _rename_ties(model: PreTrainedModel, plan: _Plan) -> None:
 
 
 def _copy_changes(target: object, was: object, now: object) -> None:
-    """Copy attributes that differ between `was` and `now` to `target` (a module or config), and to nested configs.
+    """Copy the attributes that differ between `was` and `now` to `target` (a module or config), and to nested configs.
 
-    These are the values that depend on the depth.
+    These attributes depend on the depth.
     """
     for name, value in vars(now).items():
         old = vars(was).get(name)

@@ -1,4 +1,4 @@
-"""Show which blocks a stack has after some edits, and which blocks of the stack before they come from."""
+"""Show which blocks a stack has after edits, and from which earlier block each one comes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LEGEND = {
 
 
 class BlockFacts(TypedDict):
-    """A block of an edited stack: the block that it was, whether it is a copy, and the edits inside it."""
+    """A block of an edited stack: the block it comes from, whether it is a copy, and the edits inside it."""
 
     block: int  # its number now
     was: int  # the number of the block before the edits that it is, or was copied from
@@ -32,7 +32,7 @@ class BlockFacts(TypedDict):
 
 
 class StackPicture(TypedDict):
-    """The blocks of a stack before and after some edits."""
+    """The blocks of a stack before and after edits."""
 
     before: int  # number of blocks
     after: list[BlockFacts]
@@ -40,7 +40,7 @@ class StackPicture(TypedDict):
 
 
 def stack_pictures(edits: Sequence[Edit], depths: Mapping[str, int]) -> dict[str, StackPicture]:
-    """Return name of a stack -> its blocks before and after edits; stacks without edits are left out.
+    """Return name of a stack -> its blocks before and after edits. Stacks without edits are left out.
 
     Args:
         edits: The edits, oldest first.
@@ -59,7 +59,7 @@ def stack_pictures(edits: Sequence[Edit], depths: Mapping[str, int]) -> dict[str
 
 
 def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
-    """Return the blocks of a stack after edits; `before` is its number of blocks before them."""
+    """Return a stack's blocks after edits; `before` is its number of blocks before them."""
     blocks = [
         BlockFacts(block=number, was=number, copy=False, identity=False, edits=[]) for number in range(1, before + 1)
     ]
@@ -89,7 +89,7 @@ def _after(edits: Sequence[Edit], before: int) -> list[BlockFacts]:
 
 
 def drawn(picture: StackPicture) -> list[str]:
-    """Return a picture as lines of text: the blocks before, the blocks after, and what the signs mean."""
+    """Return a picture as lines of text: blocks before, blocks after, and the meaning of the signs."""
     signs: dict[str, None] = {}
     boxes: list[str] = []
     for block in picture["after"]:

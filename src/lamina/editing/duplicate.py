@@ -72,7 +72,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
 
 
 def _with_copies(chosen: Sequence[int], depth: int) -> list[int]:
-    """Return the numbers 1..depth in which each run of consecutive chosen numbers comes twice."""
+    """Return the numbers 1..depth, with each run of consecutive chosen numbers written twice."""
     order: list[int] = []
     run: list[int] = []
     for layer in range(1, depth + 1):

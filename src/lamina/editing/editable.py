@@ -1,6 +1,6 @@
 """Select the blocks or convolutions that an edit changes, and refuse models that cannot be edited.
 
-The functions that edit call these checks before they change anything.
+Editing functions call these checks before they change anything.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerSt
 
 
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:
-    """Return the name of a model's stack of convolutions, and its blocks; layer i is block i, counted from 1.
+    """Return the name of a model's stack of convolutions, and its blocks. Layer i is block i, counted from 1.
 
     The blocks are the stages of a convolutional network, or the layers of a speech model's feature encoder.
 
@@ -149,7 +149,7 @@ def check_weights(model: PreTrainedModel, inside: Collection[nn.Module], op: str
 
 
 def _is_packed(tensor: Tensor) -> bool:
-    """Return whether a tensor is quantised: a wrapper of other tensors, or a matrix of integers."""
+    """Return whether a tensor is quantised: a wrapper around other tensors, or a matrix of integers."""
     return hasattr(type(tensor), "__tensor_flatten__") or (tensor.ndim > 1 and not tensor.is_floating_point())
 
 
@@ -157,7 +157,7 @@ _PLAIN = "Merge adapters, undo weight norm and quantisation, or correct the fami
 
 
 def plain_weight(model: nn.Module, path: str, module: nn.Module, op: str, *, convolution: bool = False) -> Tensor:
-    """Return the weight `[out, ...]` of a linear map, or with `convolution` of a convolution. `path` is for messages.
+    """Return the weight `[out, ...]` of a linear map, or with `convolution` of a convolution; `path` is for messages.
 
     Raises:
         UnsupportedModelError: If the module is anything else, or its weight is packed or computed.

@@ -96,7 +96,7 @@ def freeze_(
 
 
 def check_parts(train: object) -> None:
-    """Raise UnknownNameError or ConfigError if `train` has no form that `freeze_` accepts. No model is needed."""
+    """Raise UnknownNameError or ConfigError if `freeze_` does not accept this `train`. No model is needed."""
     if isinstance(train, str) and train != INSERTED:
         raise UnknownNameError(op=_OP, got=train, known=[INSERTED, "a list of parts of the model"], what="train")
     if not isinstance(train, Sequence) or not train or not all(isinstance(part, str) for part in train):
@@ -104,13 +104,13 @@ def check_parts(train: object) -> None:
 
 
 def is_trained(name: str, train: str | Sequence[str] | None) -> bool:
-    """Return whether `freeze_` with this `train` makes the parameter called `name` trainable."""
+    """Return whether `freeze_` with this `train` leaves the parameter `name` trainable."""
     parts = [train] if isinstance(train, str) else train or ()
     return any(is_inserted(name) if part == INSERTED else _contains_part(name, part) for part in parts)
 
 
 def _contains_part(name: str, part: str) -> bool:
-    """Return whether the dotted words of `part`, which may have wildcards, are consecutive words of `name`."""
+    """Return whether the dotted words of `part`, with wildcards allowed, are consecutive words of `name`."""
     words, patterns = name.split("."), part.split(".")
     starts = range(len(words) - len(patterns) + 1)
     return any(all(map(fnmatchcase, words[start : start + len(patterns)], patterns)) for start in starts)

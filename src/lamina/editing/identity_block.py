@@ -1,4 +1,4 @@
-"""Find which weights of a block must be zero so that it returns its input: found by looking, for any family."""
+"""Find which weights of a block must be zero for it to return its input, by trying them out, for any family."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def identity_values(
 ) -> dict[int, dict[str, float]]:
     """Return for each block: name of a parameter in it -> the value that makes the block return its input.
 
-    A copy of the block gets its real input. First all weights are zeroed, then they are restored one by one in the
-    order in which they are used, unless the block then changes its input. The last weights of each residual branch stay
-    at zero, which keeps all gradients alive but theirs. On the meta device nothing can be tried, and nothing is
+    A copy of the block gets its real input. First all weights are set to zero. Then they are restored one by one, in
+    the order in which they are used, unless the block then changes its input. The last weights of each residual branch
+    stay at zero; all other weights keep non-zero gradients. On the meta device nothing can be tried, and nothing is
     returned.
 
     Raises:
@@ -55,7 +55,7 @@ def identity_values(
 
 
 def _run(model: PreTrainedModel, stack: LayerStack) -> None:
-    """Run a model on a small input, or only its tower or backbone if its head does not accept that."""
+    """Run a model on a small input; if its head does not accept that, only its tower or backbone."""
     *targets, last = dict.fromkeys((stack.tower or model, backbone(model)))
     for target in targets:
         try:
@@ -67,12 +67,12 @@ def _run(model: PreTrainedModel, stack: LayerStack) -> None:
 
 
 def _where(model: PreTrainedModel, layer: int, op: str) -> str:
-    """Return the beginning of the error that a block cannot be an identity."""
+    """Return the start of the error message for a block that cannot be an identity."""
     return f"{op}: block {layer} of the family '{family_of(model)}'"
 
 
 def _plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a block without a cache, and with copies of the tensors, which the model may change."""
+    """Return a block's arguments without a cache and with copies of tensors, because the model may change these."""
 
     def plain(value: object) -> object:
         if isinstance(value, Tensor):
@@ -85,9 +85,9 @@ def _plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any,
 
 
 def _zeros(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, where: str) -> dict[str, float]:
-    """Return name of a parameter -> its value, for the parameters of a block that must be constant; see above.
+    """Return name of a parameter -> its value, for the parameters of a block that must be set; see `identity_values`.
 
-    The block is changed. `where` is the beginning of the error that it cannot be an identity.
+    The block is changed. `where` is the start of the error message.
     """
     parameters, order = dict(block.named_parameters()), _in_order_of_use(block, args, kwargs)
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}
@@ -107,7 +107,7 @@ def _zeros(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
 
 
 def _in_order_of_use(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the names of a block's parameters in the order in which its modules are called; uncalled ones first."""
+    """Return the names of a block's parameters in the order in which its modules are called, uncalled ones first."""
     called: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
@@ -123,7 +123,7 @@ def _in_order_of_use(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _silent_value(block: nn.Module, name: str) -> float:
-    """Return the value of a parameter with which its module returns zero: -1 for norms that scale by 1 + weight."""
+    """Return the value of a parameter at which its module returns zero: 0, or -1 for norms that scale by 1 + weight."""
     owner = block.get_submodule(name.rpartition(".")[0])
     weight = owner._parameters.get("weight")
     if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):
@@ -142,12 +142,12 @@ def _silent_value(block: nn.Module, name: str) -> float:
 
 
 def _state(values: Sequence[Any]) -> Tensor | None:
-    """Return the first hidden state `[batch, tokens, width]` among the arguments or results of a block."""
+    """Return the first hidden state `[batch, tokens, width]` among a block's arguments or results."""
     return next((v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()), None)
 
 
 def _is_identity(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether a block returns the very state that it receives."""
+    """Return whether a block returns exactly the state that it receives."""
     received = _state([*args, *kwargs.values()])
     expected = None if received is None else received.clone()
     output = block(*args, **kwargs)
@@ -158,6 +158,6 @@ def _is_identity(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _ends_in_norm(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the last module with weights that a block calls is a norm."""
+    """Return whether the last called module with weights in a block is a norm."""
     last = _in_order_of_use(block, args, kwargs)[-1].rpartition(".")[0]
     return "norm" in type(block.get_submodule(last)).__name__.lower()

@@ -100,14 +100,14 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Repeat a recorded insertion on a model, with the same random numbers, and return the new record."""
+    """Repeat a recorded insertion on a model with the same random numbers, and return the new edit."""
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 
 
 @final
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `insert_` in JSON-ready form, checked on creation.
+    """The arguments of `insert_` in JSON-ready form. They are checked when an instance is made.
 
     Raises:
         UnknownNameError: If the value of an option is unknown.
@@ -156,7 +156,10 @@ class _Site:
 def _insert(
     model: PreTrainedModel, options: Options, *, generator: torch.Generator | None = None, seed: int | None = None
 ) -> Edit:
-    """Insert layers and return the record; random weights are drawn with `seed`, or with a seed from `generator`."""
+    """Insert layers by the options, and return the edit. Random weights are drawn with `seed`.
+
+    None: the seed is drawn from `generator`.
+    """
     check_editable(model, _OP)
     stack, chosen, sites = _plan(model, options)
     if seed is None and options.init in _RANDOM:
@@ -220,7 +223,10 @@ def _convolution_site(model: nn.Module, path: str, convolution: nn.Module, kerne
 def _block_sites(
     model: nn.Module, roles: Roles, block: nn.Module, position: str, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Yield the sites in a block at which layers are inserted for `position`; `paths` is module -> path."""
+    """Yield the sites in a block at which layers are inserted for `position`.
+
+    `roles` is the family's row in the table of roles, and `paths` is module -> path.
+    """
     if position in _IN_ATTENTION:
         yield from _attention_sites(model, roles.attention, block, paths)
         if roles.cross is not None and has_path(block, roles.cross.query):
@@ -292,7 +298,7 @@ def inserted_at_start(model: nn.Module, edit: Edit) -> dict[str, Tensor]:
 
 
 def _place(name: str) -> str:
-    """Return a parameter's name without numbers, so that names at the same place in different blocks become equal."""
+    """Return a parameter's name without numbers, so that the same parameter has equal names in all blocks."""
     return ".".join(part for part in name.split(".") if not part.isdecimal())
 
 

@@ -1,8 +1,8 @@
 """The inserted layer: a linear map that is applied to the output of a projection or convolution.
 
 It is a submodule of the projection that it follows (`...query.inserted_0`), and a forward hook of the projection
-applies it. Therefore all other names in the model stay, the model can be copied and pickled, and any training loop
-finds the new weight.
+applies it. So all other names in the model stay, the model can be copied and pickled, and any training loop finds the
+new weight.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class InsertedLayer(nn.Module):
     The weight stays in float32 in a model of half precision, because bfloat16 has no number whose gelu is 1.
 
     Args:
-        weight: `[width, width]`, `[heads, width, width]`, or `[channels, channels, kernel...]` after a convolution.
+        weight: Weight `[width, width]`, `[heads, width, width]`, or `[channels, channels, kernel...]` after a
+            convolution.
         activation: Name of the activation in `ACTIVATIONS`. None: no activation.
-        placement: What the activation is applied to: "weight" or "output".
+        placement: Where the activation is applied: to the "weight" or to the "output".
         content_only: Whether to apply the layer only to hidden states that `mark_states` has marked. Some projections
-            are also applied to position embeddings, which must stay as they are.
+            are also applied to position embeddings, which must stay unchanged.
         axes: Number of spatial axes of the convolution, 1 or 2; 0 for a linear map.
     """
 
@@ -64,16 +65,16 @@ class InsertedLayer(nn.Module):
 
     @property
     def fingerprint_facts(self) -> str:
-        """Text that represents the activation and its placement in fingerprints of the model; "" for the defaults."""
+        """The activation and its placement as text, for fingerprints of the model; "" for the defaults."""
         settings = (self.activation, self.placement)
         return "" if settings == _DEFAULTS else repr(settings)
 
     def applied_weight(self) -> Float[Tensor, "*shape"]:
-        """Return the weight as it is applied (activated if `placement` is "weight"), in the weight's own precision."""
+        """Return the weight as it is applied, activated if `placement` is "weight", in its own precision."""
         return self._activated(self.weight, "weight")
 
     def _activated(self, values: Tensor, place: str) -> Tensor:
-        """Return the values after the activation if `placement` equals `place`, otherwise unchanged."""
+        """Return the activated values if `placement` equals `place`, otherwise the values unchanged."""
         return values if self.activation is None or self.placement != place else ACTIVATIONS[self.activation](values)
 
     def forward(self, states: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
@@ -118,9 +119,9 @@ def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def add_layer_after(projection: nn.Module, layer: InsertedLayer, place: tuple[nn.Module, str]) -> str:
-    """Insert a layer after a projection, behind earlier inserted ones; return its name in the projection.
+    """Insert a layer after a projection and after earlier inserted layers; return the layer's name in the projection.
 
-    `place` is the module that holds the projection, and the projection's name there.
+    `place` is (the module that holds the projection, the projection's name there).
     """
     layer.place = place
     before = len(layers_after(projection))
@@ -155,7 +156,7 @@ def unmark_states_of(attention: nn.Module) -> None:
 
 
 def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tensor) -> Tensor:
-    """Return the output of a projection after all inserted layers; used as a forward hook of the projection.
+    """Return the output of a projection after all inserted layers. It is a forward hook of the projection.
 
     Raises:
         ConfigError: If another library has replaced the projection, or wraps it.
@@ -170,7 +171,7 @@ def apply_inserted(projection: nn.Module, args: tuple[object, ...], output: Tens
 
 
 def _is_at(place: tuple[nn.Module, str], projection: nn.Module) -> bool:
-    """Return whether the projection is the module at a place."""
+    """Return whether the projection is the module at a place (holder, name)."""
     return place[0]._modules.get(place[1]) is projection
 
 
@@ -193,7 +194,7 @@ def _check_place(projection: nn.Module, layers: list[InsertedLayer]) -> None:
 def mark_states(
     _: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    """Mark the hidden states among the arguments of an attention; used as a forward pre-hook of the attention.
+    """Mark the hidden states among an attention's arguments. It is a forward pre-hook of the attention.
 
     The mark is an attribute of a view of the states, so that it exists only during the call. It tells an inserted layer
     whether its projection is applied to hidden states or to position embeddings.
@@ -203,7 +204,7 @@ def mark_states(
 
 
 def _marked(states: object) -> object:
-    """Return a view of a tensor that carries the mark; anything else unchanged."""
+    """Return a marked view of a tensor; anything else unchanged."""
     if not isinstance(states, Tensor):
         return states
     view = states.view_as(states)

@@ -82,9 +82,9 @@ def merge_(model: PreTrainedModel) -> Edit:
 
 
 def _readers_of_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
-    """Return norm -> path -> projection, for each norm that only the first projections of a network read.
+    """Return norm -> (path -> projection), for norms whose output only the first projections of a network read.
 
-    Empty for families without such a norm in their row of roles.
+    The result is {} for families whose row of roles names no such norm.
     """
     family, readers = family_of(model), dict[nn.Module, dict[str, nn.Module]]()
     roles = ROLES.get(family)
@@ -135,8 +135,7 @@ def _foldable_weights(
 def _untie_positions(model: PreTrainedModel) -> list[str]:
     """Give position embeddings projections of their own in every block, equal to those that they shared so far.
 
-    The inserted layers do not act on positions, so the copies are those without inserted layers. Returns the names of
-    the new parameters.
+    Inserted layers do not act on positions, so the copies have none. Returns the names of the new parameters.
     """
     family = family_of(model)
     attention = ROLES[family].attention
@@ -185,7 +184,10 @@ def _check_layer(model: nn.Module, path: str, projection: nn.Module, layer: Inse
 
 
 def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) -> list[str]:
-    """Fold the inserted layers after a projection into it; return the changed and the removed parameters' names."""
+    """Fold the inserted layers after the projection at `path` into its `weight` and bias.
+
+    Returns the names of the changed and the removed parameters.
+    """
     bias = projection._parameters.get("bias")
     for layer in layers_after(projection):
         weight.copy_(_apply_to_columns(layer, weight.flatten(1)).reshape(weight.shape))
@@ -200,7 +202,10 @@ def _fold(path: str, projection: nn.Module, weight: Float[Tensor, "out ..."]) ->
 
 
 def _fold_into_readers(path: str, norm: nn.Module, weights: Mapping[str, Float[Tensor, "out in"]]) -> list[str]:
-    """Fold the layers inserted after a norm into the projections that read it; return changed and removed names."""
+    """Fold the layers inserted after the norm at `path` into the `weights` of the projections that read it.
+
+    Returns the names of the changed and the removed parameters.
+    """
     for weight in weights.values():
         folded = weight.double()
         for layer in reversed(layers_after(norm)):
@@ -211,7 +216,7 @@ def _fold_into_readers(path: str, norm: nn.Module, weights: Mapping[str, Float[T
 
 
 def _apply_to_columns(layer: InsertedLayer, columns: Float[Tensor, "out n"]) -> Float[Tensor, "out n"]:
-    """Return an inserted layer applied to the columns of a weight `[out, n]`, computed in float64."""
+    """Apply an inserted layer to the columns of a weight `[out, n]`, in float64."""
     matrix = layer.applied_weight().double()
     if layer.axes:  # its kernel is 1
         matrix = matrix.flatten(1)

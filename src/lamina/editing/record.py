@@ -1,4 +1,4 @@
-"""The record of the edits of a model: one `Edit` each, stored on the model, saved and replayed."""
+"""The record of a model's edits: one `Edit` each, stored on the model, saved and replayed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Edit:
     seed: int | None = None
 
     def __repr__(self) -> str:
-        """Return all fields, but only the number of parameters, because there may be hundreds of names."""
+        """Return all fields as text, but only the number of parameters, because there may be hundreds of names."""
         what = f"'{self.kind}', stack='{self.stack}', layers={list(self.layers)}, {len(self.parameters)} parameters"
         return f"Edit({what}, settings={dict(self.settings)}, seed={self.seed})"
 
@@ -57,7 +57,7 @@ class Edit:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Edit:
-        """Return the edit from a dict that `to_dict` returned.
+        """Build the edit from a dict that `to_dict` returned.
 
         Raises:
             StoreError: If the dict does not describe an edit.
@@ -86,7 +86,7 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 
 
 def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
-    """Return name of each parameter of edit `number` -> the names that it has after all edits of a record `made`.
+    """Return name of a parameter -> its present names, for the parameters of edit `number` of the record `made`.
 
     A parameter of a block that was cut off has no name any more; one of a block that was repeated has several.
     """
@@ -101,14 +101,14 @@ def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
 
 
 def recorded(model: nn.Module) -> list[Edit]:
-    """Return a new list of the edits that are recorded on a model, oldest first, without a check."""
+    """Return the edits recorded on a model as a new list, oldest first. Unlike `edits`, it checks nothing."""
     return list(getattr(model, EDITS, ()))
 
 
 def record(model: PreTrainedModel, edit: Edit) -> Edit:
     """Append an edit to the model's record, and return it.
 
-    Unless the edit only freezes, the model now differs from what was loaded or saved, so that its location is cleared.
+    Unless the edit only freezes, the stored location of the model is cleared, because the model there differs now.
     """
     setattr(model, EDITS, (*recorded(model), edit))
     if edit.kind != "freeze":

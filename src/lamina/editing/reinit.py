@@ -101,7 +101,7 @@ def reinit_(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_tied(model: PreTrainedModel, inside: Collection[nn.Module]) -> None:
-    """Raise ConfigError if a module outside the blocks shares a weight with a module in them (`inside`)."""
+    """Raise ConfigError if a module outside the blocks shares a weight with one of the blocks' modules (`inside`)."""
     weights = {parameter for module in inside for parameter in module.parameters(recurse=False)}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(path, recurse=False):
@@ -118,7 +118,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _is_linear_weight(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is a linear map, or a stack of them: experts share one tensor with three axes."""
+    """Return whether a parameter is the weight of a linear map, or of several experts in one tensor with three axes."""
     return (parameter.ndim == 3 and "embed" not in name) or (parameter.ndim == 2 and name.endswith("weight"))
 
 
@@ -127,7 +127,8 @@ def _draw_weights(
 ) -> list[nn.Parameter]:
     """Draw new weights for all linear maps in `modules`, and return the changed parameters; `zero` zeroes biases.
 
-    Random numbers are drawn on the CPU, so that a seed gives the same weights on every device.
+    They come from a normal distribution with standard deviation `std`, truncated at `bound` standard deviations. Random
+    numbers are drawn on the CPU, so that a seed gives the same weights on every device.
     """
     rng = torch.Generator().manual_seed(seed)
     modules = [module for module in modules if not _is_norm(module)]
@@ -181,7 +182,7 @@ def _initialize_by_model(
 
 @contextmanager
 def _only_uninitialized(tensors: Sequence[Tensor], free: Set[Tensor]) -> Iterator[None]:
-    """Let transformers initialise only the tensors in `free`, inside the `with` block.
+    """Restrict transformers' initialisation to the tensors in `free`, inside the `with` block.
 
     All others in `tensors` are marked as already initialised; afterwards the marks are removed.
     """

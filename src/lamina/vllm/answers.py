@@ -1,4 +1,8 @@
-"""The frontend's side: collect the scores of a request's tokens, and compute the readers' answers from them."""
+"""The frontend's side: collect the scores of a request's tokens, and compute the readers' answers from them.
+
+vLLM runs the model in worker processes; its frontend handles requests and responses. A request may have several output
+sequences.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +24,11 @@ if TYPE_CHECKING:
 
 @final
 class Answers(Mapping[str, "dict[str, JSON]"]):
-    """The readers' answers for one sequence: reader name -> answers. They are computed on access.
+    """The readers' answers for one sequence: reader name -> answers, computed on access.
 
     The value of a reader has the keys "prompt", "output" and "both", each with the answer over that part of the text,
     or None for a part without tokens; and "tokens", the scores of each token that the engine has read, prompt first.
-    Readers that label tokens have "tokens" only, and readers that pool whole prompts "prompt" only. The engine does not
+    Readers that label tokens have only "tokens", and readers that pool whole prompts only "prompt". The engine does not
     read the last token of a sequence.
 
     Args:
@@ -53,7 +57,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         self.ended_by = message.get("ended_by")
 
     def add(self, scores: StepScores) -> None:
-        """Add the scores of a step. If a token is computed again, its new scores replace the old ones."""
+        """Add the scores of a step. If a token was computed again, its new scores replace the old ones."""
         if scores.prompt is not None:
             self._whole = np.frombuffer(scores.prompt, dtype=np.float32).copy()  # torch needs a writable array
         if not self._layout.token_columns:
@@ -91,11 +95,11 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
 
     @property
     def read(self) -> int:
-        """Number of tokens of the text that have scores."""
+        """Number of tokens of the text whose scores have arrived."""
         return self._end
 
     def before(self, output: int) -> int:
-        """Return how many tokens of the text the engine reads to choose the first `output` tokens of the output."""
+        """Return how many tokens of the text the engine reads until it has chosen `output` tokens of the output."""
         return self._prompt + output - 1
 
     def to_dict(self, first: int = 0) -> dict[str, JSON]:
@@ -111,7 +115,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
     def part_to_dict(self, first: int, last: int) -> dict[str, JSON]:
         """Return the scores of the tokens at positions `first` to `last - 1`, and the verdicts, as JSON-ready values.
 
-        Readers that pool whole prompts give their answer beside the scores that begin with the first token.
+        Readers that pool whole prompts add their answer if the part begins with the first token.
         """
         fields: dict[str, JSON] = {name: self[name] for name in self if first == 0 and name not in self._streamed()}
         for name in self._streamed():
@@ -205,7 +209,7 @@ def install(engine: Any, layout: Layout) -> None:
 
 
 def _check_choice(params: Any, layout: Layout) -> None:
-    """Raise ValueError if a request names a reader that does not exist; see that a pooling request reads no cache."""
+    """Raise ValueError if a request names an unknown reader. Let a pooling request skip the prefix cache."""
     try:
         layout.asked(_arguments(params))
     except LaminaError as error:
@@ -215,12 +219,12 @@ def _check_choice(params: Any, layout: Layout) -> None:
 
 
 def _arguments(params: Any) -> Any:
-    """Return the free-form arguments of a request, from its `SamplingParams` or `PoolingParams`."""
+    """Return a request's free-form arguments, from its `SamplingParams` or `PoolingParams`."""
     return getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None)
 
 
 def keep_answers(output: Any) -> None:
-    """Make a class of outputs that vLLM converts from pooling outputs keep the attribute `lamina`."""
+    """Make an output class keep the attribute `lamina` when vLLM builds it from a pooling output."""
     convert = output.from_base
     if hasattr(convert, KEY):
         return
@@ -236,10 +240,10 @@ def keep_answers(output: Any) -> None:
 
 
 def _attach(state: Any, answers: Answers) -> None:
-    """Add the attribute `lamina` to each output that vLLM creates from a request's `state`.
+    """Set the attribute `lamina` on each output that vLLM creates from a request's `state`.
 
-    A `CompletionOutput` gets the answers of its own sequence, a `RequestOutput` those of its first sequence. The finish
-    reason of a sequence that a monitor ended is "content_filter", and its stop reason is the name of the monitor.
+    A `CompletionOutput` gets the answers of its own sequence, a `RequestOutput` those of its first sequence. If a
+    monitor ended a sequence, its finish reason is "content_filter", and its stop reason is the name of the monitor.
     """
     state.lamina = answers
     new_completion, make_output = state._new_completion_output, state.make_request_output

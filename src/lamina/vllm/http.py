@@ -1,4 +1,4 @@
-"""The OpenAI-compatible server of vLLM: add a field `lamina` to its responses, and to the chunks of its streams."""
+"""vLLM's OpenAI-compatible server: add a field `lamina` to its responses, and to the chunks of its streams."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Choice(NamedTuple):
-    """The latest state of one sequence of a response.
+    """The latest state of one choice (one output sequence) of a response.
 
     Attributes:
-        answers: Its answers. They go on to change until the sequence ends.
-        tokens: Number of tokens of its output in the results that the server has handled.
+        answers: Its answers. They change until the sequence ends.
+        tokens: Number of output tokens in the results that the server has handled.
     """
 
     answers: Answers
@@ -95,7 +95,7 @@ def install_responses(serving: Any, _layout: Layout) -> None:
 def install_pooling(serving: Any, layout: Layout) -> None:
     """Add the field `lamina` to the texts of a response of `/pooling`, `/v1/embeddings` or `/classify`.
 
-    Responses that hold bytes instead of JSON are left as they are. `serving` is a `PoolingBaseServing`.
+    Responses that hold bytes instead of JSON stay unchanged. `serving` is a `PoolingBaseServing`.
     """
     init, build = serving._init_ctx, serving._build_response
 
@@ -124,7 +124,7 @@ def install_pooling(serving: Any, layout: Layout) -> None:
 
 
 def _check_requests(serving: Any, method: str, layout: Layout) -> None:
-    """Make a method that handles requests answer with status 422 if the readers cannot answer a request."""
+    """Make a request method answer with status 422 if the readers cannot answer the request."""
     create: Callable[..., Any] = getattr(serving, method)
 
     async def check_and_create(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -141,11 +141,12 @@ def _check_requests(serving: Any, method: str, layout: Layout) -> None:
 
 
 async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 1) -> AsyncIterator[Any]:
-    """Yield the results of an engine unchanged, and store the state of each choice in `latest`.
+    """Yield the results of an engine unchanged, and store each choice's state in `latest`.
 
     Args:
-        results: `RequestOutput`s, or pairs of prompt index and `RequestOutput`, with the tokens since the one before.
-        latest: Filled with the choices.
+        results: `RequestOutput`s, or pairs (index of the prompt, `RequestOutput`), each with the tokens since the last
+            one.
+        latest: A dict that is filled with the choices.
         choices: Number of choices per prompt.
     """
     async for item in results:
@@ -170,10 +171,11 @@ def _fill(response: Any, answers: dict[int, Answers]) -> None:
 
 
 async def _fill_chunks(chunks: AsyncIterator[str], latest: Latest) -> AsyncIterator[str]:
-    """Yield the chunks of a stream, with the scores of the tokens that were read since the choice's last chunk.
+    """Yield the chunks of a stream, each with the scores of the tokens read since the last chunk of its choice.
 
-    A chunk has the scores of all tokens up to its own last token. The score of that token is in the next chunk, since
-    the engine reads a token in the step after it has chosen it. The chunk that ends a choice has all answers too.
+    A chunk has the scores of all tokens before its own last token. The score of that token is in the next chunk,
+    because the engine reads a token in the step after it has chosen it. The chunk that ends a choice has all answers
+    too.
     """
     sent: dict[int, int] = {}  # index of a choice -> number of tokens whose scores were sent
     async for chunk in chunks:

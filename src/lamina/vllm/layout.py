@@ -1,4 +1,4 @@
-"""Which readers of a saved bank an engine runs, and which columns of the score matrix belong to each reader."""
+"""The layout: which readers of a saved bank an engine runs, and which columns of the score matrix each one has."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class ReaderColumns:
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the reader has an additional column, the log weight of the token."""
+        """Whether the reader has one more column: the log weight of the token."""
         return self.head.weighs_tokens and not self.whole
 
     @property
     def last(self) -> int:
-        """The column after the reader's last one."""
+        """Number of the column after the reader's last one."""
         return self.first + self.logits + self.weighs_tokens
 
 
@@ -104,7 +104,10 @@ class Layout:
 
     @classmethod
     def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
-        """Return the layout of some readers (None: all) of the bank in `folder`; errors as in `from_config`."""
+        """Return the layout of some readers (None: all) of the bank in `folder`.
+
+        `on_flag` and `pooling` are stored as attributes. The errors are those of `from_config`.
+        """
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers
         check_known(f"vllm: {folder}", names, manifest.readers, "reader")
@@ -138,16 +141,16 @@ class Layout:
             raise BaseMismatchError(op="vllm", differs=differs)
 
     def names(self, *, whole: bool) -> list[str]:
-        """Return the names of the readers that pool whole prompts, or of those that score tokens."""
+        """Return the names of the readers that pool whole prompts (`whole`), or of those that score tokens."""
         return [name for name, reader in self.readers.items() if reader.whole == whole]
 
     @property
     def token_columns(self) -> int:
-        """Number of columns of the scores of tokens."""
+        """Number of columns in the matrix of token scores."""
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
     def asked(self, extra_args: Mapping[str, Any] | None) -> list[str]:
-        """Return the names of the readers that a request chooses in its `extra_args`; without the key, all of them.
+        """Return the names of the readers that a request chooses in its `extra_args`; all of them if it chooses none.
 
         Raises:
             ConfigError: If the value is not a list of names.

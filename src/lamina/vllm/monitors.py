@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Verdict(NamedTuple):
-    """A monitor's result for the output of a request so far.
+    """A monitor's result for a request's output so far.
 
     Attributes:
         score: Score of the output up to the last token that the engine has read.
@@ -29,7 +29,7 @@ class Verdict(NamedTuple):
 
 @final
 class RequestMonitors:
-    """The monitors of a bank on the output of one request.
+    """The monitors of a bank, applied to the output of one request.
 
     Args:
         layout: The engine's readers and monitors.

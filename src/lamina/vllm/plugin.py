@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def register() -> None:
-    """Hook the places where engines start; engines without readers in their `additional_config` are left as they are.
+    """Install hooks where engines start. Engines without readers in their `additional_config` are not affected.
 
     vLLM may call this several times in a process; only the first call has an effect.
     """
@@ -39,7 +39,7 @@ def _hook(
     before: Callable[..., None] | None = None,
     after: Callable[[Any], None],
 ) -> None:
-    """Replace a method of a class by a function that calls `before`, the method, and then `after(instance)`.
+    """Wrap a method of a class, so that a call runs `before`, the method, and then `after(instance)`.
 
     `before` gets the arguments of the method.
     """
@@ -60,7 +60,7 @@ def _hook(
 
 
 def _layout(vllm_config: Any) -> Layout | None:
-    """Return the layout of the readers with which an engine was started; None if there are none.
+    """Return the layout of the readers for an engine with this config; None if it has no readers.
 
     In that case nothing else of Lamina is imported.
     """
@@ -72,7 +72,7 @@ def _layout(vllm_config: Any) -> Layout | None:
 
 
 def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Raise an error if the readers cannot run in the engine, before it starts; warn about what was not tried."""
+    """Check, before the engine starts, that the readers can run in it; warn about combinations never tried."""
     if (layout := _layout(vllm_config)) is not None:
         import vllm
         from lamina.vllm.refusals import check_engine, warn_untried
@@ -127,7 +127,7 @@ def _start_worker(runner: Any) -> None:
 
 
 def _refuse_second_runner(runner: Any) -> None:
-    """Raise ConfigError if an engine with a bank runs on the second model runner of vLLM, which is not supported."""
+    """Raise ConfigError if an engine with a bank uses vLLM's second model runner, which is not supported."""
     if _layout(runner.vllm_config) is not None:
         from lamina.errors import ConfigError
 

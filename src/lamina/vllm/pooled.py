@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Segments(NamedTuple):
-    """Tokens, divided into segments, each of which lies in one cache block.
+    """Tokens in segments. Each segment lies in one cache block.
 
     Attributes:
         blocks: Number of the cache block of each segment, `[segments]`.
@@ -69,7 +69,7 @@ class Segments(NamedTuple):
 
 @final
 class PendingTokens:
-    """Tokens whose states wait to be added to the partial results, since many tokens at once take less time.
+    """Tokens whose states wait to be added to the partial results; adding many at once is faster.
 
     Args:
         layers: Layers whose states are needed.
@@ -81,9 +81,9 @@ class PendingTokens:
         self._parts: list[tuple[dict[int, Tensor], np.ndarray]] = []
 
     def push(self, states: Mapping[int, Tensor], slots: np.ndarray) -> None:
-        """Add the tokens of a step: layer -> their states `[tokens, width]`, and their cache slots.
+        """Add the tokens of a step: `states` is layer -> `[tokens, width]`, and `slots` are the tokens' cache slots.
 
-        Both are copied, because the engine uses their memory again in its next step.
+        Both are copied, because the engine reuses their memory in its next step.
         """
         self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots.copy()))
 
@@ -92,7 +92,7 @@ class PendingTokens:
         return sum(len(slots) for _, slots in self._parts)
 
     def take(self) -> tuple[dict[int, Tensor], Segments]:
-        """Return the states of all waiting tokens and their segments; then no token waits."""
+        """Return the states of all waiting tokens and their segments, and forget these tokens."""
         slots = np.concatenate([slots for _, slots in self._parts])
         blocks, place = np.unique(slots // self._block_size, return_inverse=True)
         # The first token of a block says that the block has a new owner: what waits for the old one is dropped.
@@ -164,9 +164,10 @@ class PooledReaders:
             self._merge(index, segments, maxima, sums, projected)
 
     def _merge(self, index: int, segments: Segments, maxima: Tensor, sums: Tensor, projected: Tensor) -> None:
-        """Merge the partial results of new tokens with those of the earlier tokens of their blocks.
+        """Merge new tokens' partial results (`maxima`, `sums`, `projected`) with those stored for their blocks.
 
-        A segment at the start of a block replaces what an earlier request left there.
+        `index` is the index of the layer. A segment at the start of a block replaces what an earlier request left
+        there.
         """
         blocks = segments.blocks
         before = self._maxima[blocks, index].masked_fill(segments.opens.unsqueeze(-1), -torch.inf)
@@ -180,7 +181,7 @@ class PooledReaders:
         self._projected[blocks, index] = old_projected * old.unsqueeze(-1) + projected * new.unsqueeze(-1)
 
     def logits(self, blocks: Int[Tensor, " blocks"]) -> dict[str, Float[Tensor, " classes"]]:
-        """Return reader name -> its logits over the tokens of the given blocks."""
+        """Return reader name -> its logits over the tokens of the given cache blocks together."""
         maxima = self._maxima[blocks]
         factors = (maxima - maxima.amax(0)).exp()
         sums = (self._sums[blocks] * factors).sum(0)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @final
 class TextReaders:
-    """The readers of a bank in one engine of a pooling model. They read each text when its last token is computed.
+    """The readers of a bank in one engine of a pooling model. They read each text once its last token is computed.
 
     Args:
         layout: The readers to run.
@@ -46,7 +46,7 @@ class TextReaders:
 
     @torch.inference_mode()
     def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
-        """Return request id -> scores of the texts that end in the step that the model has just computed.
+        """Return request id -> scores, for the texts whose last token the model has computed in this step.
 
         Args:
             hidden: The model's output: states of the last layer, of all requests one after the other, then padding.
@@ -79,7 +79,10 @@ class TextReaders:
         return scores
 
     def _answer(self, texts: dict[str, list[Tensor]], ids: Sequence[Tensor]) -> dict[str, StepScores]:
-        """Return request id -> scores, from request id -> the states of all its layers, and the texts' token ids."""
+        """Let the readers read finished texts; return request id -> scores.
+
+        `texts` is request id -> the states of all its layers, and `ids` has the texts' token ids.
+        """
         device = self._runner.device
         mask = pad_sequence([torch.ones_like(part) for part in ids], batch_first=True).to(device)
         tokens = pad_sequence(list(ids), batch_first=True).to(device)
@@ -115,7 +118,7 @@ def _check_readers(bank: ReaderBank, _stack: LayerStack, layout: Layout) -> None
 
 
 def _groups(lengths: dict[str, int], most: int) -> Iterator[list[str]]:
-    """Yield groups of requests of similar length that have at most `most` tokens when padded to their longest text."""
+    """Yield groups of requests of similar length. Padded to its longest text, a group has at most `most` tokens."""
     group: list[str] = []
     for request in sorted(lengths, key=lengths.__getitem__):
         if group and (len(group) + 1) * lengths[request] > most:

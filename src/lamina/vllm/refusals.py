@@ -1,4 +1,4 @@
-"""Engines that readers do not support, and warnings about those that were not tried."""
+"""Refuse engines that readers do not support, and warn about those that were never tried."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_engine(config: Any) -> None:
 
 
 def warn_untried(layout: Layout, version: str, dtype: str) -> None:
-    """Warn about a version of vLLM that was not tried, and about states in another data type than the bank's.
+    """Log a warning for a vLLM version that was never tried, or if states have another data type than the bank's.
 
     Args:
         layout: The engine's readers.

@@ -1,4 +1,4 @@
-"""Keep the states of a model of vLLM that has no interface for them, also where the model is compiled."""
+"""Store the states of a vLLM model that has no interface for them, even if the model is compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CALLS = "lamina_calls"  # name of the buffer in a block that counts its passes
 
 @final
 class Taps:
-    """Buffers with the input of every block of a model, which each pass of the model fills.
+    """Buffers with the input of every block of a model. Each pass of the model fills them.
 
     Compiled code calls no hooks. So the blocks' own `forward` writes the buffers, and compilers see it as a part of the
     model. For that, a block gets a subclass of its class. Every block is tapped, so that the compiled code, which vLLM
@@ -49,7 +49,7 @@ class Taps:
             block.__class__ = _tapped(type(block))
 
     def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
-        """Return copies of the states `[tokens, width]` of layers in the last pass. The last layer is not among them.
+        """Return copies of layers' states `[tokens, width]` in the last pass. The last layer has none.
 
         Args:
             layers: The layers. Layer i is the input of block i.
@@ -63,7 +63,7 @@ class Taps:
         return states
 
     def check(self) -> None:
-        """Raise RuntimeError if no pass has written every buffer since the last check."""
+        """Raise RuntimeError if, since the last check, no pass has written every buffer."""
         counts = torch.cat(self._counts)
         if (counts <= self._seen).any():
             raise RuntimeError("vllm: the readers got no states from a pass of the model. Start with --enforce-eager.")
@@ -71,7 +71,7 @@ class Taps:
 
 
 def tap(runner: Any, stack: LayerStack) -> Taps:
-    """Tap the model of a model runner, and check the passes with which the engine warms up when it starts."""
+    """Install `Taps` in a model runner's model, and check the engine's warm-up passes."""
     dummy_run = runner._dummy_run
     taps = Taps(
         runner.get_model(),

@@ -1,4 +1,4 @@
-"""Pass the scores of a step from the worker to the frontend, attached to the outputs of the scheduler."""
+"""Send the scores of a step from the worker to the frontend, attached to the scheduler's outputs."""
 
 # vLLM is not installed where types are checked: it needs another transformers.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
@@ -16,7 +16,7 @@ from lamina.vllm.worker import ATTRIBUTE, StepScores
 
 
 def install(scheduler: Any, layout: Layout) -> None:
-    """Make a scheduler of vLLM send the scores of a request along with its tokens, and end requests that are flagged.
+    """Make a vLLM scheduler send a request's scores along with its tokens, and end requests that a monitor flags.
 
     The scores travel in `kv_transfer_params`, the only free-form field of an `EngineCoreOutput`; the frontend takes
     them out again.
@@ -35,7 +35,7 @@ def install(scheduler: Any, layout: Layout) -> None:
 
 @final
 class _Sender:
-    """The scores and monitors of the requests of one scheduler, until the requests end."""
+    """The scores and monitors of one scheduler's requests, until the requests end."""
 
     def __init__(self, scheduler: Any, layout: Layout) -> None:
         self._scheduler, self._layout = scheduler, layout

@@ -1,4 +1,7 @@
-"""The worker's side: read the hidden states of each engine step and score every token for every reader."""
+"""The worker's side: read the hidden states of each engine step, and score every token for every reader.
+
+A step is one forward pass of the engine over tokens of several requests.
+"""
 
 from __future__ import annotations
 
@@ -45,26 +48,26 @@ class StepScores(NamedTuple):
 
 
 class StepReaders(Protocol):
-    """The readers of a bank in one engine.
+    """Base class of the readers of a bank in one engine.
 
     Attributes:
-        method: Name of the runner's method whose output carries the scores of a step.
+        method: Name of the runner's method whose output carries a step's scores.
     """
 
     method: ClassVar[str]
 
     def read_step(self, *args: Any) -> dict[str, StepScores]:
-        """Return request id -> scores of the step that the model has just computed; `args` are those of the method."""
+        """Return request id -> scores for the step just computed; `args` are the arguments of the method."""
         ...
 
 
 def install(runner: Any, layout: Layout, kind: Callable[[Layout, Any], StepReaders]) -> None:
-    """Make a model runner of vLLM run readers on each step; called after its model was loaded.
+    """Make a vLLM model runner run readers in each step. Called after its model was loaded.
 
     Args:
         runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
         layout: The readers to run.
-        kind: Class of the readers: of the tokens of a text that is written, or of whole texts.
+        kind: Class of the readers: `EngineReaders` for generated texts, `TextReaders` for whole texts.
 
     Raises:
         ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
@@ -177,7 +180,7 @@ class EngineReaders:
         return torch.cat([logits[name][0] for name in self._layout.names(whole=False)], dim=-1)
 
     def _prompt_logits(self, request: str, table: Any, row: int, last: int) -> bytes | None:
-        """Return the logits of the readers that pool whole prompts, in the step that ends the prompt; else None.
+        """Return the logits of readers that pool whole prompts, if this step ends the prompt; else None.
 
         Args:
             request: Id of the request.
@@ -200,7 +203,7 @@ class EngineReaders:
 
 @final
 class _Buffers:
-    """The scores and partial results that are kept beside the engine's cache.
+    """The scores and partial results that are stored beside the engine's cache.
 
     Attributes:
         tokens: Scores of the token in each cache slot, `[slots, columns]`, on the CPU.
@@ -222,7 +225,7 @@ class _Buffers:
         logger.info("lamina: what readers keep beside the cache takes %.0f bytes per token of it.", size / slots)
 
     def pool(self) -> None:
-        """Let the readers of whole prompts read the tokens that wait for them."""
+        """Let the readers of whole prompts process the tokens in `pending`."""
         if len(self.pending):
             states, segments = self.pending.take()
             for group in self.pooled:
@@ -230,9 +233,9 @@ class _Buffers:
 
 
 def cache_group(config: Any) -> int:
-    """Return the number of the group of cache blocks that holds all tokens of a request, from a `KVCacheConfig`.
+    """Return the number of the cache-block group that holds all tokens of a request, from a `KVCacheConfig`.
 
-    Raises ConfigError if every layer has a sliding window or keeps no tokens, so that there is no such group.
+    Raises ConfigError if there is no such group: every layer has a sliding window or keeps no tokens.
     """
     for number, group in enumerate(config.kv_cache_groups):
         if type(group.kv_cache_spec).__name__ == "FullAttentionSpec":
@@ -241,7 +244,7 @@ def cache_group(config: Any) -> int:
 
 
 def _slots_of(table: Any, row: int, first: int, last: int) -> Tensor:
-    """Return the cache slots of the tokens at positions `first` to `last - 1` of the request in a row of the batch."""
+    """Return the cache slots of the tokens at positions `first` to `last - 1`, for the request in row `row`."""
     positions = np.arange(first, last)
     blocks = table.block_table.np[row, positions // table.block_size].astype(np.int64)
     return torch.from_numpy(blocks * table.block_size + positions % table.block_size)
@@ -252,8 +255,8 @@ def load_bank(
 ) -> tuple[ReaderBank, LayerStack]:
     """Load the bank's readers, check that its base is the engine's model, and return the bank and the stack they read.
 
-    The model is loaded with transformers for the check, and its weights are freed afterwards. `check` raises an error
-    if the readers cannot run; it gets the bank with the model.
+    The model is loaded with transformers for the check, and its weights are freed afterwards. `check` is called with
+    the bank and its model, and raises an error if the readers cannot run.
     """
     config = runner.model_config
     model, processor = load(config.model, revision=config.revision, dtype=layout.manifest.base.dtype)
@@ -269,7 +272,7 @@ def load_bank(
 
 
 def _check_readers(bank: ReaderBank, stack: LayerStack, layout: Layout) -> None:
-    """Raise ConfigError if the readers cannot read a text while it is written."""
+    """Raise ConfigError if the readers cannot read a text while it is written, because they need all of it first."""
     if not is_causal(bank.model, stack):
         model = type(bank.model).__name__
         raise ConfigError(f"vllm: the states of {model} depend on later tokens; use a causal model.")
