@@ -298,7 +298,10 @@ class MissingExtraError(LaminaError, ImportError):
 
     @classmethod
     def of(cls, error: ImportError, *, op: str, extra: str) -> Self:
-        """Return the error for a failed import; the package's name comes from the ImportError."""
+        """Return the error for a failed import of an optional package.
+
+        The package's name comes from the ImportError. `extra` is the extra of Lamina that installs it.
+        """
         return cls(op=op, package=error.name or "?", extra=extra)
 
 

@@ -85,7 +85,7 @@ def bench(  # noqa: PLR0913
 
 
 def _show(study: Study, folder: Path, *, as_json: bool) -> None:
-    """Print the comparison over the sets and the conclusions, or everything as JSON."""
+    """Print the comparison over the data sets and the conclusions, or everything as JSON; `folder` has the study."""
     from lamina.studies.benchmarking.markdown_summary import over_sets
     from lamina.studies.study import rows_where
 

@@ -52,14 +52,14 @@ def cache(
 
 
 def _facts(entry: Entry) -> Row:
-    """Return an entry of the cache as --json prints it: its key, content, size, age and problem."""
+    """Return a cache entry in the form that --json prints: key, content, size, age and problem."""
     contents = {name: entry.facts.get(name) for name in _FACTS}
     state = {"size_bytes": entry.size_bytes, "age_s": entry.age_s, "problem": entry.problem}
     return {"key": entry.key, **contents, **state}
 
 
 def _row(entry: Entry) -> tuple[object, ...]:
-    """Return an entry of the cache as a row of the printed table, in the order of `_COLUMNS`."""
+    """Return a cache entry as a row of the printed table, with the columns `_COLUMNS`."""
     from lamina.layers.selectors import ranges
 
     model, rows, layers, dtype = (entry.facts.get(name) for name in ("model", "rows", "layers", "dtype"))

@@ -47,7 +47,7 @@ _QUIET = {
 
 
 class Warnings(logging.Handler):
-    """A logging handler that prints each record on the current standard error."""
+    """A logging handler that prints each record on standard error, wherever that points at the time."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record on one line; warnings and errors begin with "warning: "."""
@@ -106,9 +106,10 @@ class Group(TyperGroup):
 
 
 def sentence(error: Exception) -> str:
-    """Return the message of an error on one line, with the error's notes in brackets.
+    """Return an error's message on one line, with the error's notes in brackets.
 
-    An error that is not a `LaminaError` is called unexpected, with its class and how to see the traceback.
+    For an error that is no `LaminaError`, the text says that it is unexpected, names its class, and says how to see the
+    traceback.
     """
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     unexpected = f"unexpected {type(error).__name__}: {error}; set {DEBUG}=1 to see the traceback."
@@ -126,7 +127,7 @@ def build() -> Command:
 
 
 def quiet() -> None:
-    """Silence the progress bars and warnings of other libraries, and print each log record of Lamina on a line.
+    """Silence progress bars and warnings of other libraries, and print each log record of Lamina on one line.
 
     The libraries are silenced by environment variables; a variable that is already set is not changed.
     """

@@ -194,7 +194,9 @@ class LeastOptions(NamedTuple):
 
 
 def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
-    """Return the function that applies the edits that options ask for, each by its name and arguments.
+    """Return a function that applies the requested edits; `changes` has the name and arguments of each.
+
+    `least` are the options of `--drop auto:N`.
 
     Raises:
         ConfigError: If there is no edit, or `--drop auto:N` lacks a task or has no number.
@@ -227,7 +229,7 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
 
 
 def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
-    """Return the function that applies the plan in a file; `named` are options that name edits, which must be absent.
+    """Return a function that applies the plan in a file; `named` are options that request edits and must not be set.
 
     Raises:
         ConfigError: If there are other edits, or the plan is wrong.
@@ -257,14 +259,14 @@ def _apply_all(changes: list[partial[Edit]], model: PreTrainedModel, _processor:
 
 
 def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | None) -> list[LeastBlocks]:
-    """Apply several groups of edits to a model, in place, and return what they cost."""
+    """Apply groups of edits (`steps`) to a model, in place and in order; return reports of what the model lost."""
     return [report for step in steps for report in step(model, processor)]
 
 
 def _by_plan(
     plan: EditPlan, data: Path | None, model: PreTrainedModel, processor: Processor | None
 ) -> list[LeastBlocks]:
-    """Apply a plan to a model, in place, and return what it cost.
+    """Apply a plan to a model, in place; return reports of what the model lost. `data` is the folder of its task.
 
     Raises:
         ConfigError: If the plan measures the model, and that has no weights.
@@ -275,7 +277,7 @@ def _by_plan(
 
 
 def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> None:
-    """Raise ConfigError if an option was set that belongs to an edit which was not requested.
+    """Raise ConfigError if an option was set that belongs to an edit that was not requested.
 
     `edit` is the option that requests the edit, such as "--insert"; `changed` is option -> whether it was set.
     """
@@ -352,7 +354,7 @@ _WEIGHTLESS = ("truncate", "keep", "drop")  # edits that change no weight, and a
 
 
 def _counts(model: PreTrainedModel) -> Counts:
-    """Return how many layers, parameters and trainable parameters a model has."""
+    """Return the numbers of layers, parameters and trainable parameters of a model."""
     trainable = model.num_parameters(only_trainable=True)
     return Counts(layers=_layers(model), parameters=model.num_parameters(), trainable=trainable)
 

@@ -141,7 +141,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
-    """Return the values of a repeated option: reader -> value, or one value for all readers; None if there are none.
+    """Return the values of a repeated option as reader -> value, or as one value for all readers; None without values.
 
     Raises:
         ConfigError: If some values name a reader and others do not, or a reader is named twice.
@@ -158,12 +158,12 @@ def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | 
 
 
 def _column(name: str) -> str | int:
-    """Return the name of a column; one that is a number becomes an int."""
+    """Return a column name; a name that is a number becomes an int."""
     return int(name) if name.removeprefix("-").isdecimal() else name
 
 
 def _columns(**names: str | None) -> Columns:
-    """Return parameter of `Task.from_files` -> column; a column name that is a number becomes an int."""
+    """Return parameter of `Task.from_files` -> column. A column name that is a number becomes an int."""
     numbered = {key: _column(name) for key, name in names.items() if name}
     return cast("Columns", numbered)
 
@@ -250,7 +250,7 @@ def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) ->
 
 
 def _row(metric: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the cells of one metric of a reader: its score, its interval, what one answer scores, and TF-IDF."""
+    """Return the cells for one metric of a reader: score, interval, the constant prediction's score, and TF-IDF's."""
     count = values.get("rows", 0)
     low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]
     other, words = values.get("baseline", {}).get(metric), values.get("tfidf", {}).get(metric)
@@ -268,7 +268,7 @@ _STYLES = {"wrong": "bold yellow", "missed": "bold red", "extra": "bold magenta"
 
 
 def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
-    """Print the wrong answers of a reader as a table. If answers are spans, both texts have their spans marked."""
+    """Print the wrong answers of a reader as a table. If answers are spans, they are marked in both texts."""
     if not errors:
         print(f"\n{reader}: every prediction is right")
         return

@@ -122,7 +122,7 @@ def _export_graph(
     main: bool,
     as_json: bool,
 ) -> None:
-    """Export a bank or a model as an ONNX graph into `out`, and print the graph's outputs.
+    """Export `target`, a bank or a model, as an ONNX graph into `out`, and print the graph's outputs.
 
     `processor` is saved with the graph (None: the bank's), `readers` are exported (None: all), and with `main` also the
     model's own output.
@@ -140,7 +140,10 @@ def _export_graph(
 def _export_int8(
     bank: ReaderBank, out: Path, validation: Path, label: list[str], max_loss: float, *, as_json: bool
 ) -> None:
-    """Export a bank with a quantised base into `out`, and print every reader's score before and after."""
+    """Export a bank with a quantised base into `out`, and print every reader's score before and after.
+
+    The scores are measured on the file `validation` with the columns `label`. A loss above `max_loss` is an error.
+    """
     from lamina.prediction.int8 import export_int8
 
     if wrong := [pair for pair in label if not all(pair.partition("="))]:
@@ -156,6 +159,6 @@ def _export_int8(
 
 
 def _row(name: str, output: OutputFacts) -> tuple[object, ...]:
-    """Return an output of the graph as a row of the printed table, in the order of `_COLUMNS`."""
+    """Return an output of the graph as a row of the printed table, with the columns `_COLUMNS`."""
     kind = (output.kind or "the model").replace("_", " ")
     return name, kind, " x ".join(output.axes), ", ".join(output.labels)

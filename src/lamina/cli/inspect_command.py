@@ -64,7 +64,7 @@ class ModelFacts(TypedDict):
 
 
 class Choice(TypedDict):
-    """Which inserted layer to draw; None: the first one. See `chosen_weight`."""
+    """The arguments of `chosen_weight` that select the inserted layer to draw. None: the first one."""
 
     layer: int | None
     projection: str | None
@@ -119,7 +119,7 @@ def inspect(  # noqa: PLR0913
 
 
 def _monitors(folder: str) -> list[AnyMonitor]:
-    """Return the monitors in the folder of a saved bank; [] if it is no such folder or has no monitor."""
+    """Return the monitors saved in the folder of a bank; [] if it is no such folder or has none."""
     from lamina.bank.monitoring import saved_monitors
     from lamina.store.bank_folder import saved_infos
 
@@ -127,7 +127,7 @@ def _monitors(folder: str) -> list[AnyMonitor]:
 
 
 def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the fields of a monitor or cascade without the hundreds of numbers of its sketches."""
+    """Return a monitor's or cascade's fields without its sketches, which are hundreds of numbers."""
     plain = {key: value for key, value in fields.items() if key != "sketch"}
     return {key: _without_sketch(value) if isinstance(value, dict) else value for key, value in plain.items()}
 
@@ -211,7 +211,7 @@ def _stack_facts(stack: LayerStack) -> StackFacts:
 
 
 def _parameters_outside_blocks(stack: LayerStack) -> int | None:
-    """Return how many parameters of a stack are outside its blocks: embeddings, and norms around the blocks.
+    """Return the number of a stack's parameters outside its blocks: embeddings, and norms around the blocks.
 
     None: unknown, because the blocks are no modules.
     """

@@ -22,11 +22,11 @@ READER_GONE = 141  # exit code of a command whose output nobody reads any more, 
 
 @final
 class Stream:
-    """A wrapper of standard output or standard error that handles writing errors: a full disk, or a closed pipe.
+    """A wrapper of standard output or standard error that handles failed writes: a full disk, or a closed pipe.
 
-    After the first error, everything that is written is dropped. With `needed=False` (standard error) nothing else
+    After the first failure, everything that is written is dropped. With `needed=False` (standard error) nothing else
     happens, so that a log on a full disk does not end a training. With `needed=True` (standard output) the process ends
-    too: with `StoreError`, or after a closed pipe with exit code 141, so that results which were not printed do not
+    too: with `StoreError`, or after a closed pipe with exit code 141, so that results that were not printed do not
     count as a success.
     """
 
@@ -90,7 +90,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 
 def end_if_failed(failures: Sequence[Mapping[str, object]]) -> None:
-    """Print each failed cell ("key" and "error") on standard error, and exit with code 1; else do nothing."""
+    """Print each failed cell ("key" and "error") on standard error, and exit with code 1; do nothing if none failed."""
     from typer import Exit
 
     for failure in failures:

@@ -143,7 +143,7 @@ def serve(  # noqa: PLR0913
 
 
 def _example(text: str) -> str | tuple[str, str]:
-    """Return the pair of an --example that is a JSON list of two strings; return any other text unchanged."""
+    """Return an --example as a pair if it is a JSON list of two strings, else the text unchanged."""
     try:
         match parse_json(text):
             case [str(first), str(second)]:
@@ -163,9 +163,10 @@ def _application(
     readers_root: Path | None = None,
     page: bool = True,
 ) -> FastAPI:
-    """Load a saved bank (folder or hub id) and return the web application that serves it; see `create_app`.
+    """Load a saved bank (folder or hub id), and return the web application that serves it.
 
-    `model` replaces the base model that the bank names, and the device "auto" is a GPU if there is one.
+    `model` replaces the base model that the bank names, and the device "auto" is a GPU if there is one. The other
+    arguments are those of `create_app`.
     """
     from lamina.serve import create_app
 
@@ -199,7 +200,7 @@ def _opened(bank: str, model: str | None, device: str) -> ReaderBank:
 def _on_ray(
     build: Callable[[], FastAPI], settings: Settings, replicas: Replicas, ray: str, address: tuple[str, int]
 ) -> None:
-    """Deploy replicas on Ray Serve, and print their address; see `deployed`.
+    """Deploy replicas of the application that `build` returns on Ray Serve, and print their address; see `deployed`.
 
     On a cluster that already runs, the function then returns and the replicas stay. A cluster that it starts itself
     (`ray` is "local") ends with this process, so the function waits for SIGTERM or SIGINT. Raises ConfigError if the
@@ -223,13 +224,13 @@ def _on_ray(
 
 
 def _reload_on_signal(reload: Callable[[], None]) -> None:
-    """Call `reload` in a new thread whenever SIGHUP arrives; do nothing on systems without this signal."""
+    """Call `reload` in a new thread whenever the signal SIGHUP arrives; do nothing on systems without it."""
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: Thread(target=reload, daemon=True).start())
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on an address; port 0 stands for any free port.
+    """Return a socket that listens on an address. Port 0: any free port.
 
     It is opened before anything is loaded, so that a port in use is reported at once.
 

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and a function that loads the bank or model they name."""
+"""Arguments and options that several commands share, and loading the bank or model that they name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _BACKEND = (
 
 
 class Backend(StrEnum):
-    """What computes a bank's answers."""
+    """The engine that computes a bank's answers."""
 
     AUTO = "auto"
     TORCH = "torch"

@@ -101,7 +101,7 @@ def train(  # noqa: PLR0913
 
 
 def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | None) -> Recipe:
-    """Read a recipe, replace values of its grids by those of a sweep, and reduce it to the runs that were asked for."""
+    """Read a recipe, put the values of `sweep` into its grids, and keep the runs that match `only` and `seeds`."""
     from lamina.recipes.expand import read_sweeps, with_part, with_sweep
     from lamina.recipes.part import read_only
     from lamina.recipes.schema import load_recipe
@@ -142,7 +142,7 @@ def _show(run: RecipeResult, folder: Path) -> None:
 
 
 def _show_facts(run: RecipeResult) -> None:
-    """Print how many training texts were truncated or have no label, and what always giving one answer scores."""
+    """Print how many training texts were truncated or have no label, and what the constant prediction scores."""
     from lamina.tasks.metrics import better
 
     for name, count in run.truncated.items():

@@ -1,4 +1,4 @@
-"""Break the grammar of sentences from templates.
+"""Add grammar faults to sentences from templates.
 
 Each function that adds a fault takes the tokens of a correct sentence, and returns all versions of the sentence with
 one fault of its type: a list of token lists, which is empty if the sentence has no place for the fault.
@@ -23,7 +23,7 @@ DETERMINERS = ("a", "the", "this", "every", "our", "my")
 
 
 def corrupt(tokens: list[Token], rng: random.Random) -> list[Token]:
-    """Return the sentence with one random fault, of a random type that the sentence has a place for."""
+    """Return the sentence with one random fault. Its type is drawn from those that the sentence has a place for."""
     names = list(FAULTS)
     rng.shuffle(names)
     options = next(options for name in names if (options := FAULTS[name](tokens)))
@@ -71,9 +71,9 @@ def _no_verb(tokens: list[Token]) -> list[list[Token]]:
 
 
 def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool]) -> list[tuple[int, int]]:
-    """Find noun phrases: a token for which `starts` is true, then adjectives, then a noun with the given role.
+    """Find noun phrases: a token for which `starts` returns True, then adjectives, then a noun with the role `role`.
 
-    Returns the position of the first token and of the noun, for each phrase.
+    Returns for each phrase the position of its first token and of its noun.
     """
     phrases = []
     for i, token in enumerate(tokens):
@@ -86,7 +86,7 @@ def _noun_phrases(tokens: list[Token], role: str, starts: Callable[[Token], bool
 
 
 def _is_determiner(token: Token) -> bool:
-    """Whether a token is a determiner."""
+    """Return whether a token is a determiner."""
     return token.word in DETERMINERS
 
 
@@ -113,7 +113,7 @@ def _wrong_number(tokens: list[Token]) -> list[list[Token]]:
 
 @cache
 def _other_number() -> dict[str, str]:
-    """Return noun -> its other number: singular -> plural, and plural -> singular."""
+    """Return a dict from each noun to its other number: singular -> plural, and plural -> singular."""
     words = data()["words"]
     pairs = [
         noun.split("/") for name in ("thing", "job", "kin", "place") for group in words[name].values() for noun in group

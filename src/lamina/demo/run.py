@@ -42,7 +42,7 @@ ROWS, ROWS_FULL = (
 
 @dataclass(frozen=True)
 class Example:
-    """A sentence that the demo shows at its end, with the right answers."""
+    """A sentence that the demo predicts at its end, with the right answers."""
 
     text: str
     sentiment: str
@@ -59,7 +59,7 @@ EXAMPLES = (
 
 
 class Prediction(TypedDict):
-    """The three readers' answers for one example."""
+    """The answers of the three readers for one example."""
 
     text: str
     sentiment: str
@@ -209,7 +209,7 @@ def run_demo(
 
 
 def _tasks(files: Mapping[str, Path]) -> dict[str, Task]:
-    """Return task name -> task for the three tasks, which share the sentences of `files` (split -> path)."""
+    """Return task name -> task for the three tasks over the same sentences; `files` is split -> path."""
     train, validation, test = (files[split] for split in SPLITS)
     labels = {"sentiment": SENTIMENTS, "acceptability": ACCEPTABILITY}
     tasks = {
@@ -259,7 +259,7 @@ def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full
 
 
 def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
-    """Return the head of a task for a baseline: a linear head, or the head of the AdaLayers paper for single layers."""
+    """Return a task's head for a baseline: a linear one, or for single layers the one of the AdaLayers paper."""
     if task == "entities":
         return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
     labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
@@ -269,7 +269,10 @@ def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassific
 def _score(
     task: str, metric: str, readers: Sequence[DemoReader], validation: Mapping[str, float], test: Mapping[str, float]
 ) -> Score:
-    """Return the test scores of one task; the best single layer is chosen by its validation score."""
+    """Return the test scores of one task; the best single layer is chosen by its validation score.
+
+    `validation` and `test` are reader name -> score in the metric, and `readers` are the readers of all tasks.
+    """
     single = [reader for reader in readers if reader.task == task and reader.layer is not None]
     best = max(single, key=lambda reader: validation[reader.name], default=None)
     return Score(
@@ -292,7 +295,7 @@ def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Pa
 
 
 def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
-    """Return one point of the picture; without a layer, the point is drawn as a horizontal line."""
+    """Return one point of the picture for a task's score. Without a layer, it is drawn as a horizontal line."""
     return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
 
 
@@ -307,7 +310,7 @@ def _draw_importances(bank: ReaderBank, folder: Path) -> Path:
 
 
 def _predict_examples(bank: ReaderBank) -> list[Prediction]:
-    """Return the readers' answers for the examples, with the right label wherever a sentence label is wrong."""
+    """Return the readers' answers for the examples; a wrong sentence label is followed by the right one."""
     predictions = []
     for example, answer in zip(EXAMPLES, predict(bank, [example.text for example in EXAMPLES]), strict=True):
         sentiment, acceptability = answer["sentiment"]["label"], answer["acceptability"]["label"]

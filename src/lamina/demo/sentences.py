@@ -110,13 +110,13 @@ def split_pairs(
 
 
 def _pair(good: str, broken: str, fault: str, sentiment: str, names: str) -> Pair:
-    """Return the pair in the five columns of a line; `names` has the form "Anna=PER;Rosa's=ORG"."""
+    """Return a pair made from the five columns of a line; `names` has the form "Anna=PER;Rosa's=ORG"."""
     entities = [name.rpartition("=") for name in names.split(";") if name]
     return Pair(good, broken, fault, sentiment, tuple((name, entity_type) for name, _, entity_type in entities))
 
 
 def _tag_words(text: str, names: tuple[tuple[str, str], ...]) -> tuple[list[str], list[str]]:
-    """Split a text into words, and return the words and one IOB2 tag per word.
+    """Split a text into words; return them with one IOB2 tag each.
 
     Words end at spaces, before punctuation, and at both ends of an entity. `names` are the text and type of each
     entity; if entities overlap, the longer one wins.

@@ -195,7 +195,7 @@ def _entity(name: str, entity_type: str) -> list[Token]:
 
 
 def row_of(tokens: list[Token], sentiment: str, acceptability: str) -> Sentence:
-    """Return tokens as a row of the corpus, with "an" before vowels and a capital first letter."""
+    """Return tokens as a row of the corpus with its labels; it has "an" before vowels and a capital first letter."""
     words = [token.word for token in tokens]
     for i, (word, after) in enumerate(pairwise(words)):
         if word == "a" and _takes_an(after):

@@ -13,7 +13,7 @@ Name = TypeVar("Name")
 
 
 def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> dict[Name, list[float]]:
-    """Call all functions once to warm up, then time them one after the other, `repeats` times.
+    """Call all functions once to warm up; then time them in turns, `repeats` times each.
 
     Args:
         runs: Name -> function without arguments.
@@ -33,5 +33,5 @@ def in_turn(runs: Mapping[Name, Callable[[], object]], *, repeats: int = 9) -> d
 
 
 def ratio(seconds: Mapping[Name, list[float]], name: Name, to: Name) -> float:
-    """Return the median ratio of `name` to `to`, over calls of the same turn."""
+    """Return the median of the ratios of `name` to `to` within each turn."""
     return statistics.median(a / b for a, b in zip(seconds[name], seconds[to], strict=True))

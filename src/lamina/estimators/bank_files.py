@@ -1,4 +1,4 @@
-"""Turn fitted estimators into files, for pickles and for folders, and read them back."""
+"""Convert fitted estimators to files, for pickles and for folders, and read them back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NOT_SAVED = ("processor", "random_state")  # objects without a JSON form; a `ra
 
 
 def files_of(bank: ReaderBank) -> dict[str, bytes]:
-    """Return the files that `bank.save_pretrained` writes (without the model), as relative path -> content."""
+    """Return the files of a saved bank (without the model) as relative path -> content."""
     with TemporaryDirectory() as folder:
         bank.save_pretrained(folder)
         paths = [path for path in Path(folder).rglob("*") if path.is_file()]
@@ -40,7 +40,7 @@ def files_of(bank: ReaderBank) -> dict[str, bytes]:
 
 
 def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Processor) -> ReaderBank:
-    """Return the bank whose files `files_of` returned, attached to `model`.
+    """Return the bank whose files `files_of` returned, on `model`.
 
     Raises:
         BaseMismatchError: If `model` is not the model that the bank was trained on.
@@ -90,7 +90,7 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
 
 
 def _is_learnt(name: str) -> bool:
-    """Return whether an attribute was set by `fit` and is saved as JSON: its name ends with an underscore."""
+    """Return whether an attribute was set by `fit` and is saved as JSON; such names end with an underscore."""
     return name.endswith("_") and not name.startswith("_") and name not in ("bank_", "result_")
 
 
@@ -115,7 +115,7 @@ def _to_json(value: Any) -> JSON:
 
 
 def _from_json(value: JSON) -> Any:
-    """Return the parameter or attribute that `_to_json` turned into `value`."""
+    """Return the parameter or attribute for which `_to_json` returned `value`."""
     if isinstance(value, list):
         return [_from_json(item) for item in value]
     if not isinstance(value, dict):

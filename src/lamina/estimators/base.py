@@ -100,7 +100,10 @@ class LaminaEstimator(BaseEstimator):
             return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _task(self, split: Split, targets: Targets, seed: int) -> Task:
-        """Return the task of all examples; with `validation_fraction`, that share of the rows is a validation split."""
+        """Return the task of all examples in `split`; `targets` are their labels, and `seed` decides held-out rows.
+
+        With `validation_fraction`, that share of the rows is a validation split.
+        """
         parts = {"train": split}
         if self.validation_fraction is not None:
             with data_errors(self._op()):
@@ -115,7 +118,7 @@ class LaminaEstimator(BaseEstimator):
         return Task(kind_of(self.kind), problem, labels, metrics[0], metrics, parts, name, positive)
 
     def _reader(self, task: Task, given: Any, seed: int, **settings: Any) -> Reader:
-        """Return the config of the reader for the task's labels.
+        """Return the reader's config for the task's labels.
 
         `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (with a default head)
         or a whole reader. `settings` are further settings of the head.
@@ -140,7 +143,7 @@ class LaminaEstimator(BaseEstimator):
         return Reader(fusion, head, stack=stack, seed=seed)
 
     def _head_of_a_fusion(self) -> dict[str, Any]:
-        """Return settings of the head for the case that the parameter `reader` is only a fusion."""
+        """Return settings for the head that is added if the parameter `reader` is only a fusion."""
         return {}
 
     def _train(self, bank: ReaderBank, task: Task, seed: int) -> None:
@@ -169,7 +172,7 @@ class LaminaEstimator(BaseEstimator):
     # Use
 
     def _results(self, split: Split, method: str) -> dict[str, Results]:
-        """Return reader name -> the reader's outputs for the examples of a split. Errors name the calling `method`."""
+        """Return reader name -> the reader's outputs for a split; messages name the calling `method`."""
         given = {"batch_size": _plain(self.batch_size), "eval_batch_size": (self.options or {}).get("eval_batch_size")}
         rows = FitOptions.of(given, self._op(method)).scoring_batch_size
         predictor = Predictor(self.bank_, PassOptions(batch_size=rows), backend=checked_backend(self.backend))
@@ -179,7 +182,10 @@ class LaminaEstimator(BaseEstimator):
         return predictor.results(prepared)
 
     def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
-        """Return X as texts or pairs of texts; see `as_texts`."""
+        """Return X as texts or pairs of texts. With `reset` (in `fit`), its columns are recorded, else compared.
+
+        `method` is the calling method, for messages; see `as_texts`.
+        """
         return as_texts(self, X, self._op(method), reset=reset)
 
     def _check_fitted(self) -> None:
@@ -258,7 +264,7 @@ class LaminaEstimator(BaseEstimator):
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as a Python value (searches pass NumPy scalars as parameters); other values unchanged."""
+    """Return a NumPy scalar as a Python value, because searches pass NumPy scalars as parameters; others unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 

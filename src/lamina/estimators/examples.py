@@ -23,7 +23,7 @@ TargetsLike: TypeAlias = Any
 
 @contextmanager
 def data_errors(op: str) -> Iterator[None]:
-    """Turn a TypeError or ValueError in the `with` block into a DataError: `op`, then the same message.
+    """Convert a TypeError or ValueError in the `with` block to a DataError with `op` and the same message.
 
     scikit-learn's messages are familiar to its users, so they are not reworded. Errors of Lamina pass unchanged.
     """
@@ -64,7 +64,7 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
 
 
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
-    """Set (`reset`) or compare the `n_features_in_` of an estimator: the number of columns of `table`.
+    """Compare `n_features_in_` of an estimator, its number of columns, with `table`; with `reset`, set it.
 
     A one-dimensional `table` has no columns. Raises DataError if there are neither one nor two columns, or another
     number than at `fit`.
@@ -84,7 +84,7 @@ def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, rese
 
 
 def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
-    """Raise DataError unless `parts`, the content of row number `row` of X, are `count` strings."""
+    """Raise DataError unless row `row` of X consists of `count` strings; `parts` is its content."""
     if len(parts) == count and all(isinstance(part, str) for part in parts):
         return
     wrong = next((part for part in parts if not isinstance(part, str)), parts)
@@ -93,7 +93,7 @@ def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
 
 
 def as_words(X: TextsLike, op: str) -> list[list[str]]:
-    """Return X as lists of words. Raise DataError, naming the first wrong row, unless each row is a list of strings."""
+    """Return X as lists of words; raise DataError, naming the first wrong row, unless each row is a list of strings."""
     if isinstance(X, str | bytes) or not hasattr(X, "__len__"):
         raise DataError(f"{op}: X is one {type(X).__name__}; a list of lists of words is needed.")
     if not len(X):

@@ -1,4 +1,4 @@
-"""Load the model of an estimator: clones, folds and threads that name the same model share one instance."""
+"""Load the model of an estimator once: clones, folds and threads that name the same model share one instance."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _loading = Lock()  # threads that need the same model at the same time wait for 
 def model_of(
     model: str | Path | PreTrainedModel, processor: Processor | None, op: str
 ) -> tuple[PreTrainedModel, Processor]:
-    """Return the model and its processor; a model that is given by name is loaded once and then cached.
+    """Return the model and its processor. A model that is given by name is loaded once and then cached.
 
     Args:
         model: Hub id or folder; or a loaded model, which is returned itself.
@@ -56,7 +56,7 @@ def _checked(processor: Processor | None, op: str) -> Processor:
 
 @lru_cache(maxsize=_CACHED_MODELS)
 def _load(name: str, file_times: tuple[tuple[str, int], ...]) -> tuple[PreTrainedModel, Processor | None]:
-    """Load the model `name` and its processor, or return them from the cache if the file times are unchanged."""
+    """Load the model `name` and its processor; or return them from the cache, if the files' times are unchanged."""
     del file_times  # only part of the cache key, so that a folder whose files changed is loaded again
     return load(name)
 

@@ -32,7 +32,7 @@ class Targets:
 
     @property
     def stratify(self) -> list[int] | None:
-        """The classes by which a validation split is stratified; None if texts have no single class."""
+        """The classes by which a validation split is stratified; None if a text does not have exactly one class."""
         return None if self.classes is None or self.problem_type == "multi_label" else self.values
 
 
@@ -72,9 +72,10 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 
 
 def _named(classes: np.ndarray, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """Return the names of the classes, one class for each name, and the index of each row's class among these.
+    """Return the class names, one class value for each name, and the index of each row's class among the names.
 
-    Two values can have one name, as the two Unicode forms of one text. `numbers` are the indices of rows in `classes`.
+    Two values can have one name, such as the two Unicode forms of one text. `numbers` are the indices of rows in
+    `classes`.
     """
     names = [class_name(value, (str(value),)) for value in classes]
     labels = tuple(dict.fromkeys(names))
