@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 JSON_BYTES = b"inference-header-content-length"  # header with the size of the JSON before binary data, in KServe's v2
 OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no key: the page, which asks for it, and probes
 ADMIN = "/readers"  # this path and those below change what is served, and have a key of their own
+_DIGITS = 20  # of a number that is larger than any body; int() refuses thousands of digits
 _HEADERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
@@ -30,6 +31,13 @@ _HEADERS = [
 ]
 # A whole JSON string, or one bracket. Possessive quantifiers (++, *+) keep the time linear in the size of the body.
 _PARTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
+# One half of a pair of surrogates, as an escape or as three bytes; whole pairs and other escapes match without a group.
+_SURROGATES = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.|(\xed[\xa0-\xbf][\x80-\xbf])",
+    re.DOTALL,
+)
+_ANY_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 class Refusal(NamedTuple):
@@ -114,9 +122,10 @@ class RequestGuard:
         timeout_s = self._settings.request_timeout
         try:
             async with asyncio.timeout(timeout_s):
-                body = await self._body(receive, dict(scope["headers"]).get(JSON_BYTES, b""))
+                body = await self._body(receive)
         except TimeoutError:
             body = Refusal(408, f"the body did not come within {timeout_s:g} s.", "Timeout")
+        body = self._checked(body, _json_bytes(scope)) if isinstance(body, bytes) else body
         if isinstance(body, Refusal):
             await _refuse(send_with_headers, path_of(scope), body)
             return
@@ -149,16 +158,11 @@ class RequestGuard:
             return None
         return Refusal(401, "the key is missing or wrong. Send Authorization: Bearer KEY.", "Unauthorized")
 
-    async def _body(self, receive: Receive, json_bytes: bytes) -> bytes | Refusal:
-        """Receive a request's body, and return it, or a refusal if it is too large or nested too deeply.
+    async def _body(self, receive: Receive) -> bytes | Refusal:
+        """Receive a request's body, and return it, or a refusal if it is too large.
 
         A body that is too large is not received to its end. If the client disconnects, the part received so far is
         returned.
-
-        Args:
-            receive: Receives the parts of the body.
-            json_bytes: The size of the JSON in front of binary data, as the client wrote it; empty if all of the body
-                is JSON.
         """
         parts: list[bytes] = []
         size, more = 0, True
@@ -171,11 +175,23 @@ class RequestGuard:
             if size > self._settings.payload_limit:
                 limit = self._settings.payload_limit
                 return Refusal(413, f"the body is larger than {limit} bytes, the most that is accepted.", "Validation")
-        body = b"".join(parts)
-        if depth_of(body[: int(json_bytes)] if json_bytes.isdigit() else body) > self._settings.max_depth:
-            limit = self._settings.max_depth
+        return b"".join(parts)
+
+    def _checked(self, body: bytes, json_bytes: int | None) -> bytes | Refusal:
+        """Return a body with "\ufffd" in place of lone surrogates, which no response can repeat, or the refusal.
+
+        It is refused if its JSON is not in UTF-8, or nested too deeply.
+
+        Args:
+            body: The body.
+            json_bytes: The size of the JSON that binary data follow. None: all is JSON.
+        """
+        part, data = body[:json_bytes], b"" if json_bytes is None else body[json_bytes:]
+        if not json.detect_encoding(part).startswith("utf-8"):
+            return Refusal(422, "the body cannot be read; JSON in UTF-8 is needed", "Validation")
+        if depth_of(part) > (limit := self._settings.max_depth):
             return Refusal(422, f"the body is nested too deeply; at most {limit} levels are accepted.", "Validation")
-        return body
+        return without_lone_surrogates(part) + data
 
 
 def _encoding_problem(scope: Scope) -> Refusal | None:
@@ -184,6 +200,12 @@ def _encoding_problem(scope: Scope) -> Refusal | None:
     if encoding.strip().lower() in ("", "identity"):
         return None
     return Refusal(415, f"the body has Content-Encoding {encoding}; send it uncompressed.", "Validation")
+
+
+def _json_bytes(scope: Scope) -> int | None:
+    """Return the size of the JSON that binary data follow in a body of KServe's v2; None if all of it is JSON."""
+    size = dict(scope["headers"]).get(JSON_BYTES, b"")
+    return int(size) if path_of(scope).endswith("/infer") and size.isdigit() and len(size) < _DIGITS else None
 
 
 def path_of(scope: Scope) -> str:
@@ -202,6 +224,17 @@ def depth_of(body: bytes) -> int:
         elif part[0] in (b"]", b"}"):
             depth -= 1
     return deepest
+
+
+def without_lone_surrogates(body: bytes) -> bytes:
+    """Return JSON with "\ufffd" in place of each half of a pair of surrogates that stands alone; the size stays."""
+
+    def replaced(part: re.Match[bytes]) -> bytes:
+        if part[1]:
+            return rb"\ufffd"
+        return "\ufffd".encode() if part[2] else part[0]
+
+    return _SURROGATES.sub(replaced, body) if _ANY_SURROGATE.search(body) else body
 
 
 async def _refuse(send: Send, path: str, refusal: Refusal) -> None:

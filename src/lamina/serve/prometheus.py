@@ -91,7 +91,10 @@ class ServerMetrics:
         self._drift.clear()  # another bank may have other monitors
         for monitor, evidence in self._drift_now().items():
             self._drift.labels(monitor).set(evidence)
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except (TypeError, ValueError):  # a version that is no number
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
 

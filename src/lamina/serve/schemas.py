@@ -51,9 +51,11 @@ class RequestBody(Body):
     def _check_supported(cls, value: object, info: ValidationInfo) -> object:
         """Return the value of a field unchanged; raise ValueError if it asks for something that is not supported."""
         extra = cls.model_fields[str(info.field_name)].json_schema_extra
-        if isinstance(extra, dict) and _ENUM in extra and value not in cast("Sequence[object]", extra[_ENUM]):
-            raise PydanticCustomError("unsupported", "this is not supported here. Leave it out.")
-        return value
+        known = cast("Sequence[object]", extra[_ENUM]) if isinstance(extra, dict) and _ENUM in extra else None
+        # in Python, True == 1 and False == 0
+        if known is None or any(one == value and isinstance(one, bool) == isinstance(value, bool) for one in known):
+            return value
+        raise PydanticCustomError("unsupported", "this is not supported here. Leave it out.")
 
 
 class FileInput(RequestBody):
@@ -176,7 +178,7 @@ class ModerationRequest(Body):
 class InferTensor(Body):
     """A tensor of texts in KServe's v2 protocol; its data may be flat or nested by row."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Name
     shape: list[int] = Field(max_length=2)
@@ -202,7 +204,7 @@ class InferOutputParameters(RequestBody):
 class InferOutput(Body):
     """A requested output tensor in KServe's v2 protocol."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     name: Name
     parameters: InferOutputParameters = Field({}, validate_default=True)
@@ -211,7 +213,7 @@ class InferOutput(Body):
 class InferRequest(Body):
     """A request in KServe's v2 protocol: one tensor of texts `[rows]` or of pairs `[rows, 2]`."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="ignore", strict=True)
 
     id: Name | None = None
     parameters: InferParameters = Field({}, validate_default=True)

@@ -23,6 +23,7 @@ from lamina.serve import Settings, create_app
 from lamina.serve.responses import categories_of, moderation
 
 TEXT = "the film is good ."
+JSON = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,24 @@ def test_keys_that_clients_send_by_habit_change_nothing(client: TestClient, path
 )
 def test_keys_that_are_not_supported_are_refused_by_name(client: TestClient, path: str, key: str, value: Any):
     assert asked(client, path, {"inputs": TEXT, key: value}, 422)["error"].startswith(f"{key}: this is not supported")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("/predict", "tasks"), ("/predict", "\ud800"), ("/v1/moderations", "model"), ("/v2/models/mood/infer", "id")],
+)
+def test_a_lone_surrogate_that_a_response_repeats_is_no_fault(client: TestClient, path: str, name: str):
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a \udfff"]}
+    asked = {"/predict": {"inputs": "a"}, "/v1/moderations": {"input": "a"}}.get(path, {"inputs": [tensor]})
+    response = client.post(path, content=json.dumps({**asked, name: "\udfff"}), headers=JSON)
+    assert response.status_code == (200 if name == "id" else 422)
+    assert name == "model" or "\ufffd" in response.text
+
+
+@pytest.mark.parametrize("sent", [{"shape": [True]}, {"shape": ["1"]}, {"shape": [1.0]}])
+def test_shapes_are_whole_numbers(client: TestClient, sent: Any):
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["a"], **sent}
+    assert "inputs.0.shape.0" in asked(client, "/v2/models/mood/infer", {"inputs": [tensor]}, 422)["error"]
 
 
 def test_parameters_of_pipelines_are_heeded(client: TestClient):
@@ -449,6 +468,12 @@ def test_metrics_count_requests_and_batches(bank: ReaderBank):
     assert 'lamina_requests_total{path="/predict",status="200"} 1.0' in figures
     assert 'lamina_requests_total{path="other",status="404"} 1.0' in figures
     assert "lamina_inference_seconds_count 1.0" in figures
+
+
+@pytest.mark.parametrize("accept", ["text/plain;version=x", "application/openmetrics-text; version=latest, */*"])
+def test_metrics_in_a_version_that_is_no_number_are_plain(client: TestClient, accept: str):
+    response = client.get("/metrics", headers={"accept": accept})
+    assert (response.status_code, response.headers["content-type"].split(";")[0]) == (200, "text/plain")
 
 
 def test_a_bank_without_readers_is_refused():

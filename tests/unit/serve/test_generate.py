@@ -375,6 +375,7 @@ WRONG = {
         for name, value in {
             "n": 2,
             "tools": [{"type": "function"}],
+            "top_logprobs": False,
             "tool_choice": "required",
             "logprobs": True,
             "response_format": {"type": "json_object"},
@@ -431,10 +432,14 @@ def test_info_tells_whether_text_can_be_generated(client: TestClient):
         assert other.get("/info").json()["writes_text"] is False
 
 
-def test_lone_surrogates_are_accepted(client: TestClient):
-    body = json.dumps({"inputs": "film \ud800", "parameters": {"max_new_tokens": 2}}).encode()
-    response = client.post("/generate", content=body, headers={"content-type": "application/json"})
-    assert response.status_code == 200
+@pytest.mark.parametrize("stream", [True, False])
+def test_lone_surrogates_are_accepted(client: TestClient, stream: bool):
+    options = {"max_new_tokens": 2, "return_full_text": True}
+    chat = {"messages": [{"role": "user", "content": "film \ud800"}], "model": "\udc00", "max_tokens": 2}
+    for path, body in (("/generate", {"inputs": "\ud800", "parameters": options}), ("/v1/chat/completions", chat)):
+        sent = json.dumps({**body, "stream": stream})
+        response = client.post(path, content=sent, headers={"content-type": "application/json"})
+        assert (response.status_code, "\ufffd" in response.text) == (200, True)
 
 
 def test_a_text_is_counted_before_its_end_is_sent(bank: ReaderBank):
