@@ -88,7 +88,7 @@ class ReaderBank(ReaderCollection):
         return storage().bank_of_states(folder)
 
     def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
-        """Return a bank on the model itself, with the readers of this bank, which was made by `from_states`.
+        """Return a bank on the model itself, with the readers of this bank. This bank must come from `from_states`.
 
         The two banks share the readers.
 
@@ -183,7 +183,7 @@ class ReaderBank(ReaderCollection):
 
     @torch.no_grad()
     def add(self, name: str, reader: Reader | ReadTask, *, watch: bool = False) -> ReaderModule:
-        """Build a reader, add it to the bank, and return its trainable module, which is also `bank[name]`.
+        """Build a reader and add it to the bank. Return its trainable module, also available as `bank[name]`.
 
         Args:
             name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the
@@ -412,7 +412,7 @@ class ReaderBank(ReaderCollection):
 
 
 def storage() -> ModuleType:
-    """Import and return the module `lamina.store`, whose functions save and load banks.
+    """Import and return the module `lamina.store`. Its functions save and load banks.
 
     It cannot be imported at the top of this file, because it imports the bank.
     """

@@ -241,7 +241,7 @@ def _interceptions(model: object) -> list[_Interception]:
 
 
 def _checked(function: Method) -> Method:
-    """Return a replacement for `generate` that refuses options with which states cannot be assigned to tokens.
+    """Return a replacement for `generate` that refuses options under which states cannot be assigned to tokens.
 
     It checks at the start, because some of these options take effect before any decoding method is called, or without
     one.

@@ -160,12 +160,12 @@ def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
 
 
 def _module(model: object) -> str:
-    """Return the name of the package in which a model's class is defined."""
+    """Return the name of the package that defines a model's class."""
     return type(model).__module__.partition(".")[0]
 
 
 def _is(model: object, names: Sequence[str]) -> bool:
-    """Return whether a model is an instance of one of these scikit-learn classes, which need not be installed."""
+    """Return whether a model is an instance of a scikit-learn class in `names`; scikit-learn need not be installed."""
     mro = cast("Sequence[type]", type(model).__mro__)
     return any(kind.__module__.partition(".")[0] == "sklearn" and kind.__name__ in names for kind in mro)
 

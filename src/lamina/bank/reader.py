@@ -34,7 +34,7 @@ MONITORS = "monitors"
 @final
 @dataclass(frozen=True)
 class Reader:
-    """The settings of a reader, which solves one task from a model's hidden states: a fusion, a head and a stack.
+    """The settings of a reader: a fusion, a head and a stack. A reader solves one task from a model's hidden states.
 
     The fusion combines the hidden states of the layers into features, and the head turns the features into logits.
     `bank.add(name, reader)` builds the trainable module from these settings.

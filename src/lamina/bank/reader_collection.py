@@ -80,7 +80,7 @@ class ReaderCollection(nn.Module):
         mark_as_read(model, self)
 
     def check_ids(self, op: str, processor: Processor | None) -> None:
-        """Raise ConfigError if a tokenizer has token ids for which the model's embedding table has no row.
+        """Raise ConfigError if a tokenizer has token ids beyond the end of the model's embedding table.
 
         A tokenizer that was checked and has not grown since is not checked again.
         """
@@ -112,7 +112,7 @@ class ReaderCollection(nn.Module):
         mark_as_read(self.model, self)
 
     def extra_repr(self) -> str:
-        """Return the class and name of the model, which `print(bank)` shows."""
+        """Return the class and name of the model, for `print(bank)`."""
         return f"{type(self.model).__name__} '{self.model.name_or_path}'"
 
     @property
@@ -206,7 +206,7 @@ class ReaderCollection(nn.Module):
     # Readers
 
     def add(self, name: str, reader: Reader | ReadTask) -> ReaderModule:
-        """Build a reader, add it to the bank, and return its trainable module, which is also `bank[name]`.
+        """Build a reader and add it to the bank. Return its trainable module, also available as `bank[name]`.
 
         Args:
             name: 1 to 100 letters, digits, `_` and `-`, beginning with a letter or digit. It is also the name of the

@@ -202,7 +202,7 @@ def _check_used(
 
 
 def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split: str, columns: Columns) -> Task:
-    """Return the task on which a reader or model is scored; its head decides kind and labels of a task from a file.
+    """Return the task for scoring a reader or model. For a file, the reader's head decides its kind and labels.
 
     `source` is a file, all of whose rows become the split `split`, or the name of a preset, read from a subfolder of
     `data` or from the hub. Raises UnknownNameError if it is neither.

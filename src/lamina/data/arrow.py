@@ -34,7 +34,7 @@ spills: ContextVar[bool] = ContextVar("spills", default=True)  # whether large t
 
 
 def encodable(text: str) -> str:
-    """Return the text with "\ufffd" in place of lone surrogates, which UTF-8 cannot encode."""
+    """Return the text with "�" in place of lone surrogates, because UTF-8 cannot encode them."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
@@ -138,7 +138,7 @@ def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
 
 @final
 class Column(Sequence[Any]):
-    """Columns of a dataset as one sequence, whose items are read from the dataset on access.
+    """Columns of a dataset as one sequence. Its items are read from the dataset on access.
 
     Args:
         rows: The dataset.

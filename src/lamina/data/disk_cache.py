@@ -149,7 +149,7 @@ def _hash(facts: Facts) -> int:
 
 
 def _crc32(path: Path) -> int:
-    """Return the CRC-32 checksum of a file, which is read 1 MiB at a time."""
+    """Return the CRC-32 checksum of a file. The file is read 1 MiB at a time."""
     crc = 0
     with path.open("rb", buffering=0) as file:
         while content := file.read(2**20):

@@ -119,7 +119,7 @@ class Encoded:
 
     @cached_property
     def token_ranges(self) -> list[TokenRange]:
-        """For each window, which of its tokens belong to the text."""
+        """For each window, the range of its tokens that belong to the text."""
         return list(map(TokenRange, *(self._table.column(name).to_pylist() for name in TokenRange._fields)))
 
     @cached_property

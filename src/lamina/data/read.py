@@ -279,7 +279,7 @@ class Table:
 
 
 def read_table(path: str | Path, *, header: Columns = None, other: str | None = None) -> Table:
-    """Read a whole file, whose extension tells its format: .tsv, .csv, .jsonl, .parquet, .conll and the like.
+    """Read a whole file. Its extension tells its format: .tsv, .csv, .jsonl, .parquet, .conll and the like.
 
     Args:
         path: The file.
@@ -445,7 +445,7 @@ def _select_columns(
 
 
 def _cell(path: Path, record: Record, name: str, file_format: str) -> Any:  # noqa: ANN401
-    """Return a record's cell in a column, whose name may be "outer.inner"; None if the cell is missing.
+    """Return a record's cell in a column; None if the cell is missing. The name may be "outer.inner".
 
     Raises:
         DataError: If the file has no such column. In JSON Lines rows may have different columns, so a cell is only

@@ -289,7 +289,7 @@ class RecordedStates:
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self, number: int) -> np.ndarray:
-        """Return the index of the first token of each row, for an array in which rows follow one another."""
+        """Return the index of each row's first token, for an array that holds the rows one after the other."""
         group = next(group for group in self._by_layers if number in group[1])
         index = group[1].index(number)
         first = group[2][index - 1] if index else 0

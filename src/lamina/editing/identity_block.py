@@ -107,7 +107,7 @@ def _zeros(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
 
 
 def _in_order_of_use(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """Return the names of a block's parameters in the order in which its modules are called, uncalled ones first."""
+    """Return the names of a block's parameters in the order in which the block uses them; unused ones come first."""
     called: list[str] = []
     handles = [
         module.register_forward_pre_hook(lambda _module, _args, name=name: called.append(name))
@@ -123,7 +123,7 @@ def _in_order_of_use(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def _silent_value(block: nn.Module, name: str) -> float:
-    """Return the value of a parameter at which its module returns zero: 0, or -1 for norms that scale by 1 + weight."""
+    """Return the value of a parameter that makes its module return zero: 0, or -1 for norms that scale by 1 + it."""
     owner = block.get_submodule(name.rpartition(".")[0])
     weight = owner._parameters.get("weight")
     if "norm" not in type(owner).__name__.lower() or weight is None or weight.ndim != 1 or not name.endswith("weight"):

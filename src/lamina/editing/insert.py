@@ -144,7 +144,7 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class _Site:
-    """A projection or convolution after which a new layer is inserted."""
+    """A place for an inserted layer: the projection or convolution that the layer follows."""
 
     path: str
     projection: nn.Module

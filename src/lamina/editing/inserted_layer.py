@@ -114,7 +114,7 @@ def layers_after(projection: nn.Module) -> list[InsertedLayer]:
 
 
 def projections_with_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return path -> projection for all projections after which layers were inserted."""
+    """Return path -> projection, for all projections that are followed by inserted layers."""
     return {path: module for path, module in model.named_modules() if layers_after(module)}
 
 

@@ -82,7 +82,7 @@ def merge_(model: PreTrainedModel) -> Edit:
 
 
 def _readers_of_norms(model: PreTrainedModel) -> dict[nn.Module, dict[str, nn.Module]]:
-    """Return norm -> (path -> projection), for norms whose output only the first projections of a network read.
+    """Return norm -> (path -> projection), for norms that are read only by the first projections of a network.
 
     The result is {} for families whose row of roles names no such norm.
     """

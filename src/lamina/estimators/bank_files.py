@@ -40,7 +40,7 @@ def files_of(bank: ReaderBank) -> dict[str, bytes]:
 
 
 def bank_of(files: Mapping[str, bytes], model: PreTrainedModel, processor: Processor) -> ReaderBank:
-    """Return the bank whose files `files_of` returned, on `model`.
+    """Return a bank on `model` from its files, as `files_of` returned them.
 
     Raises:
         BaseMismatchError: If `model` is not the model that the bank was trained on.

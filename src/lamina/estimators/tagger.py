@@ -123,9 +123,10 @@ class LaminaTagger(LaminaEstimator):
 
 
 def _name(tag: object, op: str) -> str | None:
-    """Return the name of a tag; None for -100, which stands for a word without a label.
+    """Return the name of a tag; None for -100, the mark of a word without a label.
 
-    Raises DataError, whose message begins with `op`, if the tag is missing or is not a text, whole number or bool.
+    Raises DataError if the tag is missing or is not a text, whole number or bool; `op` is the operation, for the
+    message.
     """
     if is_missing(tag, (str(tag),) if isinstance(tag, str) else ()):
         raise DataError(f"{op}: y has the tag {tag!r}; every word has a tag, or -100 if it has no label.")

@@ -307,7 +307,7 @@ class Fusion(nn.Module, ABC):
         return torch.stack(rows)
 
     def block_inputs(self, stack: LayerStack) -> AbstractContextManager[None]:
-        """Return a context manager that records the arguments with which the model calls the blocks of `stack`.
+        """Return a context manager that records how the model calls the blocks of `stack`: the arguments of each call.
 
         It is only used if the config has `needs_block_inputs`; by default it records nothing.
         """

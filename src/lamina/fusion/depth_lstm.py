@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class DepthLSTM(FusionConfig):
-    """A fusion whose features are the last hidden state of an LSTM that reads a token's states from bottom to top.
+    """A fusion by an LSTM that reads a token's states from bottom to top. Its last hidden state is the features.
 
     Args:
         dim: Size of the LSTM's hidden state, at least 1. None: the model's width.
@@ -73,7 +73,7 @@ class _DepthLSTMStream(Stream):
 
 @final
 class DepthLSTMFusion(Fusion, config=DepthLSTM):
-    """The module of `DepthLSTM`; `cell` is an `nn.LSTMCell`, whose parameters the stream uses."""
+    """The module of `DepthLSTM`. The stream uses the parameters of its `cell`, an `nn.LSTMCell`."""
 
     token_wise: ClassVar = True
     stream_of: ClassVar = _DepthLSTMStream

@@ -94,7 +94,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
 
     @contextmanager
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
-        """Record the arguments with which each forward pass calls the stack's last block, inside the `with` block."""
+        """Record how each forward pass calls the stack's last block: the arguments of the call. A context manager."""
 
         def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _calls.set({**_calls.get({}), self: _Call.record(block, args, kwargs, stack.depth - 1)})
@@ -179,7 +179,7 @@ class _Call:
 
     @property
     def state(self) -> Tensor:
-        """The hidden state with which the block was called."""
+        """The hidden state among the arguments of the call."""
         return cast("Tensor", self.args[self.place] if isinstance(self.place, int) else self.kwargs[self.place])
 
     def to(self, dtype: torch.dtype) -> _Call:

@@ -256,7 +256,7 @@ class PooledLayers(PoolingConfig):
 
 
 class _PooledStream(PoolingStream):
-    """One pass of several PooledLayers fusions, which pool the same set of tokens."""
+    """One pass of several PooledLayers fusions. All of them pool the same set of tokens."""
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
         """Return the only set of tokens: all but padding; or, if `over` is "second", those of the second text."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class SingleLayer(ProjectedConfig):
-    """A fusion that projects one layer in the way in which `AdaLayers` projects each of its layers.
+    """A fusion that projects a single layer, just as `AdaLayers` projects each of its layers.
 
     In the published baseline, this projection keeps its random initialisation; `frozen` does that. By default it is
     trained.

@@ -186,7 +186,7 @@ class Head(nn.Module, ABC):
 
 
 class PassThrough(nn.Module):
-    """Replaces the linear map of a head whose features are the logits. It has no parameters and is not saved.
+    """Replaces the linear map of a head if its features are already the logits. It has no parameters and is not saved.
 
     Args:
         op: The operation that error messages begin with.

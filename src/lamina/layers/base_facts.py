@@ -40,7 +40,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 
 @dataclass(frozen=True)
 class StackSettings:
-    """The facts other than weights on which a stack's hidden states depend; see `config_facts` and `module_facts`."""
+    """Facts other than weights that change a stack's hidden states; see `config_facts` and `module_facts`."""
 
     config: dict[str, Any]
     modules: dict[str, str]
@@ -51,7 +51,7 @@ class StackSettings:
         return cls(config_facts(model, stack), module_facts(model, stack))
 
     def changed_module(self, now: StackSettings) -> str | None:
-        """Return the path of a module whose settings differ in `now`; None if there is none.
+        """Return the path of a module that has other settings in `now`; None if there is none.
 
         Only modules without submodules count: some models replace the larger ones when they run.
         """

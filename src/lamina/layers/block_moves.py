@@ -83,5 +83,5 @@ def names_after(name: str, path: str, order: Sequence[int], first: Sequence[str]
 
 
 def is_first(name: str, first: Iterable[str]) -> bool:
-    """Return whether a path relative to a block lies in one of the paths `first`, which may contain wildcards."""
+    """Return whether a path relative to a block lies in one of the paths `first`. These may contain wildcards."""
     return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in first)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 
 def main_device(model: nn.Module) -> torch.device:
-    """Return the device to which a model's inputs must be moved: that of its first parameter.
+    """Return the device for a model's inputs: the device of its first parameter.
 
     For a model that accelerate offloads, it is the device on which accelerate's hooks run the model. For a model
     without weights it is "meta", even if some parameters have values because an old constructor ignored the device.

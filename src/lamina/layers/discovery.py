@@ -280,7 +280,7 @@ def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
 
 
 class _Places(NamedTuple):
-    """The places in the model at which the states of one stack's layers may be read, as found in the first run."""
+    """The places in the model where the states of one stack's layers may be read, as found in the first run."""
 
     state: Tensor  # the state of layer 0
     blocks: tuple[nn.Module, ...]
@@ -400,7 +400,7 @@ def _unmatched(name: str, layer: int, why: str, hint: str = _ELSEWHERE) -> _Unre
 
 
 def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tuple[dict[str, list[Event]], States]:
-    """Run another input, and choose for each layer the best place at which exactly the returned state is seen.
+    """Run another input, and choose for each layer the best place that gives exactly the returned state.
 
     `target` is the module to call, `probe` the input, and `found` the places of each stack from the first run.
 
@@ -442,7 +442,7 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
 
 
 def _point(event: Event, form: Form | None) -> TapPoint:
-    """Return the tap point (module call and argument) at which the value of an event can be read in later runs.
+    """Return the tap point of an event: the module call and the argument or result to read in later runs.
 
     `form` is the form in which the model returns the state. It applies if the event has none of its own.
     """

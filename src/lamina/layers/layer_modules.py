@@ -48,7 +48,7 @@ def _blocks(stack: LayerStack) -> set[nn.Module]:
 
 
 def _outside_blocks(model: nn.Module, stack: LayerStack) -> list[nn.Module]:
-    """Return the modules on which a stack's layers depend, outside of blocks and of a decoder's encoder."""
+    """Return the modules that a stack's layers need outside of blocks, without a decoder's encoder."""
     others = _blocks(stack)
     if stack.name == "decoder":
         others |= set(stacks(model)["encoder"].run) - set(stack.scope.modules())

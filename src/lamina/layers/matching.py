@@ -84,7 +84,7 @@ def _rank(event: Event, layer: int, block: Call | None, end: float) -> tuple[int
 
 
 def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_tokens: bool = False) -> Call:
-    """Return the innermost call around all layers of a stack whose module is called once per run.
+    """Return the innermost call around all layers of a stack; its module must be called only once per run.
 
     The beginning of this call marks the start of a pass over the stack. Calls that receive the attention mask are
     preferred.
@@ -104,7 +104,7 @@ def find_scope(trace: Trace, first: Event, last: Event, state: Tensor, *, reads_
 
 
 def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...]:
-    """Return the modules inside `base` that have weights or adapters and on which the last layer depends.
+    """Return the modules inside `base` that have weights or adapters and that the last layer depends on.
 
     A module that is never called is included if it is part of a module that is called, because other modules may use
     its weights (DeBERTa's relative positions, the projections of WavLM). The order is that of registration, because the
@@ -142,7 +142,7 @@ def _parent(path: str) -> str:
 
 
 def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
-    """Return the block of a stack with one block: an entry of a module list whose output another module receives.
+    """Return the block of a stack with one block: an entry of a module list, with its output read by another module.
 
     `receiving` are the calls that receive the state of layer 0.
     """

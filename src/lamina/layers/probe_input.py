@@ -134,7 +134,7 @@ def _count(model: nn.Module, name: str, default: int = 0) -> int:
 
 
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
-    """Return token ids and a mask: random ordinary tokens, then the end token, which some classifiers look for.
+    """Return token ids and a mask: random ordinary tokens, then the end token, because some classifiers look for it.
 
     There are `rows` rows, the second one padded. `prefix` is "decoder_" for the input of a decoder.
     """
@@ -262,7 +262,7 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
 
 
 def _hidden(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return the packed patches of an image, which some vision towers call `hidden_states`."""
+    """Return the packed patches of an image. Some vision towers call this input `hidden_states`."""
     if not any(name in inspect.signature(model.forward).parameters for name in _GRIDS):
         raise NoInputError("it reads 'hidden_states' of another model")
     return _packed(model, tokens, rng)

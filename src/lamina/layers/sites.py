@@ -35,7 +35,7 @@ class _Added(NamedTuple):
 
 
 def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
-    """Return a stack whose layer i is read at another place of block i.
+    """Return a copy of a stack with layer i read at another place of block i.
 
     With `site="attention"` or "ffn", layer i is what block i's attention or feed-forward network adds to the state
     (`attn_out` and `mlp_out` in TransformerLens), including a norm or dropout before the sum. Layer 0 does not change.
@@ -96,7 +96,7 @@ def _unsupported(model: nn.Module, reason: str) -> UnsupportedModelError:
 
 
 def _point(event: Event) -> TapPoint:
-    """Return the tap point (module call and argument) at which the value of an event can be read in later runs."""
+    """Return the tap point of an event: the module call and the argument or result to read in later runs."""
     return TapPoint(event.call.module, event.call.path, event.side, event.index, event.call.number)
 
 
@@ -160,7 +160,7 @@ def _computed_from(inside: Sequence[Event], key: Key) -> dict[Key, Tensor]:
 
 
 def _added_together(outputs: Sequence[Event], start: Event, end: Event) -> Iterator[_Added]:
-    """Yield two outputs whose sum with the state at `start` is the value at `end`.
+    """Yield two module outputs that, added to the state at `start`, give the value at `end`.
 
     Blocks add in this way if their attention and feed-forward network read the same state.
     """

@@ -25,7 +25,7 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
-    """Return the name of the stack whose tower reads one of `inputs` (names of the model's arguments).
+    """Return the name of the stack with a tower that reads one of `inputs` (names of the model's arguments).
 
     None if the model has no towers, or none that reads any of them.
     """

@@ -166,7 +166,7 @@ def _check_rate(false_positive_rate: float) -> None:
 
 
 def needed_negatives(false_positive_rate: float, confidence: float | None = 0.95) -> int:
-    """Return the smallest number of negative texts from which a threshold can be chosen for a false positive rate.
+    """Return the smallest number of negative texts that suffices to choose a threshold for a false positive rate.
 
     Args:
         false_positive_rate: The rate, above 0 and below 1.

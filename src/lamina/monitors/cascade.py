@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class Cascade:
-    """Two monitors: a cheap one for every token, and a larger one for the tokens at which the cheap one is unsure.
+    """Two monitors: a cheap one for every token, and a larger one only for tokens where the cheap one is unsure.
 
     At each token, the score of the first monitor decides:
 
@@ -88,7 +88,7 @@ class Cascade:
         self.second.check(heads)
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the fields as JSON-ready values, which `from_dict` reads."""
+        """Return the fields as JSON-ready values, for `from_dict`."""
         return {"first": self.first.to_dict(), "second": self.second.to_dict(), "sure": self.sure, "name": self.name}
 
     @classmethod

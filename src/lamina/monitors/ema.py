@@ -38,7 +38,7 @@ class EMA(Aggregation):
             raise ConfigError(f"ema: half_life is {self.half_life}; it must be a positive, finite number of tokens.")
 
     def first(self, score: Tensor) -> State:
-        """Return the first token's score, which is the average so far."""
+        """Return the first token's score. It is the average so far."""
         return (score,)
 
     def next(self, state: State, score: Tensor) -> State:

@@ -173,7 +173,7 @@ class Monitor:
         return DriftWatcher(self.sketch, false_alarm_rate=false_alarm_rate, seed=seed)
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the fields as JSON-ready values, which `from_dict` reads."""
+        """Return the fields as JSON-ready values, for `from_dict`."""
         sketch = {} if self.sketch is None else {"sketch": self.sketch.to_dict()}
         return {
             "reader": self.reader,

@@ -82,7 +82,7 @@ class DriftSketch:
         return cls({name: sorted(own[name] for own in columns) for name in columns[0]})
 
     def to_dict(self) -> dict[str, JSON]:
-        """Return the values as JSON-ready lists, which `from_dict` reads."""
+        """Return the values as JSON-ready lists, for `from_dict`."""
         return {name: list(own) for name, own in self.values.items()}
 
     @classmethod

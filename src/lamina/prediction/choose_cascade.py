@@ -75,12 +75,12 @@ def choose_cascade(  # noqa: PLR0913
     max_length: int | None = None,
     progress: bool = False,
 ) -> CascadeChoice:
-    """Choose the cheapest cascade of two monitors whose recall is not below a stated one.
+    """Choose the cheapest cascade of two monitors that keeps a given recall.
 
     Half of the rows choose the thresholds: that of the first monitor, by the fraction of the positives that it may
-    lose, and that of the second, for the rate of false positives. On the other half, cascades are tested from the
-    safest to the cheapest, and the first whose recall cannot be shown to be at least `recall` ends the search. So with
-    the given confidence the recall on other texts of the same kind is at least the stated one.
+    miss, and that of the second, for the rate of false positives. On the other half, cascades are tested from the
+    safest to the cheapest, and the search ends at the first one whose recall cannot be shown to be at least `recall`.
+    So with the given confidence, the recall on other texts of the same kind is at least `recall`.
 
     Args:
         bank: The bank with both readers, trained.

@@ -156,7 +156,7 @@ class Reloader:
 
 
 def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) -> None:
-    """Add the routes under `/readers`, which change the readers; `RequestGuard` requires the admin key for all of them.
+    """Add the routes under `/readers` that change the readers. `RequestGuard` requires the admin key for all of them.
 
     Args:
         app: The application.

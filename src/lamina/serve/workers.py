@@ -94,7 +94,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
 
     @property
     def window_length(self) -> int | None:
-        """Number of tokens to which texts are cut, if some reader would read longer texts in windows; else None."""
+        """The length in tokens to which texts are cut, if some reader would read longer texts in windows; else None."""
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:

@@ -294,7 +294,7 @@ def _base_facts(bank: ReaderBank, *, present: bool) -> BaseFacts:
 
 
 def _recorded_facts(facts: RecordedFacts) -> BaseFacts:
-    """Return the manifest's entry about a model of which only recorded states are known."""
+    """Return the manifest's entry about a model that is only known by its recorded states."""
     stack = StackFacts(layers=facts.depth + 1, width=facts.width, fingerprint=facts.fingerprint)
     return BaseFacts(
         id=facts.model,

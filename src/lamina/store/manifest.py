@@ -91,7 +91,7 @@ class StackFacts(SavedFacts):
 
 
 class BaseFacts(SavedFacts):
-    """A manifest's entry about the base model on which the readers were trained.
+    """A manifest's entry about the base model of the readers.
 
     Attributes:
         id: Folder or hub id to load it from; None if it was never saved in its present form.
@@ -121,7 +121,7 @@ class BaseFacts(SavedFacts):
 
 
 class ProcessorFacts(SavedFacts):
-    """A manifest's entry about the tokenizer or processor with which the readers were trained.
+    """A manifest's entry about the tokenizer or processor that the readers were trained with.
 
     Attributes:
         files: Its files in the bank's folder; empty if they are saved with the base model, or it cannot be saved.

@@ -91,7 +91,7 @@ class Int8Score(SavedFacts):
 
 
 class OnnxFacts(SavedFacts):
-    """The content of `onnx.json`, which describes a graph.
+    """The content of `onnx.json`, the description of a graph.
 
     Attributes:
         format: Version of the format.
@@ -186,7 +186,7 @@ def probe_batch(bank: ReaderBank, names: Sequence[str], rows: int, tokens: int) 
 
 
 def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict[str, str]:
-    """Return reader name -> digest of everything on which the reader's logits depend: base model, settings, weights.
+    """Return reader name -> digest of everything that the reader's logits depend on: base model, settings, weights.
 
     Args:
         bank: The bank.
@@ -445,7 +445,7 @@ def _write(plan: _Plan, path: Path) -> None:
 
 
 def _reader_in(error: BaseException, plan: _Plan) -> str | None:
-    """Return the name of the reader whose fusion or head raised an error during a trace; None if no reader did."""
+    """Return the name of the reader that raised an error in a trace, by its fusion or head; None if no reader did."""
     owners = {id(part): name for name in plan.names for part in plan.bank[name].modules()}
     for frame, _ in walk_tb(error.__traceback__):
         acting = frame.f_locals.get("self")

@@ -134,7 +134,7 @@ class OnnxEngine:
 
 
 class _Weights:
-    """A record of the weights of a bank's readers and model, which tells whether they have changed since.
+    """A record of the weights of a bank's readers and model. It tells whether they have changed since.
 
     A write in place raises a tensor's version. Fused optimizers do not raise it, so after a step of any optimizer the
     values are compared.

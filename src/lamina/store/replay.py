@@ -90,7 +90,7 @@ def _download_record(repo: str, revision: str | None) -> Path | None:
 
 
 def with_inserts(plain: type[PreTrainedModel], record: Sequence[Edit]) -> Any:
-    """Return a subclass of a model class whose constructor inserts the recorded layers.
+    """Return a subclass of a model class with a constructor that inserts the recorded layers.
 
     The layers must exist before transformers maps the names in a checkpoint to parameters and loads them.
 
@@ -150,7 +150,7 @@ def _after_cuts(model: PreTrainedModel, edit: Edit, later: Sequence[Edit]) -> It
 
 
 def weight_problem(model: PreTrainedModel, report: LoadingInfo, *, exact: bool) -> str | None:
-    """Return which saved weight is missing or has no place in the loaded model, as a phrase; None if all fit.
+    """Return a phrase that names a saved weight without a place in the loaded model, or a missing one; None if all fit.
 
     Args:
         model: The loaded model.

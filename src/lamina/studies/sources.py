@@ -171,7 +171,7 @@ def edited_stack(
 
 
 def linear_reader(task: Task, *, stack: str | None = None, seed: int = 0) -> Reader:
-    """Return an untrained reader of the last layer, whose head is one linear map over the mean of the tokens.
+    """Return an untrained reader of the last layer; its head is one linear map over the mean of the tokens.
 
     Args:
         task: The task; its kind decides the head, and its labels become the classes.

@@ -139,7 +139,7 @@ def paired_bootstrap(
 
 
 def _as_counts(scores: Array, metric: Metric | None) -> Array:
-    """Return scores as `[seeds, rows, counts]`, which a bootstrap sums over rows.
+    """Return scores as `[seeds, rows, counts]`, for a bootstrap that sums them over rows.
 
     With a metric, `scores` are counts that may lack the axis of seeds. Without one they are scores `[rows]` or `[seeds,
     rows]`, and the counts of a row are its score and 1.

@@ -374,7 +374,7 @@ class AudioInputs:
         return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
 
     def _with_silence(self, samples: int) -> int:
-        """Return the length in samples to which a clip of `samples` samples is padded with silence.
+        """Return the length in samples of a clip of `samples` samples after it is padded with silence.
 
         It is at least a tenth of a second. If a batch needs clips of equal length, it is a whole number of seconds, or
         the limit.
@@ -389,7 +389,7 @@ class AudioInputs:
         return round(_SHORTEST_S * self.rate)
 
     def _fewest_samples(self) -> int:
-        """Return the shortest clip, in samples, from which the feature extractor makes a finite spectrogram.
+        """Return the length, in samples, of the shortest clip that gives a finite spectrogram.
 
         Shorter clips are padded to this length and no further: extractors normalise over the frames of a clip, so more
         silence would change every frame.

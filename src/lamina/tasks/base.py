@@ -242,7 +242,7 @@ def check_image_size(size: int, kind: Kind, op: str) -> None:
 
 
 def check_label_all_tokens(label_all_tokens: bool, kind: Kind) -> None:
-    """Raise ConfigError if `label_all_tokens` is set for a kind whose labels do not belong to words."""
+    """Raise ConfigError if `label_all_tokens` is set for a kind that does not label words."""
     if label_all_tokens and not kind.tags_words:
         raise ConfigError(f"task: label_all_tokens is set for a task of kind {kind}; it is for tasks that tag words.")
 
@@ -344,7 +344,7 @@ class Kind(ABC, Generic[InputsT]):
         return hash(self.name)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the kind as its name, which is looked up when unpickling."""
+        """Pickle the kind as its name. Unpickling looks the name up."""
         return kind_of, (self.name,)
 
     # Reading: from files or rows to examples with labels

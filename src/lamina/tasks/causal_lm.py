@@ -210,7 +210,7 @@ def _encode_prompts(split: Split, processor: Processor, options: EncodeOptions, 
 
 
 def _encode_replies(split: Split, processor: Processor, options: EncodeOptions, *, has_chats: bool) -> CausalInputs:
-    """Tokenise pairs or chats, and mark the tokens of replies, which are the only ones learnt.
+    """Tokenise pairs or chats, and mark the tokens of replies; only these are learnt.
 
     Raises ConfigError for a slow tokenizer, because it does not tell where a reply begins.
     """

@@ -61,7 +61,7 @@ def chat_problem(cell: object) -> str | None:
 
 
 def chat_split(chats: Iterable[Sequence[Message]]) -> Split:
-    """Return a split without labels, whose examples are the chats; they are stored as JSON."""
+    """Return the chats as a split without labels; they are stored as JSON."""
     stored = Split.of(json.dumps([dict(message) for message in chat]) for chat in chats)
     rows = stored.rows.add_column("row", range(len(stored)))  # pyright: ignore[reportArgumentType]
     return Split(derived(rows, stored.rows), _to_chat)

@@ -319,7 +319,7 @@ def middle_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int,
 
 
 class Target(NamedTuple):
-    """The size in pixels to which an image processor resizes or crops images.
+    """The size of an image processor's output, in pixels.
 
     Attributes:
         height: Height of an image.
@@ -345,7 +345,7 @@ def image_processor(processor: object) -> ImageProcessingMixin:
 
 
 def target_of(processor: Any) -> Target:
-    """Return the size to which an image processor resizes or crops images, found by running it on three images.
+    """Return the output size of an image processor, found by running it on three images of different sizes.
 
     The processor's settings would not be enough, because processors use `size` and `crop_size` in many ways.
 

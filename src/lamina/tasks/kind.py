@@ -170,7 +170,7 @@ class TextInputs(CacheableWindows):
 
 @runtime_checkable
 class EncodedInputs(Inputs, Protocol):
-    """Inputs whose rows are windows of texts: a `TextInputs`, or recorded states of such windows."""
+    """Inputs with windows of texts as rows: a `TextInputs`, or recorded states of such windows."""
 
     @property
     def encoded(self) -> Encoded:

@@ -277,7 +277,7 @@ def _refuse_two_spellings(table: Table, column: str | int, seen: Mapping[str, tu
 
 
 def label_source(tables: Mapping[str, Table]) -> Table:
-    """Return the table of the train split, from which class names are read; raise DataError if there is none."""
+    """Return the table of the train split, the source of class names; raise DataError if there is none."""
     if "train" not in tables:
         raise DataError("task: neither a train split nor labels were given; class names come from one of them.")
     return tables["train"]
@@ -343,7 +343,7 @@ def numbers(table: Table, column: str | int) -> Iterator[float]:
 
 
 def class_ids(table: Table, column: str | int, labels: Sequence[str]) -> Iterator[int]:
-    """Yield a column of class names as ids, which are positions in `labels`.
+    """Yield a column of class names as ids (positions in `labels`).
 
     Cells may also hold ids, unless a class name is a whole number. Raises DataError for a name that is not in `labels`,
     and for a cell that is no name.
@@ -535,5 +535,5 @@ def bad_cell(table: Table, row: int, column: str | int, problem: str) -> DataErr
 
 
 def unknown_label(table: Table, row: int, column: str | int, cell: object, labels: Sequence[str]) -> DataError:
-    """Return the DataError for a cell whose label is not one of `labels`."""
+    """Return the DataError for a cell with a label that is not one of `labels`."""
     return bad_cell(table, row, column, f"has label '{cell}'; the labels are: {', '.join(labels)}.")

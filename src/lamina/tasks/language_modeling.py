@@ -65,7 +65,7 @@ class LanguageModelingKind(Kind[Windows]):
         }
 
     def truncated(self, inputs: Windows) -> int:
-        """Return the number of texts that lost their end; 0 for blocks, which contain all tokens."""
+        """Return the number of texts that lost their end; 0 for blocks, because they contain all tokens."""
         return inputs.encoded.truncated
 
     def model_rows(
@@ -85,7 +85,7 @@ class LanguageModelingKind(Kind[Windows]):
         return max(1, min(asked, _MOST_SCORES // max(1, int(max(inputs.lengths, default=1)) * outputs)))
 
     def results(self, task: TaskLike, split: Split, inputs: Windows) -> Results:
-        """Return a new `TokenSums`, which scores the tokens that have a label."""
+        """Return a new `TokenSums`. It scores the tokens that have a label."""
         return TokenSums()
 
 

@@ -54,7 +54,7 @@ def require_metrics(op: str, metrics: Iterable[str]) -> None:
 
 
 def usual_positive(labels: Sequence[str]) -> str | None:
-    """Return which of two classes is usually the positive one: "1" (beside "0"), "yes" or "true", in any case.
+    """Return the class of two that usually counts as positive: "1" (beside "0"), "yes" or "true", in any case.
 
     Other labels give None.
     """
@@ -157,7 +157,7 @@ def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> di
 
 
 def _auroc(scores: Tensor, positive: Tensor) -> float:
-    """Return the fraction of pairs of a positive and a negative row in which the positive row has the higher score.
+    """Return how often a positive row scores higher than a negative one, as a fraction of all such pairs.
 
     Equal scores count half. The result is 0 if one of the classes has no row. `positive` is a mask `[rows]`.
     """
@@ -175,7 +175,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 def _recall_at(scores: Tensor, positive: Tensor, rate: float) -> float:
-    """Return the fraction of positive rows that reach the threshold which at most `rate` of the negative rows reach.
+    """Return the fraction of positive rows above a threshold that at most `rate` of the negative rows reach.
 
     `positive` is a mask `[rows]`. The result is 0 if one of the classes has no row.
     """

@@ -21,7 +21,7 @@ NOTHING_SPARE = (
 
 
 def input_column(text: str | int, inputs: str | int | None) -> str | int:
-    """Return the column of the inputs, which users name by `text` or by `inputs`; ConfigError if they use both."""
+    """Return the column of the inputs. Users name it by `text` or by `inputs`; ConfigError if they use both."""
     if inputs is None:
         return text
     if text not in ("sentence", inputs):

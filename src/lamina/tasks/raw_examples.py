@@ -61,5 +61,5 @@ def _checked_pair(row: int, entry: object) -> tuple[str, str]:
 
 
 def _not_alike(row: int, entry: object) -> ConfigError:
-    """Return the ConfigError for an example whose type differs from that of the first one."""
+    """Return the ConfigError for an example that has another type than the first one."""
     return ConfigError(f"predict: entry {row} is {type(entry).__name__}; all must be texts, or all pairs of texts.")

@@ -55,7 +55,7 @@ class Split:
         labels: Iterable[object] | None = None,
         words: Iterable[Sequence[tuple[int, int]]] | None = None,
     ) -> Split:
-        """Return a split made from Python values, which are read one by one.
+        """Return a split made from Python values; they are read one by one.
 
         Characters that UTF-8 cannot encode are replaced.
 
@@ -86,7 +86,7 @@ class Split:
 
     @property
     def _labels(self) -> datasets.Dataset:
-        """The dataset whose column "label", if it has one, holds the labels."""
+        """The dataset that holds the labels, in its column "label"; the column may be missing."""
         return self.rows if self._other_labels is None else self._other_labels
 
     @cached_property

@@ -57,7 +57,7 @@ _SCHEMES = tuple(
 
 
 def recognise(tags: Iterable[str]) -> TagScheme | None:
-    """Return the scheme in which all of these tags are written; None if they do not all mark spans in one scheme."""
+    """Return the scheme of the tags; None if they do not all mark spans in one scheme."""
     tags = set(tags)
     for scheme in _SCHEMES:
         if all(scheme.read(tag) is not None for tag in tags) and _marks_spans(scheme, tags):
@@ -105,7 +105,7 @@ def is_iob2(labels: Iterable[str]) -> bool:
 
 
 def to_iob2(tags: Sequence[str | None], scheme: TagScheme = _USUAL) -> tuple[str | None, ...]:
-    """Return one sentence's tags as IOB2; None, which stands for a word without a tag, stays None.
+    """Return one sentence's tags as IOB2. None, the mark of a word without a tag, stays None.
 
     A mark for the inside of a span begins a span if none with its label is open, as in IOB1.
     """

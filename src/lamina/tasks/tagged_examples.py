@@ -81,7 +81,7 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
 
 
 def _tag_name(mark: object, labels: Sequence[str]) -> str | None:
-    """Return the name of a tag in a file; None for -100, which marks a word whose tag does not count.
+    """Return the name of a tag in a file; None for -100, the mark of a word that does not count.
 
     A tag may be the number of one of `labels`, unless a label is a number itself.
     """

@@ -279,7 +279,7 @@ def _labels_of_parts(labels: Sequence[int], parts: Sequence[Sequence[Span]], fur
 
 
 def _check_columns(tables: Mapping[str, Table]) -> None:
-    """Raise DataError if a CoNLL file has a single column, which cannot hold both words and tags."""
+    """Raise DataError if a CoNLL file has a single column: it cannot hold both words and tags."""
     for table in tables.values():
         if len(table.columns) < 2:
             rule = "a file of words and tags has two or more, divided by tabs or blanks"

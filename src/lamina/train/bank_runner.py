@@ -322,10 +322,7 @@ class BankRunner(Runner):
         return [cast("Tensor", out[name].loss) for name in names]
 
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the number of labels over which the head of reader `name` averages its loss.
-
-        Ignored ones do not count.
-        """
+        """Return the divisor of reader `name`'s mean loss: the number of labels, without ignored ones."""
         return float(self.bank[name].head.count(labels.to(self.device)))
 
     def outputs(

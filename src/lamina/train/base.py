@@ -67,7 +67,7 @@ class Runner(ABC):
 
     @property
     def device(self) -> torch.device:
-        """The device to which batches must be moved."""
+        """The device for batches."""
         # The first parameter decides for a model on one device; only offloaded and split models need a closer look.
         first = next(self.base.parameters(), None)
         if first is None or first.is_meta or hasattr(self.base, "hf_device_map"):
@@ -179,7 +179,7 @@ class Runner(ABC):
 
     @abstractmethod
     def count_labels(self, name: str, labels: Tensor) -> float:
-        """Return the number of labels over which the learner `name` averages its loss; ignored ones do not count."""
+        """Return the divisor of the learner's mean loss: the number of labels, without ignored ones."""
 
     @abstractmethod
     def outputs(

@@ -109,7 +109,7 @@ def keys_of(fusion: Any, head: Any) -> list[str]:  # noqa: ANN401
 def apply_sweep(
     grid: Mapping[str, Sequence[object]], keys: Sequence[str], sweeps: Mapping[str, Sequence[object]]
 ) -> tuple[dict[str, list[object]], set[str]]:
-    """Return a grid in which a sweep's values replace the grid's own.
+    """Return a grid with a sweep's values in place of its own.
 
     Args:
         grid: Key -> values; it is not changed.

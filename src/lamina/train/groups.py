@@ -36,7 +36,7 @@ def checked_target(op: str, target: TargetT) -> TargetT:
 
 
 def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, Task]:
-    """Return learner name -> task. `tasks` is such a mapping, or a single task, whose own name is then used.
+    """Return learner name -> task, from such a mapping or from a single task, which is then named by its own name.
 
     Raises ConfigError, with `op` as the operation, if `tasks` is neither, or a value of the mapping is not a `Task`.
     """
@@ -155,7 +155,7 @@ def group_tasks(
 
 
 def encoder_of(tasks: Mapping[str, KindedTask], names: Sequence[str]) -> str:
-    """Return the learner among `names` whose kind of task decides how the shared examples are encoded.
+    """Return the learner among `names` with the kind of task that decides how the shared examples are encoded.
 
     It is the first learner that predicts for every token, because it needs long texts in windows; otherwise the first
     learner.

@@ -50,7 +50,7 @@ class BatchBytes(NamedTuple):
         return self.fixed + rows * self.row
 
     def max_rows(self, free_bytes: int) -> int:
-        """Return the largest number of rows for which a batch fits into `free_bytes`; 0 if not even one row fits."""
+        """Return the largest number of rows in a batch that fits into `free_bytes`; 0 if not even one row fits."""
         return max(0, free_bytes - self.fixed) // max(1, self.row)
 
     def accumulation_steps(self, rows: int, free_bytes: int) -> int | None:

@@ -352,7 +352,7 @@ def _record_training(engine: Engine) -> None:
 
 
 def _max_length(engine: Engine, task: Task) -> int | None:
-    """Return the maximum length with which a task's examples were read; None if states were recorded without it."""
+    """Return the maximum length that a task's examples were read with; None if states were recorded without it."""
     if (recorded := recorded_of(task.split("train"))) is not None:
         return recorded.manifest.max_length
     return max_length(engine.runner, {task.name: task}, engine.options.max_length)

@@ -69,7 +69,7 @@ class Segments(NamedTuple):
 
 @final
 class PendingTokens:
-    """Tokens whose states wait to be added to the partial results; adding many at once is faster.
+    """Tokens with states that wait to be added to the partial results; adding many at once is faster.
 
     Args:
         layers: Layers whose states are needed.

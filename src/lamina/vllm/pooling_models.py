@@ -46,7 +46,7 @@ class TextReaders:
 
     @torch.inference_mode()
     def read_step(self, hidden: Float[Tensor, "padded width"], tokens: int, *_args: object) -> dict[str, StepScores]:
-        """Return request id -> scores, for the texts whose last token the model has computed in this step.
+        """Return request id -> scores, for the texts that end in the step that the model has just computed.
 
         Args:
             hidden: The model's output: states of the last layer, of all requests one after the other, then padding.

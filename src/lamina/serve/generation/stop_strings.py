@@ -22,7 +22,7 @@ class StopStrings:
         self.stopped = False
 
     def add(self, piece: str) -> str:
-        """Append a piece of text; return the text that can be shown now, which ends before the first stop string."""
+        """Append a piece of text; return the text that can be shown now. It ends before the first stop string."""
         if self.stopped:
             return ""
         text = self._held + piece

@@ -26,7 +26,7 @@ DROP_LEAST = "drop_least"  # an entry of a plan only: it needs a task
 
 
 class DropLeast(Strict):
-    """Arguments of the edit `drop_least`, which drops the blocks that matter least to the plan's task."""
+    """Arguments of the edit `drop_least`. It drops the blocks that matter least to the plan's task."""
 
     count: PositiveInt
     by: Literal["influence", "loss", "readers"] = "influence"

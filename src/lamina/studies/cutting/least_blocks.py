@@ -266,7 +266,10 @@ def _by_influence(
 
 
 def _by_loss(model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack) -> _Choice:
-    """Choose blocks one after the other: each time the one without which the score on training rows falls least."""
+    """Choose blocks one by one: in each round, the block that can be dropped with the smallest loss of score.
+
+    The score is that of the model's own head on held-out training rows.
+    """
     held_out = task.held_out(0).without_test()
     sign = -1 if task.metric in LOWER else 1
     costs: dict[int, float] = {}
@@ -287,7 +290,10 @@ def _by_loss(model: PreTrainedModel, task: Task, count: int, processor: Processo
 def _by_readers(
     model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack
 ) -> _Choice:
-    """Choose the blocks without which the scores of linear readers of the whole model fall least, on held-out rows."""
+    """Choose the blocks that can be dropped with the smallest loss of score of linear readers, on held-out rows.
+
+    The readers are trained on the whole model.
+    """
     held_out = task.held_out(0).without_test()
     study = removal(model, held_out, processor=processor, stack=stack.name, seeds=_SEEDS[:1])
     drops = rows_where(study.table, {"measure": "drop"})

@@ -68,7 +68,7 @@ _PROXY_ROWS = 512  # maximum number of validation rows that proxies are measured
 
 
 class BlockRange(NamedTuple):
-    """A range of consecutive blocks, which are removed together.
+    """A range of consecutive blocks that are removed together.
 
     Attributes:
         first: Number of the first block, from 1. 0 with length 0 stands for the whole model.
@@ -474,7 +474,7 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 
 
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
-    """Return a sentence that names the block range whose removal lowers the score least, by the mean drop over seeds.
+    """Return a sentence that names the block range with the smallest mean drop of the score when it is removed.
 
     `measure` is the score: a metric, "perplexity" or "same_tokens".
     """

@@ -91,7 +91,7 @@ def code_portions(rows: int, seed: int) -> list[list[int]]:
 
 
 def only_rows(task: Task, rows: Iterable[int]) -> Split:
-    """Return the "train" split of a task in which only some rows have labels.
+    """Return the "train" split of a task with labels on some rows only.
 
     Args:
         task: The task.

@@ -179,7 +179,7 @@ def states_at(reader: LayerReader, head: OutputHead, batch: Batch, places: tuple
 
 
 def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
-    """Split a tensor along its first axis into parts whose logits fit into memory."""
+    """Split a tensor along its first axis into parts so small that their logits fit into memory."""
     return values.split(max(1, _LOGITS // head.classes))
 
 
