@@ -148,8 +148,8 @@ class BaseMismatchError(StoreError):
 
     Attributes:
         op: The operation that was called.
-        differs: What differs: name of the property -> (its saved value, its value here).
-        what: The part that is not the one of training: "base", "tokenizer" or "processor".
+        differs: Name of the property -> (its saved value, its value here), for each property that differs.
+        what: The thing that differs from the one in training: "base", "tokenizer" or "processor".
     """
 
     def __init__(self, *, op: str, differs: dict[str, tuple[object, object]], what: str = "base") -> None:

@@ -259,8 +259,8 @@ class ReaderBank(ReaderCollection):
             on_token: Called with the `Step` of each new token. An exception that it raises ends the generation.
             every: Number of tokens that are scored together. A larger number costs less, but steps, flags and stops are
                 delayed by up to that many tokens.
-            drift: Monitor name -> its test of drift, from `monitor.watch_drift()`, which gets each whole reply. It
-                cannot be used together with over="both", for a cascade, or with `watch.stopping`, which cuts replies
+            drift: Monitor name -> its drift test, from `monitor.watch_drift()`. The test receives each whole reply. It
+                cannot be used with over="both", for a cascade, or together with `watch.stopping`, which cuts replies
                 short. If a reply is cut off in another way, call `watch.discard()` to leave it out.
 
         Returns:
@@ -293,14 +293,15 @@ class ReaderBank(ReaderCollection):
 
         Args:
             model: The bank's model, or the part of it whose `generate` is called.
-            inputs: One prompt or several, as text (tokenized by the bank's processor), as token ids `[batch, tokens]`,
+            inputs: One prompt or several, as text (tokenised by the bank's processor), as token ids `[batch, tokens]`,
                 or as the mapping that a tokenizer returns.
-            monitors: As in `watch`.
-            over: As in `watch`.
+            monitors: Monitors, or names of stored ones. None: all stored ones.
+            over: "output": score the new tokens. "both": score the prompt too.
             stop: Whether a sequence ends once a monitor has flagged it; or the names of the monitors that end it.
-            every: As in `watch`.
-            drift: As in `watch`; not together with `stop`. A reply is left out if the caller leaves the loop before it
-                is complete.
+            every: Number of tokens that are scored together. A larger number costs less and delays steps, flags and
+                stops.
+            drift: Monitor name -> its drift test, as in `watch`; not together with `stop`. A reply is left out if the
+                caller leaves the loop before it is complete.
             **options: Options of `generate`, such as `max_new_tokens`, `do_sample` or `stopping_criteria`.
 
         Yields:

@@ -149,7 +149,7 @@ class ReaderCollection(nn.Module):
     # The frozen model
 
     def eval_pass(self) -> AbstractContextManager[None]:
-        """Return a context for a pass of the model. Inside it a frozen model is in eval mode, whatever its mode before.
+        """Return a context for a pass of the model. Inside it, a frozen model is in eval mode; afterwards as before.
 
         A model that is trained with its readers keeps its mode.
         """

@@ -84,9 +84,9 @@ class Watch:
     def stopping(self) -> StoppingCriteria:
         """A `StoppingCriteria` for `generate(..., stopping_criteria=[watch.stopping])`.
 
-        It ends the sequences that a monitor has flagged, after the token that was chosen in the meantime. If the
-        model's generation config has no end token, transformers continues a flagged sequence until all sequences have
-        ended. ConfigError if drift is tested.
+        It ends the sequences that a monitor has flagged, one token later than the flag. If the model's generation
+        config has no end token, transformers continues a flagged sequence until all sequences have ended. Raises
+        ConfigError if a drift test is in use.
         """
         if self._drift:
             problem = "drift is tested on whole replies, and a flag that stops a reply cuts it short"
@@ -329,7 +329,7 @@ class _RepliesSoFar:
         self._is_discarded = True
 
     def on_end(self) -> None:
-        """Pass the replies on to the tests. Replies without a scored token, or with NaN, are left out."""
+        """Pass the replies to the drift tests. Replies without a scored token, or with NaN, are left out."""
         if self._is_discarded:
             return
         lengths = [] if self._lengths is None else self._lengths.tolist()
@@ -360,7 +360,7 @@ class _StopFlagged(StoppingCriteria):
 
 
 class StopOnEvent(StoppingCriteria):
-    """Ends every sequence once an event is set, for example because the client has left.
+    """A stopping criterion that ends every sequence once an event is set, for example because the client has left.
 
     Args:
         event: The event.
@@ -496,11 +496,11 @@ def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object
 
 
 def _in_thread(write: Callable[[Callable[[Step], None], Event], None], device: str) -> Iterator[Step]:
-    """Call `write` in a thread with a function that takes each step, and yield these steps.
+    """Call `write` in a thread, and yield the steps that it produces.
 
-    The second argument of `write` is an event that is set once the caller has left. The thread inherits the caller's
-    context variables, and its autocast for devices of type `device`. An error in the thread is raised here. Closing the
-    iterator ends the generation and waits for the thread.
+    `write` gets a function to which it passes each step, and an event that is set once the caller has left. The thread
+    inherits the caller's context variables, and its autocast for devices of type `device`. An error in the thread is
+    raised here. Closing the iterator ends the generation and waits for the thread.
     """
     queue: Queue[Step | BaseException | None] = Queue(maxsize=1)  # None: the end
     left, context = Event(), contextvars.copy_context()

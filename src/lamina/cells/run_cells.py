@@ -142,7 +142,7 @@ def _as_ray_tasks(todo: Mapping[int, Cell], address: str, op: str) -> Iterator[t
 
 
 def _outcome(cell: Cell, op: str) -> State | Failure:
-    """Run a cell; return its result, converted to JSON types, or its failure."""
+    """Run a cell. Return the result, converted to JSON types; or the failure, if the cell raised an error."""
     try:
         with torch.random.fork_rng(), memory_errors(op):
             seed_torch(derive_seed(cell.file))

@@ -289,7 +289,7 @@ def print_errors(reader: str, errors: Sequence[WrongAnswer]) -> None:
 
 
 def marked(text: str, spans: Sequence[Span]) -> Text:
-    """Return a text with its spans in brackets, each with its label and error: "[Ekeus|PER missed] heads".
+    """Return a text with its spans marked, each with its label and error in brackets: "[Ekeus|PER missed] heads".
 
     Long stretches between spans are shortened. The spans must be in order and must not overlap.
     """

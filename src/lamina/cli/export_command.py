@@ -87,7 +87,10 @@ def export(  # noqa: PLR0913
 
 
 def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel, Processor | None]:
-    """Load a bank (on the base model `base`; None: the one it names) or a whole model; return it and its tokenizer."""
+    """Load a bank or a whole model; return it and its tokenizer.
+
+    `base` is a bank's base model (None: the one it names).
+    """
     from lamina.store import load, saved_class
     from lamina.store.manifest import MANIFEST
     from lamina.store.models import source_of

@@ -131,7 +131,7 @@ class DemoReader:
 
     @property
     def name(self) -> str:
-        """Name of the reader in the bank. Default readers have the name of their task, because they are saved."""
+        """Name of the reader in the bank. A default reader has the name of its task, because it is saved."""
         parts = [self.task] if self.method == "default" else [self.task, self.method]
         return "-".join(parts if self.layer is None else [*parts, str(self.layer)])
 

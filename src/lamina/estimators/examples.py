@@ -64,7 +64,7 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
 
 
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
-    """Compare `n_features_in_` of an estimator, its number of columns, with `table`; with `reset`, set it.
+    """Compare the number of columns of `table` with the estimator's `n_features_in_`; with `reset`, set this.
 
     A one-dimensional `table` has no columns. Raises DataError if there are neither one nor two columns, or another
     number than at `fit`.

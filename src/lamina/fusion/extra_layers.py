@@ -274,7 +274,7 @@ def _copy_block(block: nn.Module) -> nn.Module:
 
 
 def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) -> Swap:
-    """Check that a copy of the last block computes the same as the block; return the two axes that the block exchanges.
+    """Check that `copied` computes the same as the stack's last block; return the two axes that the block exchanges.
 
     The model is called on a tiny input, then the copy with the arguments of the last block.
 

@@ -165,7 +165,7 @@ class Head(nn.Module, ABC):
         return count_labels(labels, None)
 
     def borrowed_tensors(self) -> Mapping[str, Tensor]:
-        """Return name -> tensor, for tensors of the base model that the head uses and that are not saved with it."""
+        """Return name -> tensor, for tensors of the base model that the head uses. They are not saved with the head."""
         return {}
 
     def group(self) -> Hashable | None:
@@ -332,7 +332,7 @@ def check_class_weights(op: str, weights: Sequence[float] | None, labels: int) -
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy over the labels that are not IGNORE. If there are none, 0, where torch returns NaN.
+    """Return the mean cross-entropy over the labels that are not IGNORE; 0 if there are none (torch returns NaN).
 
     `weight` holds one weight per class, as in torch. None: all equal.
     """

@@ -233,7 +233,10 @@ class _UnreadableError(Exception):
 
 
 def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
-    """Run the model to find its stacks, check them on another input, and compare with a pass without hidden states.
+    """Find the stacks of a model.
+
+    It runs the model on one input, checks the result on another, and compares with a pass that returns no hidden
+    states.
 
     Raises:
         _UnreadableError: If any of these steps fails.
@@ -291,7 +294,7 @@ class _Places(NamedTuple):
 def _first_run(
     model: nn.Module, pairs: Sequence[tuple[Probe, Probe]]
 ) -> tuple[Trace, nn.Module, States, tuple[Probe, Probe]]:
-    """Run the model on the first of the `pairs` of inputs that it accepts; if its head accepts none, only its backbone.
+    """Run the model on the first input in `pairs` that it accepts; or only its backbone, if its head accepts none.
 
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and

@@ -32,7 +32,7 @@ _open: ContextVar[frozenset[object]] = ContextVar("open", default=frozenset())  
 
 @final
 class ContextHooks(ExitStack):
-    """A context manager for hooks that act only on forward passes in the context (`contextvars`) that entered it.
+    """A context manager for hooks. They act only on forward passes in the context (`contextvars`) that entered it.
 
     Each thread and each asyncio task has its own context; tasks and `asyncio.to_thread` calls inherit the context that
     starts them. So hooks of one thread do not see the passes of another thread on the same model.

@@ -273,7 +273,7 @@ _guards: weakref.WeakSet[WeightGuard] = weakref.WeakSet()
 
 
 def _note_step(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-    """Tell every guard which tensors an optimizer has just changed. It is a hook that runs after optimizer steps."""
+    """Tell every guard which tensors an optimizer step has changed. It is a hook that runs after each step."""
     if guards := list(_guards):
         groups: list[dict[str, Any]] = optimizer.param_groups
         stepped = {id(weight) for group in groups for weight in group["params"] if weight.grad is not None}

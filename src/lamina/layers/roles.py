@@ -209,7 +209,7 @@ def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedMode
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
-    """Return the modules at a path relative to each of `modules`; or a text that says which part is missing.
+    """Return the modules at a path relative to each of `modules`; if a part of the path is missing, text that names it.
 
     An empty path returns `modules`.
     """

@@ -92,7 +92,10 @@ class DriftSketch:
 
 
 def _quantities(reply: ReplyFacts) -> dict[str, float]:
-    """Return name -> value of the quantities of a reply; ConfigError if one is NaN, which has no place in an order."""
+    """Return name -> value of each quantity of a reply: "score", "length", and projections "state 1", "state 2", ...
+
+    Raises ConfigError if a value is NaN, because it cannot be ranked.
+    """
     values = {_SCORE: _rounded(reply.score), _LENGTH: float(reply.length)}
     if reply.features is not None:
         sums = _signs(len(reply.features)) @ reply.features.double().cpu()
@@ -121,7 +124,7 @@ _SIGNS: dict[int, Tensor] = {}
 @final
 @dataclass(frozen=True)
 class DriftAlarm:
-    """The replies have drifted away from those of the calibration. `DriftWatcher.update` returns it.
+    """An alarm: the replies have drifted away from those of the calibration. `DriftWatcher.update` returns it.
 
     Attributes:
         quantity: What has moved: "score", "length" or "state N", a projection of the reader's features.
@@ -148,11 +151,11 @@ class DriftAlarm:
 class DriftWatcher:
     """A sequential test of whether replies are still like those of a calibration. `Monitor.watch_drift` makes it.
 
-    At each reply, the rank of each quantity among the calibration's replies and all replies since gives a conformal
-    p-value. As long as the replies are exchangeable with those of the calibration, the p-values of a quantity are
-    independent and uniform, whatever its distribution and however few replies the sketch has. A gambler bets against
-    that. The alarm is raised once the gambler of one of the d quantities has multiplied its stake by
-    d / `false_alarm_rate`, which by Ville's inequality happens with at most that probability within a run.
+    At each reply, each quantity is ranked among the calibration's replies and all replies since; the rank gives a
+    conformal p-value. As long as the replies are exchangeable with those of the calibration, the p-values of a quantity
+    are independent and uniform, whatever its distribution and however few replies the sketch has. A gambler bets
+    against that. The alarm is raised once the gambler of one of the d quantities has multiplied its stake by d /
+    `false_alarm_rate`. By Ville's inequality this happens with at most that probability within a run.
 
     A run has 10,000 replies; after them the test begins anew, so that over several runs a false alarm is more probable
     than `false_alarm_rate`. An alarm ends the test: it stays until `restart`. The methods may be called from several
@@ -216,7 +219,7 @@ class DriftWatcher:
         lengths: int | Sequence[int] | NDArray[Any] | Tensor,
         features: Float[Tensor, " dim"] | Float[Tensor, "replies dim"] | NDArray[Any] | None = None,
     ) -> DriftAlarm | None:
-        """Add one reply or several, in their order, and return the alarm of this run; None while there is none.
+        """Add one reply or several, in their order. Return the alarm of this run, or None while there is none.
 
         Args:
             scores: Highest running score of each reply.
@@ -240,7 +243,7 @@ class DriftWatcher:
         return self._alarm
 
     def add(self, reply: ReplyFacts) -> DriftAlarm | None:
-        """Add one reply, and return the alarm of this run; None while there is none.
+        """Add one reply. Return the alarm of this run, or None while there is none.
 
         Raises:
             ConfigError: If its score or a feature is NaN.

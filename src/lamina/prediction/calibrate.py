@@ -55,7 +55,7 @@ def calibrate(  # noqa: PLR0913
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
     progress: bool = False,
 ) -> Monitor | Cascade:
-    """Choose a monitor's threshold on labelled texts for a false-positive rate, and keep the monitor in the bank.
+    """Choose a monitor's threshold on labelled texts for a false-positive rate, and store the monitor in the bank.
 
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
     counts. Left out are special tokens, the first text of a pair whose second text is labelled word by word, and rows
@@ -67,9 +67,9 @@ def calibrate(  # noqa: PLR0913
         task: Labelled texts. If words are labelled, a text is positive if one of its words is.
         false_positive_rate: Fraction of the negative texts that may be flagged. At least 1 / `false_positive_rate`
             negative texts are needed.
-        split: Part of the task. It should be one that no reader was trained on.
+        split: Split of the task. It should be one that no reader was trained on.
         positive: Label or labels of the texts that should be flagged. None: the labels that the monitor flags.
-        threshold: An existing threshold, whose rates on this part are measured. None: a threshold is chosen.
+        threshold: An existing threshold, whose rates on this split are measured. None: a threshold is chosen.
         confidence: Confidence level of the intervals, between 0 and 1.
         guarantee: Choose the threshold so that with probability `confidence` at most `false_positive_rate` of *other*
             negative texts of the same kind are flagged. It takes more negatives:
@@ -91,7 +91,7 @@ def calibrate(  # noqa: PLR0913
     Raises:
         ConfigError: If `confidence` is out of range, there are too few negative texts or no positive ones, or the
             monitor does not fit the bank's readers or reads the decoder of an encoder-decoder.
-        UnknownNameError: If a reader, label or part of the task does not exist.
+        UnknownNameError: If a reader, label or split of the task does not exist.
         NotFiniteError: If a score is NaN.
     """
     check_confidence(confidence)
@@ -152,10 +152,10 @@ def calibrate(  # noqa: PLR0913
 
 @dataclass(frozen=True)
 class TextScores:
-    """The scores of one monitor for the texts of a task.
+    """One monitor's scores for the texts of a task.
 
     Attributes:
-        running: For each text, the running score at each of its tokens that is judged.
+        running: For each text, the running score at each token that counts (see `_running_scores`).
         features: For each text, the mean of the reader's features over these tokens; zeros for a text without any.
             None: they were not computed.
     """
@@ -206,7 +206,7 @@ def score_texts(
 ) -> dict[str, TextScores]:
     """Return monitor name -> its scores of each text of a task, from one pass of the model; see `_running_scores`.
 
-    `features`: whether the features of the readers are computed too, for a sketch.
+    With `features`, the readers' features are computed too, for a sketch.
     """
     inputs: Any = group.inputs
     encoded, texts = inputs.encoded, inputs.encoded.texts

@@ -89,7 +89,7 @@ def choose_cascade(  # noqa: PLR0913
         task: Labelled texts.
         recall: The least recall, above 0 and below 1.
         false_positive_rate: Fraction of the negative texts that may be flagged.
-        split: Part of the task. It should be one that no reader was trained on.
+        split: Split of the task. It should be one that no reader was trained on.
         positive: Labels of the texts that should be flagged. None: the labels that the second monitor flags.
         confidence: Probability with which the recall holds, and confidence level of the intervals.
         name: Name of the cascade.
@@ -105,7 +105,7 @@ def choose_cascade(  # noqa: PLR0913
     Raises:
         ConfigError: If a rate is out of range, the first reader is not smaller than the second, there are too few
             texts, or no cascade keeps the recall.
-        UnknownNameError: If a reader, label or part of the task does not exist.
+        UnknownNameError: If a reader, label or split of the task does not exist.
 
     Source:
         Fixed-sequence testing as in Angelopoulos et al. 2021, "Learn then Test", arXiv:2110.01052.
@@ -154,7 +154,7 @@ def choose_cascade(  # noqa: PLR0913
 
 
 def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
-    """Return the parameters that the first reader multiplies per token, divided by those of the second.
+    """Return the parameters that the first reader multiplies per token, divided by those of the second reader.
 
     Raises:
         ConfigError: If the first reader multiplies as many or more.

@@ -1,4 +1,4 @@
-"""Score the readers of a bank, or a whole model, on a part of their tasks."""
+"""Score the readers of a bank, or a whole model, on a split of their tasks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def evaluate(  # noqa: PLR0913
     progress: bool = False,
     **unknown: object,
 ) -> Scores:
-    """Score the readers of a bank, or a model with a head of its own, on a part of their tasks.
+    """Score the readers of a bank, or a model with a head of its own, on a split of their tasks.
 
     Readers whose tasks have the same examples share every pass.
 
@@ -119,7 +119,7 @@ def evaluate(  # noqa: PLR0913
         Reader name (or the given name) -> metric -> value.
 
     Raises:
-        UnknownNameError: If a reader, the part or an option does not exist.
+        UnknownNameError: If a reader, the split or an option does not exist.
         ConfigError: If a task does not fit its reader or the model, or `errors` is set for a kind of task whose
             predictions are not right or wrong.
         BaseMismatchError: If `processor` makes other inputs than the bank's own.

@@ -190,7 +190,9 @@ class _Plan:
         return f"states-{number:05}.npy"
 
     def begin(self, folder: Path) -> None:
-        """Write the plan to the folder, or check that this run continues the one that wrote it. Log the size on disk.
+        """Write the plan to the folder; or check that its plan is the same, so that this run continues an earlier one.
+
+        The size on disk is logged.
 
         Raises:
             StoreError: If the folder has the states of another run, or the disk is too small.

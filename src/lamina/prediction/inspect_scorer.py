@@ -26,7 +26,7 @@ Span = tuple[int, int]
 
 
 class MessageScore(TypedDict):
-    """The highest score of a monitor in one reply.
+    """A monitor's highest score in one reply.
 
     Attributes:
         message: Index of the reply among the messages.
@@ -122,7 +122,10 @@ def _of_reply(
     own: Tensor,
     unread: int,
 ) -> list[MessageScore]:
-    """Return the scores of the monitors for one reply: its tokens are those in `own`, after `unread` other ones."""
+    """Return the monitors' scores for one reply. Its tokens are those of `batch` where the mask `own` is True.
+
+    `number` is its index among the messages, and `unread` the number of its first tokens that the model could not read.
+    """
     reader = next(iter(monitors.values())).readers[0]
     finished = not is_causal(bank.model, bank.stacks[bank[reader].stack])
     scores = scores_of_monitors(bank, list(monitors.values()), batch, own, finished=finished)

@@ -56,7 +56,7 @@ class ReplyColumns:
 @final
 @dataclass(frozen=True)
 class LabelledReply:
-    """A prompt and its reply, whether the reply is bad, and which of its words are: character ranges in the reply."""
+    """A prompt and its reply; whether the reply is bad; and the character ranges of its bad words."""
 
     prompt: str
     reply: str

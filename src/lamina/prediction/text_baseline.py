@@ -22,11 +22,11 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
     """Return metric -> score of TF-IDF of words and word pairs with logistic regression (numbers: ridge regression).
 
     Args:
-        task: A task over texts or pairs of texts, with a "train" part, which is learnt from.
-        split: The part that is scored. Rows without a label are skipped in both.
+        task: A task over texts or pairs of texts. The baseline is trained on its "train" split.
+        split: The split that is scored. Rows without a label are skipped in both splits.
 
     Raises:
-        ConfigError: If the task has no train part, or no class or number per text.
+        ConfigError: If the task has no train split, or no class or number per text.
         MissingExtraError: If scikit-learn is not installed.
     """
     require_packages("evaluate", "sklearn", "sklearn")

@@ -47,7 +47,8 @@ Parts = Mapping[str, Sequence[LabelledReply]]
 class TrainedMonitor(Monitor):
     """The monitor that `lamina.monitor` trained, with its threshold and what was measured.
 
-    Its `calibration` has the rates on the test part.
+    The replies were divided into four parts: "train", "choosing", "calibration" and "test". Its `calibration` has the
+    rates on the test part.
 
     Attributes:
         bank: The bank with its reader; the monitor is stored in it.
@@ -285,7 +286,7 @@ def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> 
 
 
 def _check_counts(parts: Parts, needed: int, rate: float, confidence: float) -> None:
-    """Raise ConfigError if a part has no good or no bad replies, or too few good ones for the rate."""
+    """Raise ConfigError if one of the four parts has no good or no bad replies, or too few good ones for the rate."""
     good = sum(not one.positive for own in parts.values() for one in own)
     negatives = sum(not one.positive for one in parts["calibration"])
     if negatives < needed:
@@ -324,7 +325,7 @@ def _tasks(parts: Parts, positive: str) -> dict[str, Task]:
 
 
 def _add_candidates(bank: ReaderBank, task: Task, seed: int) -> bool:
-    """Add the candidates' readers to a bank; return whether they can score a text while it is written."""
+    """Add the candidate readers to a bank; return whether these can score a text while it is written."""
     default = Reader.default(task, watch=True)
     stack = next(iter(bank.stacks.values()))
     live = is_causal(bank.model, stack)

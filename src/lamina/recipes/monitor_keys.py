@@ -85,7 +85,7 @@ def add_monitors(
 
     Raises:
         ConfigError: If a monitor does not fit its reader, or there are too few texts for its rate.
-        UnknownNameError: If the reader does not have a flagged label, or the task no such part.
+        UnknownNameError: If the reader does not have a flagged label, or the task no such split.
     """
     rates: list[TableRow] = []
     for name, keys in monitors.items():

@@ -155,13 +155,7 @@ def _pass(part: str, runs: list[SizedRun]) -> SharedPass:
 
 
 def shared_passes(planned: Iterable[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> list[SharedPass]:
-    """Return all passes of the base model that a recipe needs, each with the runs of readers that share it.
-
-    `tasks` is name -> copies of a task, for the tasks whose data was read. Tasks with equal examples share their
-    passes, also if they have other labels; tasks that were not read, if their recipes name the same data. Readers share
-    training passes if they learn from the same repeat of a
-    subsample, and they always share validation and test passes. If the recipe sets `separately`, nothing is shared.
-    """
+    """Return all passes of the base model for a recipe, each with the runs of the readers that share it."""
     passes: dict[tuple[str, ...], list[SizedRun]] = {}
     named: dict[str, str] = {}
     for run in planned:

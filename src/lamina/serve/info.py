@@ -93,7 +93,7 @@ def _task_info(served: ServedBank, task: str, limit: int) -> dict[str, JSON]:
 
 
 def _monitor_info(bank: ReaderBank, monitor: AnyMonitor) -> dict[str, JSON]:
-    """Return the part of `info_of` about a saved monitor."""
+    """Return what `/info` says about a saved monitor."""
     own = monitor.second if isinstance(monitor, Cascade) else monitor
     rates = monitor.calibration
     problem = bank[monitor.reader].config.head.problem_type

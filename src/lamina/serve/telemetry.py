@@ -26,16 +26,16 @@ def is_available() -> bool:
 
 @cache
 def _version() -> str:
-    """Return the version of Lamina, which is read from the disk."""
+    """Return the version of Lamina. It is read from the disk."""
     return version("lamina")
 
 
 @final
 class RequestSpans:
-    """ASGI middleware that records a span for each request, within the trace of the client if it sends one.
+    """ASGI middleware that records a span for each request, within the client's trace if it sends one.
 
-    A span has the method, the route, the status and the names of the readers that answer. Texts, files and messages of
-    errors, which may repeat a text, are not recorded. Without a tracer provider in the process, nothing is recorded.
+    A span has the method, the route, the status and the names of the readers that answer. Texts, files and error
+    messages, which may repeat a text, are not recorded. If the process has no tracer provider, nothing is recorded.
 
     Args:
         app: The application to which requests are passed on.

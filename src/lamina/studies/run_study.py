@@ -292,7 +292,7 @@ class StudyRecipe(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> StudyRecipe:
-        """Check that all named studies and the task of the texts exist, and that each study has the given options."""
+        """Check that the named studies and the task of the texts exist, and that each study has its options."""
         if self.texts is not None and self.texts.task is not None:
             with error_at("texts", "task"):
                 check_known("texts", [self.texts.task], self.tasks, "task")

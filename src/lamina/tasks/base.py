@@ -328,7 +328,7 @@ class Kind(ABC, Generic[InputsT]):
     learnt_keys: ClassVar[tuple[str, ...]] = ()
 
     def __str__(self) -> str:
-        """Return the kind's name, as messages print it and files hold it."""
+        """Return the kind's name, for messages and files."""
         return self.name
 
     def __repr__(self) -> str:

@@ -60,7 +60,7 @@ Member: TypeAlias = tuple[tuple[str, ...], LazyFile | None]
 
 
 def file_column(files: Sequence[LazyFile], file_class: type[LazyFile]) -> Column:
-    """Return files as a table column that names them, without opening them; all are of class `file_class`."""
+    """Return a table column that describes files, without opening them; all are of class `file_class`."""
     cells = [asdict(file) for file in files]
     table = {"text": pa.array(cells, pa.struct(_CELL)), "row": pa.array(range(len(cells)), pa.int64())}
     return Column(dataset_of([pa.table(table)]), _NAMES, partial(_from_cell, file_class))
@@ -181,7 +181,7 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
-    """Return whether a file, or one of the folders above it, has a name that begins with a dot; `parts` is its path."""
+    """Return whether a file is hidden: its name, or that of a folder above, begins with a dot; `parts` is its path."""
     return any(part.startswith(".") for part in parts)
 
 

@@ -82,7 +82,7 @@ class LazyImage(LazyFile):
         return cls(name, data=file.getvalue())
 
     def open(self) -> Image.Image:
-        """Decode the image, and return it in RGB, rotated as its EXIF orientation says.
+        """Decode the image, and return it in RGB. It is rotated as its EXIF orientation says.
 
         Only the first frame of an animation is read.
 

@@ -232,7 +232,7 @@ class BankRunner(Runner):
         return to_device(group.labels([row] * rows, from_inputs, group.names), self.device)
 
     def _buffered_bytes(self, names: Sequence[str]) -> int:
-        """Return the bytes per token of states that are buffered for fusions that need all of their layers at once.
+        """Return the bytes per token of buffered states. Fusions that need all of their layers at once buffer them.
 
         A layer that several readers buffer counts once.
         """

@@ -142,10 +142,7 @@ Labels = Callable[[int], Mapping[str, Tensor]]  # number of rows -> reader name 
 
 
 def reader_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
-    """Measure the memory that autograd keeps for the gradients of readers that train in one pass of the model.
-
-    The readers are called with states of zeros, and the model is not called. Tensors that readers share count once.
-    Readers that need more than the states of the model's layers are left out. On the meta device nothing is computed.
+    """Measure the memory that autograd keeps for gradients, for readers that train in one pass of the model.
 
     Args:
         model: The model, whose own gradients do not count.

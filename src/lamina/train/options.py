@@ -235,7 +235,7 @@ def per_reader(value: T | Mapping[str, T], names: list[str], option: str) -> dic
 
 
 def _rule(problem: ErrorDetails) -> str:
-    """Return the rule that a value broke as text, such as "at least 1", from a problem that pydantic reports."""
+    """Return the rule that a value broke, such as "at least 1", from a problem that pydantic reports."""
     if problem["type"] in _BOUNDS:
         word, key = _BOUNDS[problem["type"]]
         bound = problem.get("ctx", {})[key]

@@ -164,7 +164,7 @@ def train(  # noqa: PLR0913
 
 
 def _scored_tasks(op: str, runner: Runner, tasks: Mapping[str, Task], options: FitOptions) -> dict[str, Task]:
-    """Check that every task has the rows that it needs, and return the tasks that are scored after each epoch.
+    """Check that every task has the rows that it needs, and return the tasks to score after each epoch.
 
     These are all tasks if a score decides something: the best epoch, an early stop, the "plateau" schedule, or the end
     of a base model that is trained with its readers. Otherwise they are the tasks that have a validation split. A

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @final
 class DriftTests:
-    """The tests of drift of each bank that is served; a bank that replaces another begins with new tests."""
+    """The drift tests of each bank that is served. A bank that replaces another begins with new tests."""
 
     def __init__(self) -> None:
         self._lock = Lock()  # several texts begin at the same time
@@ -36,5 +36,8 @@ class DriftTests:
             return self._watchers[bank]
 
     def evidence(self, bank: ReaderBank) -> dict[str, float]:
-        """Return monitor name -> evidence of drift for the monitors of a bank; see `DriftWatcher.evidence`."""
+        """Return monitor name -> evidence of drift, for the monitors of a bank; 1 or more is an alarm.
+
+        See `DriftWatcher.evidence`.
+        """
         return {name: watcher.evidence for name, watcher in self.of(bank).items()}

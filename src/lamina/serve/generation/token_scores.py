@@ -100,7 +100,7 @@ class TokenScores:
         return monitors
 
     def _add_late(self, name: str, problem: str, *, named: bool, each: bool) -> None:
-        """Register a reader that cannot give scores token by token as one that answers at the end, if it can do that.
+        """Let a reader that cannot give scores token by token answer at the end, if it can do that.
 
         `problem` is why it cannot. A reader that can do neither is left out; but if the request names it (`named`), or
         if `each` demands scores token by token, ConfigError is raised.

@@ -117,7 +117,7 @@ def uniform_bits(task: Task, rows: Iterable[int]) -> float:
 
 @final
 class LabelBits(Results):
-    """Sums up -log2 of the probability that a probe predicts for each true label: the bits that it takes to send them.
+    """Sums up the bits that it takes to send the true labels: -log2 of the probability that a probe predicts for each.
 
     Args:
         targets: The true labels.

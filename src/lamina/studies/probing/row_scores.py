@@ -39,7 +39,7 @@ class _RowMetric:
 def row_counts(
     task: KindedTask, metric: str, predictions: Sequence[Label], truths: Sequence[Label]
 ) -> tuple[Array, Metric]:
-    """Return the numbers of each row that a metric is computed from, and the function that computes it from their sums.
+    """Return counts per row for a metric, and a function that computes the metric from sums of these counts.
 
     A row is one example, or one text in word tagging tasks. "spearman" uses the ranks among all rows.
 
