@@ -37,7 +37,7 @@ from lamina.serve.info import info_of
 from lamina.serve.kserve import add_kserve
 from lamina.serve.lengths import TooLongError
 from lamina.serve.middleware import HeadAsGet, RequestGuard, RootPath, path_of
-from lamina.serve.problems import problem_body
+from lamina.serve.problems import problem_body, wrong_place
 from lamina.serve.prometheus import RequestMetrics, ServerMetrics
 from lamina.serve.reload import Reloader, add_reader_routes
 from lamina.serve.scheduler import ClosedError, OverloadedError, Scheduler
@@ -191,13 +191,14 @@ def _add_problems(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             told = f"the body is not JSON, from character {first['loc'][-1]} on; a JSON object in UTF-8 is needed"
             return problem(request, 422, told, "Validation")
-        where = ".".join(str(part) for part in first["loc"][1:])
+        where, why = wrong_place(error.errors(), error.body)
         if not where:
             rule = "a JSON object is needed, sent as Content-Type: application/json"
             return problem(request, 422, f"the body: {rule}", "Validation")
         path = path_of(request.scope)
-        told = f"inputs: {_RULES[path]} is needed" if where == "inputs.str" and path in _RULES else None
-        return problem(request, 422, told or f"{where}: {first['msg']}", "Validation", where)
+        if path in _RULES and first["loc"][1:] == ("inputs", "str"):  # it fits none of the forms
+            where, why = "inputs", f"{_RULES[path]} is needed"
+        return problem(request, 422, f"{where}: {why}", "Validation", where)
 
     @app.exception_handler(LaminaError)
     async def _(request: Request, error: LaminaError) -> JSONResponse:

@@ -216,7 +216,10 @@ def kserve_texts(tensor: InferTensor) -> list[Example]:
         size *= length
     columns = tensor.shape[1] if len(tensor.shape) == 2 else 1
     texts = [cell for cell in cells if isinstance(cell, str)]
-    if len(texts) < len(cells) or size != len(cells) or columns not in (1, 2) or not cells:
+    if len(texts) < len(cells):
+        number, other = next((row, cell) for row, cell in enumerate(cells) if not isinstance(cell, str))
+        raise ConfigError(f"serve: cell {number} of the data is no text ({type(other).__name__}); texts are needed.")
+    if size != len(cells) or columns not in (1, 2) or not cells:
         came = f"the shape is {tensor.shape} for {len(cells)} cells"
         rule = "texts [rows], texts [rows, 1] or pairs [rows, 2] are accepted, with at least one row"
         raise ConfigError(f"serve: {came}; {rule}.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from lamina.utils import JSON
 
 OPENAI = "/v1/"  # paths that begin so have errors in OpenAI's shape; all others in that of text-embeddings-inference
@@ -19,6 +21,48 @@ _OPENAI_TYPES: dict[str, tuple[str, str | None]] = {
     "Forbidden": ("permission_error", None),
     "Overloaded": ("rate_limit_error", "rate_limit_exceeded"),
 }
+
+
+# Types of pydantic's errors where an object is needed; their messages name a class of this program
+_OBJECT = {"model_type", "model_attributes_type", "dict_type"}
+
+
+def wrong_place(errors: Sequence[Mapping[str, Any]], body: object) -> tuple[str, str]:
+    """Return where a body is wrong, such as "messages.0.role", and why; "" if the body itself is wrong.
+
+    A value that may have several forms has an error for each of them, under the form's name, which is no key of the
+    body. The errors of the form that fits best are those that lie deepest.
+
+    Args:
+        errors: pydantic's errors, at least one.
+        body: The body that they are about.
+    """
+    first = _keys(errors[0], body)[:1]
+    places = [(_keys(error, body), error) for error in errors]
+    places = [(keys, error) for keys, error in places if keys[:1] == first]
+    deepest = max((keys for keys, _ in places), key=len)
+    told = dict.fromkeys(_told(error) for keys, error in places if keys == deepest)
+    return ".".join(map(str, deepest)), ", or: ".join(told)
+
+
+def _keys(error: Mapping[str, Any], body: object) -> list[str | int]:
+    """Return the keys and indices that lead through a body to the place of an error, without names of forms."""
+    keys: list[str | int] = []
+    *_, last = location = error["loc"][1:] or ("",)
+    for part in location:
+        if isinstance(body, dict) and (part in body or (part is last and error["type"] == "missing" and part)):
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body = body[part]
+        else:
+            continue
+        keys.append(part)
+    return keys
+
+
+def _told(error: Mapping[str, Any]) -> str:
+    """Return the message of an error."""
+    return "Input should be an object" if error["type"] in _OBJECT else str(error["msg"])
 
 
 def problem_body(path: str, error: str, error_type: str, param: str | None = None) -> dict[str, JSON]:
