@@ -81,6 +81,11 @@ class DriftSketch:
         columns = [_quantities(reply) for reply in kept]
         return cls({name: sorted(own[name] for own in columns) for name in columns[0]})
 
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest reply. A longer one has more chances to reach the threshold of a monitor."""
+        return int(self.values[_LENGTH][-1])
+
     def to_dict(self) -> dict[str, JSON]:
         """Return the values as JSON-ready lists, for `from_dict`."""
         return {name: list(own) for name, own in self.values.items()}

@@ -89,6 +89,8 @@ class TrainedMonitor(Monitor):
         text = f"{flags}, {catches}{when if self.live else ', once they are finished'}{rival}."
         bound = f"With {100 * found.confidence:g} % confidence it flags at most {100 * (found.target or 0):g} % of good"
         bound += " replies of the same kind"
+        if self.sketch is not None:
+            bound += f" and of at most {self.sketch.longest} tokens, as in the calibration"
         low, high = found.alarms_interval or (math.nan, math.nan)
         alarms = f"{found.alarms_per_thousand:.2g} false alarms per thousand tokens ({low:.2g} to {high:.2g})"
         useless = " It is useless: its recall cannot be told from its rate of false alarms." * (not found.is_useful)
@@ -233,7 +235,8 @@ def score_replies(
 ) -> list[float]:
     """Return the highest score of each finished reply. A monitor flags a reply if this reaches its threshold.
 
-    It works for every model, even for one that reads in both directions and so cannot be watched while it writes.
+    It works for every model, even for one that reads in both directions and so cannot be watched while it writes. A
+    warning is logged if replies are longer than those of the calibration.
 
     Args:
         bank: The bank with the monitor's reader.
@@ -261,7 +264,12 @@ def score_replies(
     name = bank[monitor.reader].config.head.labels[-1].removeprefix("I-")
     (task,) = _tasks({"replies": rows}, name).values()
     live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])
-    return _scores(op, bank, [monitor], task, options=options, live=live)[str(monitor.name)].highest()
+    scored = _scores(op, bank, [monitor], task, options=options, live=live)[str(monitor.name)]
+    longest = math.inf if monitor.sketch is None else monitor.sketch.longest
+    if longer := [row for row, own in enumerate(scored.running) if len(own) > longest]:
+        came = f"{len(longer)} of {len(replies)} replies, such as number {longer[0]}, have more than {longest} tokens"
+        logger.warning("%s: %s; for those, the rate of the calibration is not promised.", op, came)
+    return scored.highest()
 
 
 def _needed(rate: float, confidence: float) -> int:

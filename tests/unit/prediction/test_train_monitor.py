@@ -67,6 +67,7 @@ def test_a_file_of_replies_becomes_a_monitor_that_is_saved_with_its_rates(tmp_pa
     assert re.match(
         r"flags \d+\.\d % \(.* to .*\) of good replies, catches .* of bad ones, on average after", found.sentences()
     )
+    assert f"of the same kind and of at most {found.sketch.longest} tokens" in found.sentences()
     assert found.live
     bank = ReaderBank.from_pretrained(tmp_path / "bank", writer())
     stored = bank.monitors["monitor"]
@@ -94,7 +95,9 @@ def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyw
     assert (tmp_path / "bank").exists()
 
 
-def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_not_watched(tmp_path: Path):
+def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_not_watched(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     path = written(tmp_path, rows := replies())
     how: dict[str, Any] = {"positive": "bad", "rate": 0.05, "epochs": 1, "anyway": True}
     found = monitor(path, model=tiny_model(), processor=tiny_tokenizer(), **how)
@@ -112,6 +115,9 @@ def test_a_model_that_reads_in_both_directions_judges_finished_replies_and_is_no
         bank.monitor_scores(bank.monitors["monitor"], batch)
     with pytest.raises(UnknownNameError, match="score_replies: unknown monitor 'other'"):
         score_replies(bank, "other", [("a", "b")])
+    assert "have more than" not in caplog.text
+    score_replies(bank, "monitor", [("a", "good"), ("a", "the film is good " * 5)])
+    assert "1 of 2 replies, such as number 1, have more than" in caplog.text
     with pytest.raises(ConfigError, match="score_replies: the monitor is a Monitor, and there are 0 replies"):
         score_replies(bank, "monitor", [])
     with pytest.raises(ConfigError, match=r"^score_replies: batch_size"):
