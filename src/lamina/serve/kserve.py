@@ -117,7 +117,8 @@ def _with_data(body: bytes, size: str) -> bytes:
         for tensor in found["inputs"]:
             count = (tensor.get("parameters") or {}).get("binary_data_size")
             if count is not None:
-                tensor["data"] = _strings(body[end : end + count], count)
+                is_text = tensor["datatype"] == "BYTES"  # another datatype is refused by name, once this is JSON
+                tensor["data"] = _strings(body[end : end + count], count) if is_text else []
                 end += count
     except (ValueError, TypeError, KeyError, AttributeError, struct.error):
         rule = "the header gives the size of the JSON, and binary_data_size that of each tensor"
@@ -131,14 +132,18 @@ def _strings(data: bytes, size: int) -> list[str]:
     """Return the texts of a BYTES tensor; each text follows its length in 4 bytes.
 
     Raises:
-        ValueError: If the data do not have `size` bytes, or are not texts in UTF-8.
+        ValueError: If the data do not have `size` bytes.
+        HTTPException: With status 422 if a text is not UTF-8.
         struct.error: If a length is incomplete.
     """
     texts: list[str] = []
     at = 0
     while at < len(data):
         (length,) = struct.unpack_from("<I", data, at)
-        texts.append(data[at + 4 : at + 4 + length].decode())
+        try:
+            texts.append(data[at + 4 : at + 4 + length].decode())
+        except UnicodeDecodeError:
+            raise HTTPException(422, f"text {len(texts)} of the binary data is not UTF-8") from None
         at += 4 + length
     if at != size or len(data) != size:
         raise ValueError("the lengths of the texts do not fit the size of the tensor")

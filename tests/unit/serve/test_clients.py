@@ -193,6 +193,19 @@ def test_binary_data_that_do_not_fit_are_refused(address: str, name: str):
     assert response.status_code == 422, response.text
 
 
+def test_binary_data_of_another_kind_are_refused_by_what_they_are(address: str):
+    refused = {
+        "FP32": (np.ones(2, np.float32), r"inputs\.0\.datatype: Input should be 'BYTES'"),
+        "BYTES": (np.array(["a", b"\xe9"], dtype=object), "text 1 of the binary data is not UTF-8"),
+    }
+    with triton.InferenceServerClient(address.removeprefix("http://")) as client:
+        for datatype, (data, message) in refused.items():
+            tensor = triton.InferInput("text", [2], datatype)
+            tensor.set_data_from_numpy(data, binary_data=True)
+            with pytest.raises(InferenceServerException, match=message):
+                client.infer("mood", [tensor])
+
+
 def test_binary_data_full_of_brackets_are_a_text(address: str):
     text = b"[" * 20
     body, headers = packed(
