@@ -218,10 +218,10 @@ class _WatchedText(GenerationObserver):
     def _score(
         self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
     ) -> Float[Tensor, "monitors rows columns"]:
-        """Return each monitor's score of each sequence up to each token, `[monitors, sequences, columns]`.
+        """Return the monitors' scores of the text up to each token, `[monitors, sequences, columns]`.
 
-        `states` is layer -> `[rows, columns, width]`, and `real` is True at the tokens to score. The second reader of a
-        cascade runs only for sequences with a token at which the first monitor is unsure.
+        `states` is layer -> `[rows, columns, width]`, and `real` is True at the tokens to score. A cascade is a monitor
+        with two readers; the second runs only for sequences with a token at which the first is unsure.
         """
         self._tokens_read += int(real.sum())
         on_features = partial(self.facts.on_features, real) if self.facts.watchers else None

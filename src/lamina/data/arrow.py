@@ -120,9 +120,9 @@ def _remove(folder: str, process: int) -> None:
 
 
 def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dataset:
-    """Make `dataset` keep the temporary file of `source` alive, from which it was derived; return `dataset`.
+    """Keep the temporary file of `source` alive as long as `dataset`, and return `dataset`.
 
-    Otherwise the file would be removed together with `source`, although `dataset` still reads from it.
+    `dataset` was derived from `source` and still reads from that file, but the file is removed together with its owner.
     """
     vars(dataset)["_lamina_file"] = vars(source).get("_lamina_file")
     return dataset

@@ -115,10 +115,10 @@ def read_entry(path: Path, expected: Mapping[str, object] | None = None) -> Entr
 
 
 def _read_index(path: Path) -> tuple[Facts, str | None]:
-    """Return the contents of an entry's `index.json` without its checksum, and a problem (None for a good index).
+    """Return the contents of an entry's `index.json` without its checksum, and the problem with it (None: no problem).
 
-    An index of another format gives only its format, and a damaged one nothing. Raises ValueError if the file is not a
-    JSON object, and OSError if it cannot be read.
+    If the index has another format, the contents are only that format. If its checksum is wrong, they are empty. Raises
+    ValueError if the file is not a JSON object, and OSError if it cannot be read.
     """
     facts = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(facts, dict):

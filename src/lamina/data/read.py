@@ -365,7 +365,8 @@ def _tables(
     """Yield tables of `rows` records; the last may have fewer. The other arguments are as for `read_chunks`.
 
     Raises:
-        DataError: If a record is an error and `on_bad_row` is None; the records before it are yielded first.
+        DataError: The first DataError among `records` that is not skipped, if `on_bad_row` is None. The good records
+        before it are yielded first.
     """
     chunk: dict[int, Record] = {}  # number of a row in the file -> the row
     problem: DataError | None = None

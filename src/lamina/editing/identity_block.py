@@ -29,15 +29,15 @@ _TOKENS = 7  # length of the input that blocks are tried on
 def identity_values(
     model: PreTrainedModel, stack: LayerStack, layers: Sequence[int], op: str
 ) -> dict[int, dict[str, float]]:
-    """Return for each block: name of a parameter in it -> the value that makes the block return its input.
+    """Find values of parameters that make each block return its input; return name -> value for each block.
 
-    A copy of the block gets its real input. First all weights are set to zero. Then they are restored one by one, in
-    the order in which they are used, unless the block then changes its input. The last weights of each residual branch
-    stay at zero; all other weights keep non-zero gradients. On the meta device nothing can be tried, and nothing is
-    returned.
+    A copy of each block is tried on the input that it has in the model. First all weights are set to zero. Then the
+    weights get their values back one after the other, in the order in which they are used. If the block then changes
+    its input, the weight stays at zero. The last weights of each residual branch stay at zero; all other weights keep
+    non-zero gradients. On the meta device nothing can be tried, and nothing is returned.
 
     Raises:
-        ConfigError: If a block changes its input even if all its weights are zero, or all layers are one block.
+        ConfigError: If a block changes its input even if all its weights are zero, or all layers share one block.
     """
     if len(set(stack.blocks)) < stack.depth:
         raise ConfigError(f"{op}: identity is True, but the layers of this model share one block. Use identity=False.")
@@ -85,9 +85,11 @@ def _plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any,
 
 
 def _zeros(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, where: str) -> dict[str, float]:
-    """Return name of a parameter -> its value, for the parameters of a block that must be set; see `identity_values`.
+    """Find the parameters that must stay constant so that the block returns its input; return name -> constant.
 
-    The block is changed. `where` is the start of the error message.
+    The block is changed: these parameters get their constants. See `identity_values` for the method.
+
+    `where` is the start of the message of the ConfigError that is raised if no values make the block return its input.
     """
     parameters, order = dict(block.named_parameters()), _in_order_of_use(block, args, kwargs)
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}

@@ -100,7 +100,7 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Repeat a recorded insertion on a model with the same random numbers, and return the new edit."""
+    """Repeat a recorded insertion of layers on a model, in place, with the same random numbers; return the new edit."""
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 
 

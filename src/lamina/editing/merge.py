@@ -133,9 +133,11 @@ def _foldable_weights(
 
 
 def _untie_positions(model: PreTrainedModel) -> list[str]:
-    """Give position embeddings projections of their own in every block, equal to those that they shared so far.
+    """Give each block its own weights for projecting position embeddings, copied from those it shared so far.
 
-    Inserted layers do not act on positions, so the copies have none. Returns the names of the new parameters.
+    Some models project position embeddings with the query or key projection. That projection is about to be merged with
+    an inserted layer, but positions must not pass through inserted layers; so they get a copy without the inserted
+    layer. Returns the names of the new parameters.
     """
     family = family_of(model)
     attention = ROLES[family].attention

@@ -135,9 +135,9 @@ class _TopStream(Stream):
         self._last: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Store this layer's state, and the arguments of the model's call of its last block.
+        """Store this layer's state, and the arguments that the model passed to its last block.
 
-        Each call replaces what the call before stored, so `finish` uses the highest layer.
+        Each call replaces what earlier calls stored, so `finish` uses the highest layer.
         """
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 

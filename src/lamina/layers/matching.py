@@ -117,7 +117,11 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 
 
 def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
-    """Yield a module and the modules inside it that have weights and were not first called after time `end`."""
+    """Yield `module` and the modules inside it, except those whose first call came after time `end`.
+
+    Modules without weights of their own are left out too. `started` is module -> time of its first call; modules that
+    were never called are yielded.
+    """
     if started.get(module, -1) <= end:
         if own_state(module) or has_adapters(module):
             yield module

@@ -129,7 +129,10 @@ def _ints(value: object) -> list[int]:
 
 
 def _count(model: nn.Module, name: str, default: int = 0) -> int:
-    """Return the config's setting `name`, also from nested configs, or `default`; of a list, the first entry."""
+    """Return a whole number from the config's setting `name`, which may be in a nested config.
+
+    If the setting is a list, its first entry counts. If there is no such setting, return `default`.
+    """
     return next(iter(_counts(model, name)), default)
 
 

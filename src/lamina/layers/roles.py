@@ -27,12 +27,12 @@ _STRICT = ConfigDict(extra="forbid")
 @final
 @dataclass(frozen=True, config=_STRICT)
 class OwnPositions:
-    """The projection for position embeddings of one role, in models that have a separate one.
+    """Where some models have a separate query or key projection for position embeddings.
 
     Attributes:
-        role: "query" or "key".
+        role: "query" or "key": what the projection computes.
         path: Path of the projection, relative to the block.
-        setting: Name of a setting of the config. The model has the projection if the setting contains `value`.
+        setting: Name of a setting of the config, a list. The model has the projection if the list contains `value`.
         value: See `setting`.
     """
 

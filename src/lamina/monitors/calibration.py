@@ -160,7 +160,7 @@ def check_confidence(confidence: float) -> None:
 
 
 def _check_rate(false_positive_rate: float) -> None:
-    """Raise ConfigError unless a false positive rate is between 0 and 1."""
+    """Raise ConfigError unless a false positive rate is more than 0 and less than 1."""
     if not 0 < false_positive_rate < 1:
         raise ConfigError(f"calibrate: false_positive_rate is {false_positive_rate}; it must be between 0 and 1.")
 

@@ -190,10 +190,10 @@ def _fitted(
     rate: float,
     facts: dict[str, Any],
 ) -> Calibration:
-    """Return the rates on the second half of the rows, with the threshold that the first half gives for a rate.
+    """Choose a threshold on the first half of the rows, and measure its error rates on the second half.
 
     `scored` and `labels` are the scores and labels of all rows, and `halves` the row numbers of both halves. `rate` is
-    the false positive rate, and `facts` are further fields of the result.
+    the false positive rate that the threshold must have on the first half. `facts` are further fields of the result.
     """
     choosing, testing = (_part(scored, labels, half) for half in halves)
     threshold = Calibration.of(choosing[0].highest(), choosing[1], false_positive_rate=rate).threshold

@@ -166,7 +166,10 @@ def evaluate(  # noqa: PLR0913
 
 
 def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
-    """Raise an error if a backend does not exist, or is not PyTorch for a whole model or in half precision."""
+    """Raise an error if a backend does not exist, or cannot be used here.
+
+    Only PyTorch can run whole models, and only PyTorch can run in half precision.
+    """
     if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
         what = "a whole model" if precision == "float32" else f"precision {precision}"
         raise ConfigError(f"evaluate: backend is '{backend}' with {what}; it is for banks, in float32.")

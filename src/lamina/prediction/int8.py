@@ -36,8 +36,9 @@ def export_int8(
 ) -> OnnxFacts:
     """Export a bank as one ONNX graph whose base model multiplies matrices in int8; the readers stay in float32.
 
-    The weights of the base's linear maps are quantised by onnxruntime with a scale per output, and its activations in
-    each pass ("dynamic quantisation"). Then every task is scored on its validation rows, in PyTorch and with the graph.
+    onnxruntime quantises the weights of the base model's linear maps once, with a scale per output. It quantises the
+    inputs of these maps anew in each pass ("dynamic quantisation"). Then every task is scored on its validation rows,
+    in PyTorch and with the graph.
 
     Args:
         bank: The bank, on the CPU. It is not changed.

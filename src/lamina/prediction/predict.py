@@ -327,7 +327,7 @@ class Predictor:
         return Group("predict", reading.tasks, inputs, {})
 
     def answer(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Run the model, and return for each example reader name -> prediction.
+        """Run the model, and return one dict per example, with the prediction of each reader.
 
         `prepared` and `budget` are the arguments of `answer_by_pass`.
         """
@@ -338,7 +338,7 @@ class Predictor:
     ) -> Generator[None, None, list[Answers]]:
         """Predict in passes.
 
-        A generator: it yields between two passes and returns reader name -> prediction per example.
+        A generator: it yields between two passes, and returns one dict per example, with the prediction of each reader.
 
         Args:
             prepared: The examples, from `prepare`.

@@ -463,9 +463,9 @@ def recipe_coordinates(recipe: Recipe) -> Coordinates:
 def all_coordinates(recipe: Recipe, keys: Collection[str], *, whole: bool = False) -> Iterator[Coordinates]:
     """Yield the coordinates (task, method and settings) of every task and method of a recipe.
 
-    There is one for each combination of the values that grids have for `keys`. Other keys of grids are left out, except
-    those under the recipe's key `only`, so equal coordinates may occur several times. The order is that of the runs.
-    Runs that `only` excludes are left out, unless `whole` is True.
+    The settings have only the keys in `keys` and those that the recipe's `only` names. Every combination of their
+    values in the grids is yielded, in the order of the runs. Equal coordinates may occur several times. Runs that
+    `only` excludes are left out, unless `whole` is True.
     """
     keys = {*keys, *recipe.only}
     for name, task in recipe.tasks.items():

@@ -230,8 +230,8 @@ def error_at(*place: str | int, blame: Iterable[str] = ()) -> Iterator[None]:
 def checked(check: Callable[[Any], object]) -> AfterValidator:
     """Return a pydantic validator that calls `check` on a value, and returns the value unchanged.
 
-    If `check` raises a LaminaError, it becomes a ValidationError. If the value is a mapping, the first of its keys in
-    the error's message is the place of the error.
+    If `check` raises a LaminaError, a ValidationError is raised in its place. If the value is a mapping and the message
+    names one of its keys, the ValidationError reports that key as the place.
     """
 
     def validate(value: object) -> object:

@@ -107,9 +107,10 @@ def _image(figure: Curves, name: str) -> str:
 
 
 def chosen(table: PivotTable) -> list[str]:
-    """Return one line per row and setting that a search chose; the line names the columns where it was chosen.
+    """Return the settings that a search chose, as lines of text, in the order of the table's rows.
 
-    A line is, for example, "AdaLayers (CoLA; SST-2): alpha=64". The list is empty if nothing was searched.
+    If several columns of a row chose the same settings, they share a line, for example "AdaLayers (CoLA; SST-2):
+    alpha=64". The list is empty if nothing was searched.
     """
     columns: dict[tuple[str, str], list[str]] = {}  # (row, settings) -> columns with these settings
     for cell in table.cells:

@@ -83,9 +83,9 @@ def _model_name(study: Study) -> str:
 def _probe_verdicts(study: Study) -> Iterator[str]:
     """Yield one sentence per task of a probing study: whether its probes beat the best baseline.
 
-    A baseline uses no model, for example TF-IDF with logistic regression. A layer is called better only if that is
-    significant in the rows of measure "ahead" (score of a probe minus score of the best baseline). Other studies, and
-    tasks without baselines, yield no sentence.
+    A baseline uses no model, for example TF-IDF with logistic regression. The measure "ahead" is the score of a probe
+    minus the score of the best baseline. The sentence calls a layer better only if this difference is significant.
+    Other studies, and tasks without baselines, yield no sentence.
     """
     table: Frame = study.table
     if study.name != "probe" or not {"task", "measure", "layer", "metric", "low", "p"} <= set(table.columns):
@@ -129,8 +129,8 @@ def _wrong_answers(study: Study) -> Frame:
 def _examples(wrong: Frame) -> list[Example]:
     """Return at most `MOST_EXAMPLES` of the rows in `wrong` as examples, in the order of the rows.
 
-    Each pair of task and layer contributes equally many, its first rows. If there are more pairs than `MOST_EXAMPLES`,
-    evenly spaced pairs contribute one example each.
+    Each pair of task and layer contributes the same number of rows: its first ones. If there are more pairs than
+    `MOST_EXAMPLES`, evenly spaced pairs contribute one row each.
     """
     rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
     places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())

@@ -106,7 +106,7 @@ def _load(
     *,
     new_weights: bool,
 ) -> tuple[PreTrainedModel, Any]:
-    """Load a model and its processor from a folder that no other process is changing; `load` calls it.
+    """Load a model and its processor from a folder or a hub id; `load` calls it.
 
     `kind` is the class of transformers that loads the model. The other arguments and the result are those of `load`.
     """

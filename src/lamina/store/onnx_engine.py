@@ -127,7 +127,7 @@ class OnnxEngine:
     def answers_for(self, bank: ReaderBank, names: Iterable[str]) -> bool:
         """Return whether the graph has these readers of a bank, with the weights that they have now.
 
-        The bank may be another one than that of `open`, if it shares the model and the readers' modules.
+        The bank need not be the object that `open` received, but it must have the same model and reader modules.
         """
         names = list(names)
         return bank.device.type == "cpu" and self.names.issuperset(names) and self._weights.are_same(bank, names)

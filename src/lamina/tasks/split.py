@@ -31,11 +31,11 @@ class Split:
 
     Args:
         rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
-        open_text: Function that returns the example from the cells in "text" and "row", such as a file that is opened
-            on access. None: the cell in "text" is the example.
+        open_text: Function that makes the example from two cells, "text" and "row". It may return an object that opens
+        a file when it is accessed. None: the cell in "text" is the example.
         labels: A dataset whose column "label" replaces that of `rows`.
-        strata: A dataset whose column "strata" has the class ids of each row in all label columns of the source, for
-            stratified sampling. None: they are unknown.
+        strata: A dataset for stratified sampling. Its column "strata" has one list per row: the row's class ids in all
+        label columns of the source. None: they are unknown.
     """
 
     def __init__(

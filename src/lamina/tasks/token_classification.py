@@ -258,7 +258,11 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 
 
 def _plain_words(task: TaskLike, split: Split) -> tuple[list[Sequence[Span]], list[Sequence[int]]]:
-    """Return each text's words and their labels. Where tags mark spans, words are divided as in a plain text."""
+    """Return each text's words and their labels.
+
+    If the tags mark spans, words are divided further, because a text to tag is divided so: for example "(x)" into "(",
+    "x" and ")". Each piece has a label.
+    """
     words: list[Sequence[Span]] = list(split.words or ())
     labels: list[Sequence[int]] = list(split.labels)
     if not marks_spans(task.labels):

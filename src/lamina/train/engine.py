@@ -228,8 +228,9 @@ class Engine:
     def _clip(self, learners: Sequence[Learner]) -> list[Tensor]:
         """Clip each learner's gradients to `max_grad_norm`, in place, and return the norms before clipping.
 
-        The list is empty without clipping. It is also empty for float16, whose gradient scaler skips steps with
-        non-finite gradients.
+        The caller looks for NaN and infinity in the norms. The list is empty if `max_grad_norm` is None. It is also
+        empty in float16: there gradients are clipped too, but infinite gradients are normal, and the gradient scaler
+        skips the step.
         """
         norms: list[Tensor] = []
         for learner in learners:

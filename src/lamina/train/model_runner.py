@@ -44,11 +44,11 @@ class ModelRunner(Runner):
 
     Args:
         model: The model, with a head for the task.
-        task: The task; for predictions its `TaskOutline`, which has no examples.
-        op: The public operation, for messages.
+        task: The task. For predictions, a `TaskOutline`: a task without examples.
+        op: The public operation, such as "predict". Messages begin with it; for "predict" the head is checked.
         processor: Tokenizer, image processor or feature extractor. None: the one that an earlier run left on the model
-            object, or the one that belongs to `model.name_or_path`.
-        options: Options of the passes. Those for generating texts are used here.
+        object, or the one that belongs to `model.name_or_path`.
+        options: Options of the passes. Only the options for generating texts are read here.
 
     Raises:
         ConfigError: If there is no processor, or for "predict" if the head does not fit the task.

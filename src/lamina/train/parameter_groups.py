@@ -66,12 +66,13 @@ def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str =
 
 
 def decayed_names(module: nn.Module, options: FitOptions, op: str) -> set[str]:
-    """Return the names of the parameters that have weight decay.
+    """Return the names of the parameters that have weight decay, by the option `weight_decay_on`.
 
-    A parameter has it if the last pattern that matches its name does not begin with "!".
+    If the option is a list of patterns, the last pattern that matches a name decides: with "!" in front of it the
+    parameter has no weight decay, otherwise it has. A parameter that no pattern matches has none.
 
     Raises:
-        ConfigError: If a pattern of `weight_decay_on` matches no parameter.
+        ConfigError: If a pattern without "!" matches no parameter.
     """
     named = dict(module.named_parameters())
     if isinstance(options.weight_decay_on, str):

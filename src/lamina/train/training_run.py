@@ -408,9 +408,10 @@ def _result(
 
 
 def _best_results(engine: Engine) -> dict[str, Results]:
-    """Return learner name -> validation results of its final weights.
+    """Return learner name -> validation results of the weights of its best epoch.
 
-    Learners whose best epoch is older than the checkpoint that the run resumed from are scored again.
+    A resumed run does not know the results of epochs before its checkpoint, so learners whose best epoch is one of
+    those are scored again.
     """
     results = dict(engine.best_results)
     missing = {name for group in engine.validation for name in group.names} - results.keys()

@@ -170,7 +170,7 @@ def _with_most_layers(insertions: Sequence[_Insertion]) -> list[_Insertion]:
 
 
 def _sentence(table: DataFrame, task: str, metric: str, inserted: _Insertion) -> str:
-    """Return the sentence for one task that compares a model with inserted layers with one without, by the metric."""
+    """Return a sentence about one task: the score of the model with inserted layers, and without them."""
     blocks = f"the {inserted.end} {pluralize(inserted.inserted, 'block')}"
     what = f"{task}: {metric} with layers in {blocks}, {inserted.start} start, against none"
     scores = trained_scores(table, task, metric, **inserted._asdict())

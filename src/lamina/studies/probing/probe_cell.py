@@ -363,9 +363,9 @@ def probe_rows(
 
 
 def has_code(task: Task) -> bool:
-    """Return whether the description length of a task's labels can be measured, for minimum description length probes.
+    """Return whether minimum description length probes can measure a task: whether its labels are classes.
 
-    It can if each label is one of two or more classes.
+    There must be at least two classes, and one class per label.
     """
     return task.problem_type == "classification" and len(task.labels) > 1
 

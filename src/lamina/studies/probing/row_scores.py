@@ -115,9 +115,10 @@ def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: 
 
 
 def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return `[rows, 6]`: x, y, x², y², xy and 1, where x is the prediction and y the label of a row.
+    """Return six values per row, `[rows, 6]`: x, y, x², y², xy and 1. Here x is the prediction and y the label.
 
-    x and y are centred by their means over all rows. Pearson's correlation over any rows follows from the sums.
+    Summed over some rows, they give Pearson's correlation over these rows. x and y are centred by their means over all
+    rows.
     """
     x, y = (np.asarray(values, float) - np.mean(np.asarray(values, float)) for values in (predictions, truths))
     return np.stack([x, y, x * x, y * y, x * y, np.ones_like(x)], axis=1)
