@@ -149,9 +149,9 @@ class ReaderBank(ReaderCollection):
         Raises:
             UnknownNameError: If a reader is not in the bank.
             ConfigError: If `over` needs generated text and the model generates none, a fusion needs the inputs of the
-                model's blocks (`ExtraLayers`), or a reader is already used by an enclosing `listen`. Also raised by
-                `generate`, if it decodes in a way whose states cannot be assigned to the text, and by `outputs[name]`,
-                if that reader read no pass; the message has the reason.
+                model's blocks (`ExtraLayers`), or a reader is already used by an enclosing `listen`. `generate` raises
+                it too, if its way of decoding leaves unknown which states belong to which text, and `outputs[name]`, if
+                that reader read no pass. The message has the reason.
         """
         chosen = self.select(readers, "bank.listen")
         # eval mode first: a pass looks at the mode of its readers when it is built
@@ -268,9 +268,9 @@ class ReaderBank(ReaderCollection):
 
         Raises:
             UnknownNameError: If a monitor, reader or label does not exist.
-            ConfigError: If there is no monitor, drift cannot be tested, or a reader's logits of a token depend on later
-                tokens, through its fusion, its head or its stack. Also raised by `generate` for beam search and
-                assisted decoding, which read tokens that may not be part of the text.
+            ConfigError: If there is no monitor, drift cannot be tested, or a reader looks ahead: its logits of a token
+                depend on later tokens. Also raised by `generate` for beam search and assisted decoding, which read
+                tokens that may not be part of the text.
         """
         return watching.watch(self, monitors, over, stop=stop, on_token=on_token, every=every, drift=drift)
 

@@ -68,10 +68,10 @@ class _RecordedCriteria(StoppingCriteriaList):
 class GenerateCall:
     """One call of `generate`. It knows which pass of the model read which token of which returned sequence.
 
-    Each decoding step reads the token that the step before chose. So the states of a sequence are those of its prompt
-    and of all its new tokens but the last, which no step reads. Row i of a pass belongs to row i of the result, except
-    in beam search: there `beam_indices` says for each step in which row the winning sequence was at that time, and is
-    -1 once the sequence had ended. Without beams, the stopping criteria of `generate` say where a sequence ends.
+    Each decoding step reads the token that the step before chose. The last new token is read by no step, so it has no
+    state. Row i of a pass belongs to row i of the result, except in beam search: there `beam_indices` says for each
+    step in which row the winning sequence was at that time, and is -1 once the sequence had ended. Without beams, the
+    stopping criteria of `generate` say where a sequence ends.
 
     Args:
         model: The model that generates.

@@ -291,8 +291,8 @@ def inputs_of(
 ) -> Mapping[str, object]:
     """Return all arguments of a pass by name.
 
-    `args` and `kwargs` are those of the module that contains the stack. `batch` has those of the modules around it, and
-    overrides them.
+    `args` and `kwargs` are the arguments of the module that contains the stack. `batch` has the arguments of the
+    modules around it; where both have a name, `batch` counts.
     """
     named = arguments(stack_pass.stack.scope, args, kwargs)
     return ChainMap(dict(batch), {name: value for name, value in named.items() if value is not None})

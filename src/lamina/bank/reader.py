@@ -162,8 +162,8 @@ class ReaderModule(nn.Module):
         stack: Name of the stack that the reader reads.
         layers: Numbers of the layers that the reader needs, ascending; 0 is the embeddings.
         info: JSON-ready facts about the reader, such as its scores after training. They are saved with the reader.
-        step: Number of training passes so far. Together with the seed it determines the random numbers of dropout, so
-            that a resumed training continues with the same ones.
+        step: Number of training passes so far. The seed and this number determine the random numbers of dropout, so a
+            resumed training draws the numbers that an uninterrupted one would.
     """
 
     instead_of_model: ClassVar = "It is a reader: give the model of its bank, bank.model"

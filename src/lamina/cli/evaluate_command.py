@@ -141,7 +141,7 @@ def evaluate(  # noqa: PLR0913
 
 
 def _by_reader(option: str, values: list[str] | None) -> dict[str, str] | str | None:
-    """Return the values of a repeated option as reader -> value, or as one value for all readers; None without values.
+    """Read a repeated option; return reader -> value, or one value for all readers, or None for no values.
 
     Raises:
         ConfigError: If some values name a reader and others do not, or a reader is named twice.

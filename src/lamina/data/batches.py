@@ -151,7 +151,7 @@ def _budgeted(lengths: Sequence[int], batch_size: int, budget: Budget, *, equal:
 def _cheapest(sizes: np.ndarray, ends: np.ndarray, overhead: int) -> list[int]:
     """Divide rows, sorted by length, into groups of lowest total cost; return the index of each group's first row.
 
-    The cost of a group is `overhead`, plus the length of its longest row for each of its rows. `sizes` are the
+    The cost of a group is `overhead` plus the number of its rows times the length of its longest row. `sizes` are the
     different lengths in descending order, and `ends[i]` is the number of rows longer than `sizes[i]`; its last entry is
     the number of all rows.
     """

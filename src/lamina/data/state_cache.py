@@ -56,7 +56,7 @@ class CacheableInputs(Protocol):
 
     @property
     def lengths(self) -> Sequence[int]:
-        """Number of tokens (or audio samples) of each row, by which rows are batched; 1 for images."""
+        """Number of tokens (or audio samples) of each row; 1 for images. Rows of similar length form a batch."""
         ...
 
     @property
@@ -204,7 +204,7 @@ def obstacle(bank: ReaderBank, names: Sequence[str], inputs: CacheableInputs | N
 
 
 def layers_of(bank: ReaderBank, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return name of a stack -> the layers that the readers `names` read from it, in ascending order."""
+    """Return stack name -> layers that the readers `names` read from the stack, in ascending order."""
     needed: dict[str, set[int]] = {}
     for name in names:
         needed.setdefault(bank[name].stack, set()).update(bank[name].layers)

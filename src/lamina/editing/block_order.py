@@ -144,7 +144,7 @@ def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrained
 
 
 def _changes(plan: _Plan, depth: int, path: str) -> list[dict[str, dict[str, object]]]:
-    """Return for each new block: path of a module in it -> the attributes and submodules to set.
+    """Return one dict per new block: path of a module in the block -> the attributes and submodules to set.
 
     `depth` is the number of blocks before, and `path` the path of their module list.
 

@@ -40,7 +40,7 @@ class StackPicture(TypedDict):
 
 
 def stack_pictures(edits: Sequence[Edit], depths: Mapping[str, int]) -> dict[str, StackPicture]:
-    """Return name of a stack -> its blocks before and after edits. Stacks without edits are left out.
+    """Return stack name -> the stack's blocks before and after edits. Stacks without edits are left out.
 
     Args:
         edits: The edits, oldest first.

@@ -35,7 +35,7 @@ class Edit:
         layers: The edited layers, numbered as in `hidden_states` before the edit.
         parameters: Full names of the parameters that were changed, added, removed or frozen. Names of removed ones are
             those before the edit, all others those after it. Later edits may have moved them: see `names_now`.
-        settings: The arguments of the edit, JSON-ready, with which it can be replayed.
+        settings: The arguments of the edit, JSON-ready. With them the edit can be repeated.
         seed: Seed of the random numbers; None if none were drawn.
     """
 
@@ -86,7 +86,7 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 
 
 def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
-    """Return name of a parameter -> its present names, for the parameters of edit `number` of the record `made`.
+    """Return recorded name -> present names, for the parameters of edit `number` of the record `made`.
 
     A parameter of a block that was cut off has no name any more; one of a block that was repeated has several.
     """

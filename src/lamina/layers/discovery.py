@@ -294,7 +294,7 @@ class _Places(NamedTuple):
 def _first_run(
     model: nn.Module, pairs: Sequence[tuple[Probe, Probe]]
 ) -> tuple[Trace, nn.Module, States, tuple[Probe, Probe]]:
-    """Run the model on the first input in `pairs` that it accepts; or only its backbone, if its head accepts none.
+    """Run the model on the first input in `pairs` that it accepts. If it accepts none, run its backbone.
 
     Returns:
         The trace of the run, the module that was called (model or backbone), the hidden states that it returned, and

@@ -21,8 +21,8 @@ class PassLock:
 
     Any number of threads hold it `shared` to run the model. A thread that needs the model for itself holds it
     `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
-    access goes before threads that begin a pass after it. A thread may acquire it again while it holds it, in both
-    ways.
+    access goes before threads that begin a pass after it. A thread that holds the lock, shared or exclusive, may
+    acquire it again.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ class Attention:
     positions_own: tuple[OwnPositions, ...] = ()
 
     def projections(self) -> dict[str, tuple[str, ...]]:
-        """Return path of a projection -> its roles ("query", "key", "value"), each path once."""
+        """Return a dict: path of a projection -> roles of the projection ("query", "key", "value")."""
         paths = {"query": self.query, "key": self.key, "value": self.value}
         return {path: tuple(role for role in paths if paths[role] == path) for path in paths.values()}
 

@@ -42,10 +42,9 @@ def at_site(model: nn.Module, stack: LayerStack, site: Site) -> LayerStack:
     With "output" the stack itself is returned.
 
     The first call for a stack runs the model on two tiny inputs and leaves it unchanged. Every output of a module in a
-    block is tried: it is an added value if its sum with the state before it is, bit for bit, a value that a later
-    module receives or returns. Attention is the first added value whose tokens depend on the states of other tokens (a
-    decoder's attention over the encoder does not count); the feed-forward network is the last added value whose tokens
-    do not.
+    block is tried: it counts as an added value if state + output is, bit for bit, a value that a later module receives
+    or returns. Attention is the first added value whose tokens depend on the states of other tokens (a decoder's
+    attention over the encoder does not count); the feed-forward network is the last added value whose tokens do not.
 
     Args:
         model: The model that the stack belongs to.

@@ -49,9 +49,9 @@ def inspect_scorer(bank: ReaderBank, monitors: Sequence[AnyMonitor | str] | None
 
     The value of a sample is monitor name -> highest score of its replies. `Score.metadata["messages"]` has a row for
     each reply and monitor, see `MessageScore`. The bank's model reads the replies again, with its chat template, so the
-    evaluated model may be any. If it is the bank's own, with a chat template, the scores are those that it had while it
-    wrote, as far as the text is split into the same tokens again. If a conversation is longer than the model can read,
-    its latest tokens are read.
+    evaluated model may be any. If that model is the bank's own and has a chat template, the scores equal those during
+    generation, provided that the text is split into the same tokens again. If a conversation is longer than the model
+    can read, its latest tokens are read.
 
     Example:
         ```python

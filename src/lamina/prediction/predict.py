@@ -100,7 +100,8 @@ def predict(  # noqa: PLR0913
         progress: Show a progress bar on standard error.
 
     Returns:
-        For each example reader name (for a whole model: the kind) -> prediction. Classification: "label", "score" and
+        One dict per example: reader name -> prediction. For a whole model, the name is the kind of task.
+        Classification: "label", "score" and
         "probabilities". Regression: "value". Multi-label: "labels" and "probabilities". Token classification: a list of
         spans with "start" and "end" (characters), "label", "text" and "score". Masked language modelling: for each mask
         token its "start" and "end", and "candidates", the five likeliest tokens with "token" and "score", best first.
@@ -253,7 +254,7 @@ class Predictor:
             nn.Module.to(module, device)
 
     def __call__(self, examples: Iterable[object]) -> list[Answers]:
-        """Return for each example reader name -> prediction; log a warning if an example was too long."""
+        """Return one dict per example: reader name -> prediction. Log a warning if an example was too long."""
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:

@@ -69,8 +69,8 @@ def estimate(
         recipe: The recipe, from `load_recipe`.
         data: Folder of the data, as for `run_recipe`. None: presets are not read; their published sizes are used.
         output: The output folder that the training would write to, which is checked. None: no folder.
-        memory_bytes: Memory of each GPU, for which batch sizes are proposed; they change no other number. None: no
-            proposals.
+        memory_bytes: Memory of each GPU. Batch sizes that fit are then proposed; other numbers of the estimate stay the
+            same. None: no proposals.
         **options: Options of `lamina.fit`, as for `run_recipe`.
 
     Raises:

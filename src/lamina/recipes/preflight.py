@@ -106,7 +106,7 @@ def check_model(
 ) -> None:
     """Check that the files of a recipe's model are complete, and that each run can start with the model.
 
-    For each run, parameter names in its options are looked up in its model, and the first rows of its task are encoded.
+    Per run, the parameter names in its options are looked up in the model, and the first rows of its task are encoded.
 
     Args:
         recipe: The recipe.

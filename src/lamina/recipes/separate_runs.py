@@ -177,7 +177,7 @@ class SeparateRuns:
             save(model, self._model(name), processor)
 
     def _keep_model(self, name: str) -> None:
-        """Move the model of a finished run to "models" if it is the best of its task; with `keep: all` it is there.
+        """With `keep: best`, move the model of a finished run to the folder "models" if it is the best of its task.
 
         Raises:
             StoreError: If the model is not where the process that trained the run should have written it.

@@ -86,7 +86,7 @@ def inserted_weights(model: PreTrainedModel, start: PreTrainedModel | None = Non
 
 
 def _places(model: PreTrainedModel) -> dict[str, tuple[str, int]]:
-    """Return path of a block -> (name of its stack, its number from 1), for all blocks including convolutional ones."""
+    """Return a dict: path of a block -> (stack name, number from 1). Convolutional blocks are included."""
     blocks: dict[torch.nn.Module, tuple[str, int]] = {}
     with suppress(UnsupportedModelError):
         for name, stack in stacks(model).items():

@@ -114,7 +114,7 @@ def _probe_verdicts(study: Study) -> Iterator[str]:
 
 
 def _seeds(study: Study) -> list[int]:
-    """Return the seeds of a study: those in its table or, if the table has no seeds, the one in its settings."""
+    """Return the seeds in a study's table. If the table has none, return the seed in the study's settings."""
     if "seed" in study.table:
         return sorted({int(seed) for seed in study.table["seed"].dropna()})
     seed = study.settings.get("seed")

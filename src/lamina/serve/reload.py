@@ -182,7 +182,7 @@ def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) ->
 
     @app.post(f"{ADMIN}/reload")
     async def reload() -> ReadersChanged:
-        """Load the bank again from its own folder and serve exactly the readers in it; return these, with versions."""
+        """Load the bank again from its folder, and serve exactly the readers in it; return their names and versions."""
         return response(await run_in_threadpool(reloader.reload))
 
     @app.delete(f"{ADMIN}/{{name}}")

@@ -151,7 +151,7 @@ def _projected(fusion: ProjectedFusion) -> Part:
 
 
 def _concat(fusion: ConcatFusion) -> Part:
-    """Export Concat: its projection, and its bias if it has one."""
+    """Export Concat: the projection, and the bias if there is one."""
     bias = {} if fusion.bias is None else {"bias": fusion.bias}
     return {"fusion": "concat"}, {"projection": fusion.projection, **bias}
 

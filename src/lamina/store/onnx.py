@@ -210,7 +210,7 @@ def reader_digests(bank: ReaderBank, names: Sequence[str] | None = None) -> dict
 
 
 def hash_of_graph(folder: Path) -> str:
-    """Return the SHA-256 of an export's graph and of its weights, if these are in a file of their own."""
+    """Return the SHA-256 of an export's graph file, together with its weights file if it has one."""
     digest = hashlib.sha256()
     for path in (folder / GRAPH, folder / WEIGHTS):
         if path.is_file():

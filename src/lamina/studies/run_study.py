@@ -346,7 +346,7 @@ def _model_of(name: str, keys: tuple[str, ...]) -> type[BaseModel]:
     """Return a pydantic model with some parameters of a study as fields; each field's default is None.
 
     The annotations of the study's function are strings, and some of their names are imported for type checkers only.
-    Pydantic evaluates them with `_NAMESPACE`, in which models, banks and folders are strings.
+    Pydantic evaluates them with `_NAMESPACE`: there models, banks and folders are strings.
     """
     function: Any = STUDIES.get(name)
     annotations = {key: parameters_of(name)[key].annotation for key in keys}

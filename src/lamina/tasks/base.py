@@ -210,7 +210,7 @@ class Inputs(CacheableInputs, Protocol):
 
         Args:
             rows: Indices of the rows.
-            epoch: Number of the epoch, from which masking and augmentation are seeded.
+            epoch: Number of the epoch. It seeds masking and augmentation.
 
         Returns:
             The arguments. They include "labels" only if labels are made from the inputs: masked tokens, next tokens,

@@ -36,7 +36,7 @@ class LabelCellError(ValueError):
     """Raised when a cell is no label.
 
     Attributes:
-        got: Description of the cell, to which the caller adds the column's name.
+        got: Description of the cell, without the column's name; the caller adds that.
         rule: Which cells are allowed, and what to do; begins with a comma or semicolon.
     """
 

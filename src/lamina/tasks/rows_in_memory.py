@@ -54,7 +54,7 @@ def rows_of(part: str, source: object, label: str | int) -> datasets.Dataset | d
     Args:
         part: Name of the split, for messages.
         source: A dataset, or an iterable of dicts.
-        label: Column of the labels, in which arrays become lists.
+        label: Column of the labels. Arrays in it become lists.
 
     Raises:
         ConfigError: If `source` is neither a dataset nor an iterable of dicts.

@@ -100,7 +100,7 @@ class TokenClassificationKind(TextClassKind):
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
-        """Return the span labels (or tags, if they mark no spans), and for each example those that occur in it.
+        """Return all span labels, and per example the labels in it. Tags that mark no spans count as labels.
 
         CoNLL-2003 has four span labels, which is how papers on few-shot learning count its classes.
         """

@@ -109,8 +109,8 @@ class Pieces:
     def spread(self, groups: Sequence[WordGroup], tags: list[int], scores: list[float]) -> None:
         """Set the tags of words that share a token or have none, in place.
 
-        Words that share a token get the tags counted in training, or else continue the first word's span. A dropped
-        word joins the span around it if that continues after the word; otherwise it keeps its tag.
+        Words that share a token get the tags counted in training, or else continue the first word's span. If a span
+        goes on before and after a dropped word, the word joins the span; otherwise it keeps its tag.
 
         Args:
             groups: The words of all texts.

@@ -302,7 +302,7 @@ class Engine:
         self._show(scores, bar)
 
     def _conclude(self, learner: Learner, scores: dict[str, float]) -> None:
-        """End an epoch of one learner: its scores decide whether the epoch is its best and whether it stops."""
+        """End an epoch of one learner: from the scores, decide whether this epoch is its best and whether it stops."""
         learner.record(self._epoch, scores)
         if self._end_epoch(learner, stopped=learner.progress.stopped is not None):
             learner.begin_stage()
@@ -437,8 +437,8 @@ class DivergenceGuard:
 
         Args:
             step: Number of the step, from 1.
-            names: The learners of the step. A base that is trained with its readers is the last; it has no loss of its
-                own.
+            names: The learners of the step. If the base model is trained with its readers, it is the last learner, and
+                it has no loss.
             losses: Losses `[readers]` of each accumulated batch of the step.
             norms: Gradient norm of each learner; may be empty.
 

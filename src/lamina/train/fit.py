@@ -123,7 +123,7 @@ def fit(  # noqa: PLR0913
         adam_epsilon: Term that AdamW and Adam add to the denominator.
         weight_decay: Weight decay of the parameters that `weight_decay_on` names. 0: no decay.
         weight_decay_on: Parameters with weight decay: "matrices" (layer scores, biases and norms have none), "all", or
-            patterns of parameter names, of which those with "!" exclude: `["*", "!*.scores"]` is all but layer scores.
+            patterns of parameter names; a pattern with "!" excludes: `["*", "!*.scores"]` is all but layer scores.
         schedule: How the learning rate changes: "linear" (to 0 over the learner's steps), "cosine" (to 0), "plateau"
             (multiplied by `plateau_factor` after more than `plateau_patience` epochs without a better score) or
             "constant".

@@ -242,8 +242,9 @@ def keep_answers(output: Any) -> None:
 def _attach(state: Any, answers: Answers) -> None:
     """Set the attribute `lamina` on each output that vLLM creates from a request's `state`.
 
-    A `CompletionOutput` gets the answers of its own sequence, a `RequestOutput` those of its first sequence. If a
-    monitor ended a sequence, its finish reason is "content_filter", and its stop reason is the name of the monitor.
+    A `CompletionOutput` gets the answers about its sequence. A `RequestOutput` gets the answers about its first
+    sequence. If a monitor ended a sequence, its finish reason is "content_filter", and its stop reason is the name of
+    the monitor.
     """
     state.lamina = answers
     new_completion, make_output = state._new_completion_output, state.make_request_output

@@ -159,7 +159,7 @@ async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 
 
 
 def _fill(response: Any, answers: dict[int, Answers]) -> None:
-    """Add to each choice of a response the readers' answers about it, and to the response those of its first choice.
+    """Add the readers' answers to each choice of a response. The response itself gets the answers of its first choice.
 
     The keys of `answers` are the choices' indices. A response without choices, such as an error, is left alone.
     """

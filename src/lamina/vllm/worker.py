@@ -170,7 +170,7 @@ class EngineReaders:
         return scores
 
     def _score(self, states: Mapping[int, Tensor]) -> Float[Tensor, "tokens columns"]:
-        """Return the scores of the tokens of a step, on the CPU, from layer -> states `[tokens, width]`."""
+        """Return the scores of the tokens of a step, on the CPU; the states are layer -> `[tokens, width]`."""
         if not self._token_pass.readers:
             return torch.empty(len(states[self._depth]), 0)
         stack_pass = self._token_pass.renewed()
@@ -272,7 +272,7 @@ def load_bank(
 
 
 def _check_readers(bank: ReaderBank, stack: LayerStack, layout: Layout) -> None:
-    """Raise ConfigError if the readers cannot read a text while it is written, because they need all of it first."""
+    """Raise ConfigError if a reader needs a whole text, and so cannot read a text that is still being generated."""
     if not is_causal(bank.model, stack):
         model = type(bank.model).__name__
         raise ConfigError(f"vllm: the states of {model} depend on later tokens; use a causal model.")

@@ -34,7 +34,7 @@ _NONE = "none"  # the end and the start of a model without inserted layers
 
 
 class _Insertion(NamedTuple):
-    """One setting of the study: which blocks get inserted layers, with which initial weights.
+    """One setting of the study: the blocks that get inserted layers, and how the layers are initialised.
 
     Its fields are table columns.
 

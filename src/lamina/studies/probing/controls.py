@@ -133,7 +133,7 @@ class LabelBits(Results):
         """Add the bits of the labels of some rows.
 
         Args:
-            rows: Numbers of the rows, by which their true labels are looked up.
+            rows: Numbers of the rows. The true labels are looked up by them.
             outputs: Logits of the probe, `[batch, classes]` or `[batch, tokens, classes]`.
             labels: Not used.
         """
