@@ -127,9 +127,9 @@ class ReaderBank(ReaderCollection):
 
         Each reader reads the first pass over its stack; with `over="output"` or "both", a reader of a decoder reads the
         first call of `generate`. Call `outputs.clear()` before the next pass or text. Passes that a bank runs itself
-        are ignored. Only passes of the thread or task that entered the `with` block are read, and those of tasks and
-        `asyncio.to_thread` calls that it starts; a thread started by hand must run `contextvars.copy_context().run`.
-        The readers are in eval mode inside the `with` block.
+        are ignored. Passes are read if they run in the thread or asyncio task that entered the `with` block, or in
+        tasks and `asyncio.to_thread` calls that it starts. A thread started by hand must run
+        `contextvars.copy_context().run`. The readers are in eval mode inside the `with` block.
 
         The output for a generated text has one row per returned sequence. The model does not read the last token of a
         sequence, so readers do not either. After the end of a sequence the mask is False; a sequence that ended at once
@@ -241,9 +241,9 @@ class ReaderBank(ReaderCollection):
     ) -> AbstractContextManager[Watch]:
         """Return a context in which monitors score the text that `model.generate` writes, token by token.
 
-        The text is bit-identical to one without monitors, and the scores equal those of one plain pass over it. Each
-        call of `generate` is a new text. Greedy search and sampling are supported, with several return sequences,
-        padded prompts, prompts in pieces, and any cache or none.
+        Monitors do not change the text, bit for bit. The scores equal the scores from one plain pass over the finished
+        text. Each call of `generate` is a new text. Greedy search and sampling are supported, with several return
+        sequences, padded prompts, prompts in pieces, and any cache or none.
 
         Example:
             ```python

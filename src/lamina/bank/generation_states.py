@@ -149,7 +149,7 @@ class GenerationStates:
             self._masks.append(self._real(state, begin + count - fresh, fresh))
 
     def _check_tokens(self, count: int, ids: object) -> None:
-        """Raise ConfigError if the model read other tokens in this pass than those of the text.
+        """Raise ConfigError if the tokens that the model read in this pass are not tokens of the text.
 
         `count` is the number of tokens in the states. `ids` are the token ids `[rows, tokens]` that the model read;
         None if it read embeddings.

@@ -100,7 +100,7 @@ def linear_probe(probe: object) -> LinearProbe:
 
 
 def _pipeline(steps: Sequence[Any]) -> LinearProbe:
-    """Return the linear map of a pipeline: that of its last step, with the steps before it folded in."""
+    """Return one linear map that computes what a whole pipeline computes, from its last step and the steps before."""
     linear = linear_probe(steps[-1])
     for step in reversed(steps[:-1]):
         linear = linear.after(*_affine(step))

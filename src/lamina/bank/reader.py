@@ -83,8 +83,8 @@ class Reader:
                 all layers by `Concat`; its head labels each token by itself, or takes the mean of the tokens.
 
         Raises:
-            ConfigError: If tasks of this kind have no reader at all, or no recommended one; with `watch`, if
-                none of them can watch.
+            ConfigError: If tasks of this kind have no reader at all, or no recommended reader; or with `watch`, if no
+                reader of this kind can watch.
         """
         if str(task.kind) not in HEADS.names():
             have = ", ".join(HEADS.names())
@@ -106,8 +106,8 @@ class Reader:
         """Return a reader that computes the same as a fitted linear model of scikit-learn, or a probe of lmprobe.
 
         A reader of two classes has the logits 0 and the model's decision function, so that its probabilities are those
-        of `LogisticRegression`. `LinearSVC` and `RidgeClassifier` have only scores, so that their readers'
-        probabilities mean little.
+        of `LogisticRegression`. `LinearSVC` and `RidgeClassifier` have scores but no probabilities, so the
+        probabilities of such a reader mean little.
 
         Example:
             ```python

@@ -213,6 +213,6 @@ class Shelf:
 
 
 def note_failures(folder: Path, failures: Sequence[Failure]) -> None:
-    """Write `failures.json` into an output folder; without failures, only if an older file must be replaced."""
+    """Write `failures.json` into an output folder. If nothing failed, write it only to replace an older file."""
     if failures or (folder / FAILURES).exists():
         write_text(folder / FAILURES, json.dumps(list(map(asdict, failures)), indent=1))

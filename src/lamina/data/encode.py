@@ -350,7 +350,7 @@ def _needs_prefix_space(tokenizer: Tokenizer) -> bool:
 
 
 def _spaced(text: Text) -> Text:
-    """Return a text, or both texts of a pair, with a space in front, unless it is empty or begins with a space."""
+    """Put a space in front of a text, or of both texts of a pair; not if it is empty or begins with a space."""
     if not isinstance(text, str):
         first, second = (str(_spaced(part)) for part in text)
         return first, second
@@ -392,7 +392,7 @@ def blocks(texts: Sequence[str], processor: Processor, *, max_length: int, add_p
 
 
 def _blocks(tokenizer: Tokenizer, texts: Sequence[str], max_length: int) -> Iterator[pa.Table]:
-    """Yield tables of blocks (see `window_table`) while texts are tokenised; without any token, one empty table."""
+    """Yield tables of blocks (see `window_table`) while texts are tokenised; at least one, which may be empty."""
     joined: dict[str, list[int]] = {}
     count = 0
     for part in itertools.chain(chunks(texts), [None]):
@@ -437,7 +437,7 @@ def _unchanged(tokenizer: Tokenizer, *, windows: bool) -> Iterator[None]:
 
 
 def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, object]) -> TokenizerOutput:
-    """Call a tokenizer with texts or pairs of texts, and return its output; without texts, empty "input_ids".
+    """Call a tokenizer with texts or pairs of texts; return its output. For no texts, "input_ids" is empty.
 
     Lone surrogates in texts are replaced, because tokenizers refuse them.
     """

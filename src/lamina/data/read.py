@@ -417,7 +417,7 @@ def read_pair(paths: Sequence[str | Path], columns: tuple[str, str]) -> Table:
 
 
 def _format_of(path: Path, other: str | None) -> str:
-    """Return the format of a file by its extension; for an unknown one, `other`, or DataError if that is None."""
+    """Return a file's format by its extension. If that is unknown, return `other`, or raise DataError if it is None."""
     if file_format := _ENDINGS.get(path.suffix.lower(), other):
         return file_format
     known = ", ".join(_ENDINGS)

@@ -297,7 +297,7 @@ class RecordedStates:
 
 
 def place_of(path: Path, tensor: str | None) -> Place:
-    """Return the place of a tensor in a `.npy` or `.safetensors` file; for a `.parquet` file, the shape of a column.
+    """Find the place of a tensor in a `.npy` or `.safetensors` file, or the shape of a column in a `.parquet` file.
 
     Raises:
         DataError: If there is no such file or tensor, or the file is damaged.

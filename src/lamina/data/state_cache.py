@@ -321,7 +321,7 @@ class CachedStates:
 
     @classmethod
     def open(cls, folder: Path, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> Self:
-        """Return the states stored in the files of a folder; the other arguments are those of the class."""
+        """Return the states stored in the files of a folder. The other arguments are the arguments of the class."""
         arrays = {
             stack: np.memmap(folder / f"{stack}.bin", layout.dtype, "r").reshape(-1, *layout.shape(stack)[1:])
             for stack in layout.layers

@@ -109,7 +109,7 @@ def word_tokens(encoded: Encoded, words: Sequence[Sequence[tuple[int, int]]]) ->
         words: The characters (start, end) of each word of each text, from left to right.
 
     Raises:
-        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
+        ConfigError: If `words` has a different number of texts, or there are no offsets.
     """
     words = list(words)
     begun = bytearray(sum(map(len, words)))  # word -> whether its first token was yielded
@@ -167,7 +167,7 @@ def word_labels(
             have the label `IGNORED`.
 
     Raises:
-        ConfigError: If the number of texts in `words` is another one, or there are no offsets.
+        ConfigError: If `words` has a different number of texts, or there are no offsets.
     """
     words = list(words)
     pairs = (zip(spans, row, strict=True) for spans, row in zip(words, labels, strict=True))

@@ -328,7 +328,7 @@ def _predict_examples(bank: ReaderBank) -> list[Prediction]:
 
 
 def _reload_difference(bank: ReaderBank, folder: Path) -> float:
-    """Return the largest difference between the bank's logits and those of the saved bank, loaded again.
+    """Load the saved bank again, and return the largest difference between its logits and the bank's.
 
     Raises:
         LaminaError: If the difference is not 0.

@@ -176,7 +176,7 @@ _ORDER = "Choose blocks so that each comes to a place of its own kind."
 
 
 def _parts(block: nn.Module, first: Iterable[str]) -> dict[str, nn.Module]:
-    """Return path -> module for a block, without dropout and without the parts that only the first block has."""
+    """Return path -> module for a block. Dropout, and parts that only the first block has, are left out."""
     return {
         name: module
         for name, module in block.named_modules()

@@ -33,8 +33,9 @@ class Edit:
         kind: "insert", "merge", "reinit", "truncate", "keep", "drop", "duplicate" or "freeze".
         stack: Name of the stack that was changed.
         layers: The edited layers, numbered as in `hidden_states` before the edit.
-        parameters: Full names of the parameters that were changed, added, removed or frozen. Names of removed ones are
-            those before the edit, all others those after it. Later edits may have moved them: see `names_now`.
+        parameters: Full names of the parameters that were changed, added, removed or frozen. A removed parameter has
+            its name before the edit; all others have their name after it. Later edits may have moved them: see
+            `names_now`.
         settings: The arguments of the edit, JSON-ready. With them the edit can be repeated.
         seed: Seed of the random numbers; None if none were drawn.
     """

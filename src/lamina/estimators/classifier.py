@@ -137,7 +137,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return self.bank_[READER].config.head.problem_type == "multi_label"
 
     def predict(self, X: object) -> np.ndarray:
-        """Return the most probable class of each text, `[texts]`; for several labels, zeros and ones `[texts, labels]`.
+        """Return the most probable class per text, `[texts]`. With several labels per text: 0 and 1, `[texts, labels]`.
 
         Raises:
             NotFittedError: If `fit` was not called.
@@ -161,7 +161,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         return (torch.nn.functional.logsigmoid(logits) if self._several else logits.log_softmax(-1)).numpy()
 
     def decision_function(self, X: object) -> np.ndarray:
-        """Return the logits `[texts, classes]`; with two classes, the second logit minus the first, `[texts]`."""
+        """Return the logits `[texts, classes]`. With two classes: the second logit minus the first, `[texts]`."""
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 

@@ -105,7 +105,7 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
 
 
 def any_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
-    """Return the targets of a regressor if y has numbers with a fractional part, otherwise those of a classifier.
+    """Return a regressor's targets if y has numbers with a fractional part, otherwise a classifier's targets.
 
     Args:
         y: One target per text, as `number_targets` or `class_targets` accepts them.

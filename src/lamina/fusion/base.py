@@ -322,8 +322,8 @@ class Fusion(nn.Module, ABC):
         """Return the features of stacked states, `[batch, tokens, dim]`, in the dtype of the parameters.
 
         Args:
-            states: Hidden states of the selected layers, lowest layer first. Their number and width must be those of
-                the build.
+            states: Hidden states of the selected layers, lowest layer first. Their number and width must be as the
+                fusion was built for.
             mask: True (or 1) at tokens, False at padding. None: there is no padding.
             segments: For fusions of two texts: 1 at tokens of the first text, 2 at tokens of the second, 0 at others.
                 None: all tokens belong to the first text.

@@ -21,7 +21,7 @@ class LastLayer(FusionConfig):
 
 @final
 class LastLayerFusion(Fusion, config=LastLayer):
-    """The module of `LastLayer`. It reads the last state if it gets those of several layers."""
+    """The module of `LastLayer`. If it gets the states of several layers, it reads the last one."""
 
     token_wise: ClassVar = True
     weights: Tensor

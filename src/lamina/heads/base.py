@@ -145,7 +145,7 @@ class Head(nn.Module, ABC):
     def is_token_wise(self) -> bool:
         """Return whether each logit comes from a single token's features, or is a (weighted) mean of such logits.
 
-        The weights of the mean are those of `log_weights`. If so, the score of a growing text can be updated as a
+        `log_weights` gives the weights of the mean. For such a head, the score of a growing text can be updated as a
         running mean, because a token's own logits do not depend on other tokens.
         """
         return False

@@ -246,7 +246,7 @@ class PooledClassificationHead(LabelHead):
         return (error * present).sum() / present.sum().clamp(min=1)
 
     def count(self, labels: Tensor) -> Tensor:
-        """Return the number of labels that are present; for classification, the sum of their class weights."""
+        """Return the number of labels that are present. For classification, return the sum of their class weights."""
         return super().count(labels) if self.config.problem_type == "classification" else self._present(labels).sum()
 
     def _present(self, labels: Tensor) -> Tensor:

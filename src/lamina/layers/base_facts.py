@@ -73,7 +73,7 @@ def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
 
 
 def _related(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Return the settings that may change hidden states, including those of nested configs."""
+    """Return the settings of a config and its nested configs that may change hidden states."""
     return {
         name: _related(cast("Mapping[str, object]", value)) if isinstance(value, dict) else value
         for name, value in settings.items()

@@ -41,10 +41,9 @@ def fingerprint(model: nn.Module, stack_name: str) -> str:
 def fingerprint_of(stack: LayerStack) -> str:
     """Return the SHA-256 hash of all weights of a stack, in hexadecimal.
 
-    Quantised weights and the weights of active adapters are included; buffers that only count something are not. The
-    hash is the same for a backbone alone and inside a model with a head, for a model without adapters and one with
-    disabled adapters, and for weights in memory and offloaded ones. Raises ConfigError if there are no weights (the
-    meta device).
+    Quantised weights and the weights of active adapters are included; buffers that only count something are not. A head
+    around the backbone, disabled adapters, and offloading of the weights do not change the hash. Raises ConfigError if
+    there are no weights (the meta device).
     """
     return fingerprint_of_modules(stack.run)
 

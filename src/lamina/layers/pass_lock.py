@@ -101,6 +101,6 @@ def pass_lock(model: nn.Module) -> PassLock:
 
 
 def exclusive(model: nn.Module) -> AbstractContextManager[None]:
-    """Return a context manager that holds the lock of a model exclusively; without a lock it does nothing."""
+    """Return a context manager that holds a model's lock exclusively, or does nothing if the model has no lock."""
     lock = _locks.get(model)
     return lock.exclusive() if lock is not None else nullcontext()

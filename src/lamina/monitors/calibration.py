@@ -73,7 +73,7 @@ class Calibration:
 
     @property
     def is_useful(self) -> bool:
-        """Whether the recall's interval lies above that of the false positive rate: the monitor beats chance."""
+        """Whether the recall's interval lies above the false positive rate's interval: the monitor beats chance."""
         return self.recall_interval[0] > self.false_positive_interval[1]
 
     def to_dict(self) -> dict[str, JSON]:

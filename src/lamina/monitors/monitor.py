@@ -149,7 +149,7 @@ class Monitor:
         return self.aggregate, self.scale, tuple(self.flag), tuple(head.labels), head.problem_type, head.weighs_tokens
 
     def watch_drift(self, *, false_alarm_rate: float = 0.01, seed: int = 0) -> DriftWatcher:
-        """Return a drift test: whether new replies are still like those of the calibration.
+        """Return a drift test: a test of whether new replies are still like the replies of the calibration.
 
         Example:
             ```python
@@ -160,8 +160,8 @@ class Monitor:
             ```
 
         Args:
-            false_alarm_rate: Probability of an alarm per run of 10,000 replies, while these are like those of the
-                calibration.
+            false_alarm_rate: Probability of an alarm per run of 10,000 replies, if the replies have not changed since
+                the calibration.
             seed: Seed of the random numbers that rank equal values.
 
         Raises:

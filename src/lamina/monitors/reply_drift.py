@@ -129,15 +129,15 @@ _SIGNS: dict[int, Tensor] = {}
 @final
 @dataclass(frozen=True)
 class DriftAlarm:
-    """An alarm: the replies have drifted away from those of the calibration. `DriftWatcher.update` returns it.
+    """An alarm: new replies differ from the replies of the calibration. `DriftWatcher.update` returns it.
 
     Attributes:
         quantity: What has moved: "score", "length" or "state N", a projection of the reader's features.
         replies: Number of replies at the alarm, from 1.
         median: Median of the quantity in the calibration.
         recent: Median of the quantity in the latest replies, up to 100.
-        false_alarm_rate: Probability of an alarm within a run of 10,000 replies, while these are like those of the
-            calibration.
+        false_alarm_rate: Probability of an alarm within a run of 10,000 replies, if the replies have not changed since
+            the calibration.
     """
 
     quantity: str
@@ -154,13 +154,13 @@ class DriftAlarm:
 
 @final
 class DriftWatcher:
-    """A sequential test of whether replies are still like those of a calibration. `Monitor.watch_drift` makes it.
+    """A test, reply by reply, of whether new replies are like the calibration's. `Monitor.watch_drift` makes it.
 
     At each reply, each quantity is ranked among the calibration's replies and all replies since; the rank gives a
-    conformal p-value. As long as the replies are exchangeable with those of the calibration, the p-values of a quantity
-    are independent and uniform, whatever its distribution and however few replies the sketch has. A gambler bets
-    against that. The alarm is raised once the gambler of one of the d quantities has multiplied its stake by d /
-    `false_alarm_rate`. By Ville's inequality this happens with at most that probability within a run.
+    conformal p-value. If new replies are exchangeable with the replies of the calibration, the p-values of a quantity
+    are independent and uniform. This holds for any distribution of the quantity, and even if the sketch has few
+    replies. A gambler bets against that. The alarm is raised once the gambler of one of the d quantities has multiplied
+    its stake by d / `false_alarm_rate`. By Ville's inequality this happens with at most that probability within a run.
 
     A run has 10,000 replies; after them the test begins anew, so that over several runs a false alarm is more probable
     than `false_alarm_rate`. An alarm ends the test: it stays until `restart`. The methods may be called from several

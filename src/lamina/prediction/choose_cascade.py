@@ -77,10 +77,10 @@ def choose_cascade(  # noqa: PLR0913
 ) -> CascadeChoice:
     """Choose the cheapest cascade of two monitors that keeps a given recall.
 
-    Half of the rows choose the thresholds: that of the first monitor, by the fraction of the positives that it may
-    miss, and that of the second, for the rate of false positives. On the other half, cascades are tested from the
-    safest to the cheapest, and the search ends at the first one whose recall cannot be shown to be at least `recall`.
-    So with the given confidence, the recall on other texts of the same kind is at least `recall`.
+    Half of the rows choose the thresholds. The first monitor's threshold follows from the fraction of the positives
+    that it may miss, the second monitor's from the rate of false positives. On the other half, cascades are tested from
+    the safest to the cheapest, and the search ends at the first one whose recall cannot be shown to be at least
+    `recall`. So with the given confidence, the recall on other texts of the same kind is at least `recall`.
 
     Args:
         bank: The bank with both readers, trained.
@@ -154,7 +154,7 @@ def choose_cascade(  # noqa: PLR0913
 
 
 def _relative_work(bank: ReaderBank, first: str, second: str) -> float:
-    """Return the parameters that the first reader multiplies per token, divided by those of the second reader.
+    """Return how many parameters the first reader multiplies per token, divided by the second reader's number.
 
     Raises:
         ConfigError: If the first reader multiplies as many or more.

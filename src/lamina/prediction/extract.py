@@ -82,8 +82,8 @@ def extract(  # noqa: PLR0913
         output: Folder to write to; created if it does not exist.
         layers: Selector of the layers.
         stack: Name of the stack. None: the only one, or the encoder.
-        pooling: Write one state per row: that of the "first" or the "last" token, or the "mean" of all tokens. None:
-            write the states of all tokens.
+        pooling: Write one state per row: of its "first" or "last" token, or the "mean" of its tokens. None: write the
+            states of all tokens.
         dtype: Type of the numbers.
         text: Column of the text. None: the only column, or "sentence" or "text".
         text_pair: Column of the second text. None: rows are single texts.
@@ -257,7 +257,7 @@ class _Plan:
                 yield number, values
 
     def _pooled(self, states: Tensor) -> Tensor:
-        """Return the states of a row's tokens, `[tokens, layers, width]`; with pooling, one state in their place."""
+        """Return a row's states, `[tokens, layers, width]`. With pooling there is one "token" for the whole row."""
         if self.pooling is None:
             return states
         return {"first": states[:1], "last": states[-1:], "mean": states.mean(0, keepdim=True)}[self.pooling]

@@ -122,7 +122,7 @@ def _of_reply(
     own: Tensor,
     unread: int,
 ) -> list[MessageScore]:
-    """Return the monitors' scores for one reply. Its tokens are those of `batch` where the mask `own` is True.
+    """Return the monitors' scores for one reply. The mask `own` is True at the reply's tokens in `batch`.
 
     `number` is its index among the messages, and `unread` the number of its first tokens that the model could not read.
     """

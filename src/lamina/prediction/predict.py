@@ -258,7 +258,7 @@ class Predictor:
         return self.predict(self.prepare(examples))
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
-        """Do what a call does, for examples that `prepare` has encoded; `budget` is that of `answer_by_pass`."""
+        """Predict as a call does, but for examples that `prepare` has encoded; `budget`: see `answer_by_pass`."""
         prepared.warn("predict")
         if prepared.count and not self._warned.issuperset(self.names):
             self._runner.warn_about_pairs({name: prepared.splits[t.kind.name].pairs for name, t in self._tasks.items()})

@@ -37,8 +37,8 @@ OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
 class Estimate:
     """The estimate of a recipe. It assumes no early stopping, so all numbers are upper limits.
 
-    Operations of a forward pass are 2 x parameters x tokens, and those of a pass with gradients three times as many.
-    Not counted are embeddings and, in attention, the products of queries with keys and of weights with values.
+    A forward pass has 2 x parameters x tokens operations, and a pass with gradients three times as many. Not counted
+    are embeddings and, in attention, the products of queries with keys and of weights with values.
     """
 
     model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from

@@ -67,9 +67,9 @@ class _Group:
 
 
 def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Sequence[Task]]) -> Iterator[_Group]:
-    """Yield groups of runs: those of each task and method, or of readers that share passes.
+    """Yield groups of runs: the runs of one task and method, or the runs whose readers share passes.
 
-    Memory is the largest run's.
+    The memory of a group is that of its largest run.
     """
     if not recipe.methods:
         for shared in shared_passes(planned, tasks):

@@ -113,7 +113,7 @@ def _lacks_validation(recipe: TaskRecipe) -> bool:
 
 
 def repeats(recipe: TaskRecipe, task: Task) -> list[Task]:
-    """Return a list with the task; or, if its recipe has a subsample, with one subsample per repeat.
+    """Return a list with the task. If its recipe has a subsample, return one subsample per repeat.
 
     Repeat r is drawn with seed r. If a subsample has all rows of the task, all repeats are equal, and a warning is
     logged.

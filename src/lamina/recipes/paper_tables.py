@@ -164,7 +164,7 @@ def _best(
 
 
 def _scores(row: SummaryRow, metric: str, part: str) -> list[float]:
-    """Return the score of each run of a row on a split; for the metric "parameters", a list with their number."""
+    """Return the scores of a row's runs on a split. For the metric "parameters", return a list with that one number."""
     if metric == PARAMETERS:
         return [float(row["parameters"])]
     key = "score" if part == "validation" else "test"

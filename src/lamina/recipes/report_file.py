@@ -62,7 +62,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PivotTable:
-    """A table with the rows and columns of a paper. `cells` lacks the cells without a finished run."""
+    """A table with the rows and columns of a paper. A cell without a finished run is not in `cells`."""
 
     title: str
     part: str  # the split that the scores come from: "validation" or "test"

@@ -236,7 +236,7 @@ class _Session:
     encodings: Encodings = field(default_factory=dict)
 
     def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
-        """Return name -> run for every run of the recipe; `options` of `lamina.fit` replace those of the recipe.
+        """Return name -> run for every run of the recipe. `options`, of `lamina.fit`, replace the recipe's own options.
 
         Batches are split so that they fit `memory_bytes`, unless that is None.
 

@@ -96,7 +96,7 @@ def averaged_importances(importances: Rows, table: Rows) -> tuple[list[Mark], li
 
 
 def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]:
-    """Return the rows of importances to draw over training, and those of each run's best epoch.
+    """Return the rows of importances to draw over training, and the rows of each run's best epoch.
 
     Runs whose setting is not the best of a grid are left out. In the returned rows, "reader" is the title of the run's
     panel, and "run" is the name of the reader.

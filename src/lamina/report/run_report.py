@@ -251,7 +251,7 @@ def read_importances(folder: Path) -> tuple[Rows, Rows]:
 
 
 def _joined(number: int, figure: Curves, name: str, others: dict[str, list[Curves]]) -> Curves:
-    """Return a figure with the points of other runs added: those of their figure with the same `number` (from 0).
+    """Return a figure with points of other runs added. They come from the other runs' figure `number` (from 0).
 
     `name` is the name of the figure's folder, and `others` is name of another folder -> its figures. If two folders
     have a series of the same name, each series gets the name of its folder added.

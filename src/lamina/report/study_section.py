@@ -223,7 +223,7 @@ def drawing_of(study: Study, name: str) -> Drawing:
 
 
 def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
-    """Return a figure's note; in a study of importances, with a sentence added that names the equal share 1/n."""
+    """Return a figure's note. In a study of importances, add a sentence that names the equal share, 1/n."""
     layers = rows["layer"].nunique() if study.name == "importance" and "layer" in rows else 0
     return f"{note} With equal shares every layer would have 1/{layers} = {1 / layers:.3f}.".strip() if layers else note
 
@@ -257,7 +257,7 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 
 
 def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
-    """Return a list with a remark on how many rows are left out ("2 rows without a task are left out"), or [].
+    """Return a list with the remark that rows are left out ("2 rows without a task are left out"), or [].
 
     `missing` is True for each row that is left out; `noun` names the counted thing and `reason` follows it ("{are}" in
     `reason` becomes "is" or "are").
@@ -433,7 +433,7 @@ def _value_title(rows: Frame, figure: Figure) -> str:
 
 
 def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[DataTable]:
-    """Return a study's table as a table of the page; with several seeds, a table of means comes first.
+    """Return a study's table as a table of the page. If there are several seeds, a table of means comes first.
 
     Args:
         frame: The table of the study.

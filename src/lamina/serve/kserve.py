@@ -288,7 +288,7 @@ def add_kserve(app: FastAPI, scheduler: Scheduler, name: str) -> None:
     @app.get("/v2/models/{model}")
     @app.get("/v2/models/{model}/versions/{version}")
     async def metadata(model: str, version: str | None = None) -> dict[str, object]:
-        """Return the inputs and outputs of a reader; under the bank's name, those of all readers."""
+        """Describe the inputs and outputs of a reader, or of all readers if the name is the bank's."""
         served, tasks, current = look_up(model, version)
         return {**kserve_metadata(served.bank, model, tasks, current)}
 

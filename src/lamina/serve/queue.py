@@ -76,7 +76,7 @@ class Job(Generic[AnswerT]):
         return self._started
 
     def is_like(self, other: AnyJob) -> bool:
-        """Return whether two jobs can share a batch: the same worker, and both with single texts or both with pairs."""
+        """Return whether two jobs can share a batch: they have the same worker, and both have pairs or neither has."""
         return self._group == other._group
 
 

@@ -51,7 +51,7 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
 
 
 def _patterns(readers: Sequence[str] | None, *, base: bool) -> list[str]:
-    """Return the file patterns to download: those of `readers` (None: all), and with `base` those of the base model.
+    """Return the patterns of the files to download: for `readers` (None: all), and with `base` for the base model.
 
     A name that no reader can have (such as "*") would act as a pattern and is left out; loading reports it later.
     """

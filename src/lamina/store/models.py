@@ -227,7 +227,7 @@ def check_size(name: str, model: PreTrainedModel) -> None:
 def check_weights(name: str | Path, config: PretrainedConfig, *, revision: str | None = None) -> None:
     """Check the weights of a local model without reading them: file headers, and the packages that are needed.
 
-    The errors are those of `lamina.load`. A model on the hub is not checked.
+    The errors are as for `lamina.load`. A model on the hub is not checked.
     """
     from transformers.quantizers import auto
 

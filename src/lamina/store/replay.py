@@ -292,7 +292,7 @@ def _named_here(model: PreTrainedModel, record: Sequence[Edit], parameters: Coll
 
 
 def _replay_freeze(model: PreTrainedModel, record: Sequence[Edit], number: int, frozen: set[str]) -> None:
-    """Replay one freeze edit: freeze the parameters in `frozen`, and make those trainable that it left trainable.
+    """Replay one freeze edit: freeze the parameters in `frozen`, and make trainable what the edit left trainable.
 
     `number` is the position of the edit in the record.
     """

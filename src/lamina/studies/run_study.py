@@ -120,7 +120,7 @@ def run_study(
 
 
 def _inputs(name: str, recipe: StudyRecipe, data: str | Path | None) -> dict[str, object]:
-    """Return a study's arguments from a recipe: those of model, processor, tasks and texts that it needs.
+    """Make a study's arguments from a recipe: model, processor, tasks and texts, if the study has these parameters.
 
     If the study's parameter `model` accepts a name, the model's name is passed instead of a loaded model, because the
     study's cells load it.
@@ -212,7 +212,7 @@ def _load_options(name: str, options: Mapping[str, JSON], data: str | Path | Non
 
 
 def _load(name: str, what: Loads, data: str | Path | None) -> PreTrainedModel | ReaderBank | str:
-    """Load the model or bank that a recipe names; for a checkpoint, return only its folder or hub id."""
+    """Load the model or bank that a recipe names. A checkpoint is not loaded: its folder or hub id is returned."""
     source = source_of(name, data)
     if what is Loads.BANK:
         return load_bank(source)

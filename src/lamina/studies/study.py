@@ -80,7 +80,7 @@ class Pivot:
         index: Columns that name the printed rows. Table rows that have no value in one of them are left out.
         columns: Columns whose values become the printed columns.
         where: Column -> value that a table row must have; {}: all rows.
-        value: Column with the numbers. Numbers that share a printed cell, such as those of several seeds, are averaged.
+        value: Column with the numbers. Numbers that share a printed cell, for example from several seeds, are averaged.
     """
 
     index: tuple[str, ...]

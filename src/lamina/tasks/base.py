@@ -74,7 +74,7 @@ class TaskOutline:
         kind: The kind of task. If its name is passed, the kind is looked up.
         problem_type: One of the kind's problem types, such as "classification".
         labels: Class names in the order of their ids.
-        rows: Split name -> number of examples, for estimates; "train" counts those of one repeat.
+        rows: Split name -> number of examples, for estimates. "train" counts the examples of one repeat.
         tokens: Mean tokens of an example, for estimates.
         by_row: For language modelling, whether each row is read alone. False: rows are joined and cut into blocks.
         image_size: Width and height of images in pixels. None: the size that the image processor has.
@@ -263,7 +263,7 @@ class Kind(ABC, Generic[InputsT]):
     """A kind of task, such as sequence classification. A subclass implements three methods; all others have a default.
 
     There is one object per kind, without state; `lamina.tasks.kind_of` returns it by name. A subclass sets `name`,
-    `problem_types` and `auto_class`, and those of the other class attributes whose default does not fit.
+    `problem_types` and `auto_class`. It sets other class attributes only if their default does not fit.
 
     **Reading**: from files or rows to a `Split` of examples with labels. Required: `build`. Defaults: `read`,
     `from_rows`, `examples`, `metrics`, `further_metrics`, `row_classes`.

@@ -146,7 +146,7 @@ class ClassResults(Results[Tensor, Answer]):
         return answers
 
     def raw_predictions(self) -> list[LogitsAnswer] | list[Answer]:
-        """Return the logit of each label for each example; for a regression the same as `predictions`."""
+        """Return the logit of each label for each example. For a regression, return what `predictions` returns."""
         if self._task.problem_type == "regression":
             return self.predictions()
         return [{"logits": dict(zip(self._task.labels, row, strict=True))} for row in self._logits.tolist()]
@@ -219,7 +219,7 @@ def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[Any], count: int) -
 
 
 def _confidence(answer: WrongAnswer) -> float:
-    """Return the confidence of a wrong prediction; for a regression, the absolute error."""
+    """Return the confidence of a wrong prediction. For a regression, return the absolute error."""
     return answer.get("confidence", abs(answer.get("error", 0.0)))
 
 

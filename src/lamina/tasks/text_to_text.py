@@ -54,7 +54,7 @@ class PairInputs(Windows):
         return "the model generates texts"
 
     def batch(self, rows: Sequence[int], *, epoch: int = 0) -> dict[str, Tensor]:
-        """Return the sources with these indices; "labels" holds the target tokens, not shifted, padded with -100."""
+        """Return the sources with these indices. "labels" has the target tokens, padded with -100 and not shifted."""
         read = self.encoded.batch(rows, self.padding)
         batch = {key: read[key] for key in ("input_ids", "attention_mask")}
         if self.targets is not None:

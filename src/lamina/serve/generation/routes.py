@@ -316,7 +316,7 @@ def add_generation(app: FastAPI, scheduler: Scheduler, generator: TextGenerator,
     async def generate(body: GenerateRequest, request: Request) -> object:
         """Return a text that continues a prompt, with the readers' scores for each token.
 
-        The scores at a token are those of the text up to and including it. The last token is not read by the model any
+        The scores at a token rate the text up to and including that token. The last token is not read by the model any
         more, so its scores are null. With `stream` there is an event per token; the last one tells how the text ended.
         """
         items, options = Items(generator, body.generation(), timeout_s), body.parameters

@@ -270,8 +270,8 @@ def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, f
 def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
     """Measure the number of parameters, the perplexity and the speed of the whole model and of the cut model.
 
-    Returns one table row per measure and model. Perplexity is measured on `texts`; without texts, or if the model has
-    no output over a vocabulary, it has no row. The timed passes read up to 32 validation rows.
+    Returns one table row per measure and model. Perplexity is measured on `texts`. It has no row if there are no texts
+    or the model has no output over a vocabulary. The timed passes read up to 32 validation rows.
     """
     whole, processor = fresh_model(start.model, start.processor)
     cut, _ = fresh_model(start.model, start.processor)

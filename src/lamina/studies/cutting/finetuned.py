@@ -123,7 +123,7 @@ def trained_scores(table: DataFrame, task: str, metric: str, **columns: JSON) ->
 
 
 def comparison_sentence(what: str, scores: Mapping[int, float], reference: Mapping[int, float]) -> str:
-    """Return a sentence that compares the scores of edited with those of unedited models, seed by seed.
+    """Return a sentence that compares the scores of edited and unedited models, seed by seed.
 
     Args:
         what: Start of the sentence; it names the two kinds of models.

@@ -120,14 +120,14 @@ def drop_least_(  # noqa: PLR0913 options of the command
     Blocks are chosen on training rows only. Scores are measured on the validation split.
 
     Args:
-        model: A model. If it has a head for the task, its own answers are scored, otherwise linear readers of its last
-            layer.
+        model: A model. If the model has a head for the task, the head is scored; otherwise linear readers of the last
+            layer are.
         task: The task, with the splits "train" and "validation".
         count: Number of blocks to drop, less than the depth.
         by: How blocks are chosen. "influence": the blocks that change the tokens' states least, by 1 - mean cosine
-            between a block's input and output. "loss": one block after the other, each time the one without which the
-            score of the model's head falls least; the model needs a head for the task. "readers": the blocks without
-            which the scores of trained linear readers fall least.
+            between a block's input and output. "loss": blocks are removed one after the other; each time the score of
+            the model's head may fall as little as possible. The model needs a head for the task. "readers": the blocks
+            without which the scores of trained linear readers fall least.
         heal_epochs: Epochs of fine-tuning after the cut; the model needs a head for the task. 0: none.
         processor: Tokenizer or image processor. None: the one saved with the model.
         stack: Name of the stack. None: the only one, or the encoder.
@@ -200,7 +200,7 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
 def _scores(
     model: PreTrainedModel, task: Task, processor: Processor | None, stack: str, seed: int, *, own: bool
 ) -> list[float]:
-    """Return scores on the validation split: with `own`, those of the model's head on parts of the split.
+    """Return scores on the validation split. With `own`, the model's own head is scored, on parts of the split.
 
     Without `own`, one score per seed, of a linear reader of the last layer that is trained with it.
     """
@@ -268,7 +268,7 @@ def _by_influence(
 def _by_loss(model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack) -> _Choice:
     """Choose blocks one by one: in each round, the block that can be dropped with the smallest loss of score.
 
-    The score is that of the model's own head on held-out training rows.
+    The model's own head is scored, on held-out training rows.
     """
     held_out = task.held_out(0).without_test()
     sign = -1 if task.metric in LOWER else 1
@@ -305,7 +305,7 @@ def _by_readers(
 
 
 def _least(costs: Mapping[int, float], count: int) -> list[int]:
-    """Return the numbers of the `count` blocks with the lowest costs, ascending; of equals the highest are taken."""
+    """Return the numbers of the `count` blocks with the lowest costs, ascending; ties go to the higher block."""
     return sorted(sorted(costs, key=lambda layer: (costs[layer], -layer))[:count])
 
 

@@ -111,9 +111,9 @@ def removal(  # noqa: D417, PLR0913 the options of a public entry point
       the share of the whole model's continuation, from 0 to 1, that comes before the first difference between the two
       continuations, as the mean over prompts.
 
-    Rows of measure "drop" say by how much a score fell; for perplexity, by how much its logarithm rose. There is one
-    such row per proxy, whose prediction is in the column "predicted". "rank_correlation" is Spearman's correlation
-    between the drops and the predictions over all ranges, where drops are means over seeds.
+    Rows of measure "drop" say by how much a score fell. For perplexity, they say by how much its logarithm rose. There
+    is one such row per proxy, whose prediction is in the column "predicted". "rank_correlation" is Spearman's
+    correlation between the drops and the predictions over all ranges, where drops are means over seeds.
 
     A proxy compares the states before the first block of a range with those after its last block. "block_influence" is
     1 - the mean cosine similarity of the tokens' states; "cka_distance" is 1 - CKA of the mean state of each row; "nu",
@@ -307,7 +307,7 @@ def _task_proxies(start: _Start, task: Task) -> list[Row]:
 
 
 def _measure_perplexity(start: _Start, texts: list[Text]) -> list[Row]:
-    """Measure perplexity with the whole model and without each range of blocks, and the proxies, on the same texts.
+    """Measure perplexity of the whole model and without each range of blocks; and the proxies, on the same texts.
 
     Returns table rows; [] if the model has no output over a vocabulary.
     """
@@ -429,7 +429,7 @@ def with_predictions(table: DataFrame) -> tuple[DataFrame, list[str]]:
 
 
 def _drops(rows: DataFrame) -> list[_Drop]:
-    """Return, for each seed and range of blocks, how much worse a task's score is than that of the whole model.
+    """Return how much worse a task's score is than with the whole model, for each seed and range of blocks.
 
     For measures where lower is better, such as perplexity, the drop is the rise of the logarithm.
     """

@@ -382,10 +382,10 @@ def plain_metric(task: Task) -> str:
 
 
 def _score_rows(task: Task, results: Results, control: Results | None) -> list[dict[str, JSON]]:
-    """Return the table rows of one probe, from its outputs and those of its control (None: there is no control).
+    """Return the table rows of one probe, from its outputs and its control's outputs (None: there is no control).
 
-    The first row is of measure "score". "accuracy" follows if the task's metric is another one, and with a control
-    "control" and "selectivity", which is the accuracy minus the control's accuracy.
+    The first row is of measure "score". "accuracy" follows if the task's metric is not accuracy. With a control,
+    "control" and "selectivity" follow; selectivity is the accuracy minus the control's accuracy.
     """
     plain = plain_metric(task)
     scores = results.scores(tuple({task.metric: 0, plain: 0}))
@@ -446,7 +446,7 @@ class _OnlineCode:
         return replace(self._task, splits=splits, label_all_tokens=False)
 
     def rows(self, bits: Sequence[float]) -> list[dict[str, JSON]]:
-        """Return the table rows "code_length" and "compression" of one probe; `bits` are those sent in each step."""
+        """Return the table rows "code_length" and "compression" of one probe; `bits` are the bits sent in each step."""
         total, compression = code_length(bits, self._task, self._portions)
         return [
             {"measure": "code_length", "metric": "bits", "score": total},

@@ -125,7 +125,7 @@ def _moments(predictions: Sequence[Label], truths: Sequence[Label], _labels: Seq
 
 
 def _rank_moments(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return the numbers of `_moments` for the ranks of predictions and labels: those of Spearman's correlation."""
+    """Return what `_moments` returns, for the ranks of predictions and labels; it gives Spearman's correlation."""
     from scipy.stats import rankdata
 
     return _moments(rankdata(predictions).tolist(), rankdata(truths).tolist(), labels)

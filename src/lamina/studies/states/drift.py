@@ -53,7 +53,7 @@ class _DriftRow(TypedDict):
 
 
 class _Distances(NamedTuple):
-    """The distances of one role's weights in one block from those of the base. `drift` defines the three measures."""
+    """How far one role's weights in one block are from the base's weights. `drift` defines the three measures."""
 
     l2: float
     relative: float

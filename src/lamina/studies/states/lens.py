@@ -83,7 +83,7 @@ def lens(  # noqa: PLR0913 the options of a public entry point
         LayerIndexError: If a layer does not exist.
 
     Source:
-        nostalgebraist 2020, "interpreting GPT: the logit lens"; for masked language models the same with masked tokens.
+        nostalgebraist 2020, "interpreting GPT: the logit lens". Masked language models were added here.
     """
     check_range(_OP, "mask_share", mask_share, 0, 1)
     reader = LayerReader(model, layers, op=_OP)

@@ -90,7 +90,7 @@ class OutputHead:
         return UnsupportedModelError(op=self._op, model_type=family_of(self.model), reason=reason, hint=hint)
 
     def _try(self, states: Tensor) -> Tensor:
-        """Compute the logits of states with a single placeholder token, or if that fails with as many tokens as states.
+        """Compute the logits of states with one placeholder token. If that fails, use as many tokens as states.
 
         The result is remembered. GPT reshapes the output of its last block to the shape of its input, which raises
         RuntimeError with one token.

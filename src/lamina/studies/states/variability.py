@@ -182,7 +182,7 @@ def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str,
     Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones.
 
     Raises:
-        ConfigError: If the study is another one than `probe`.
+        ConfigError: If the study is not `probe`.
         UnknownNameError: If the study does not have a task.
         StoreError: If the folder does not hold a study, or the study is damaged.
     """
