@@ -45,7 +45,7 @@ class ConfigError(LaminaError, ValueError):
 
 
 class UnknownNameError(LaminaError, LookupError):
-    """Raised when a name does not exist; the message lists the names that do and suggests the closest one.
+    """Raised when a name does not exist. The message lists the names that exist, and suggests the closest.
 
     The parameter `hint`, if given, ends the message in place of the suggestion, and says what to do.
 

@@ -89,12 +89,12 @@ def pluralize(count: int, noun: str) -> str:
 
 
 def is_dir(path: str | Path) -> bool:
-    """Return whether `path` is a folder. Too long a name gives False, not an error as in pathlib before 3.14."""
+    """Return whether `path` is a folder. A name that is too long gives False; pathlib before 3.14 raises an error."""
     return os.path.isdir(path)  # noqa: PTH112
 
 
 def is_file(path: str | Path) -> bool:
-    """Return whether `path` is a file. Too long a name gives False, not an error as in pathlib before 3.14."""
+    """Return whether `path` is a file. A name that is too long gives False; pathlib before 3.14 raises an error."""
     return os.path.isfile(path)  # noqa: PTH113
 
 

@@ -43,7 +43,7 @@ class Detokenizer:
         return self._next_piece()
 
     def rest(self) -> str:
-        """Return what is left at the end: a character that was never completed, as a replacement character."""
+        """Return a replacement character if the last character was never completed, else ""."""
         return self._next_piece(last=True)
 
     def _next_piece(self, *, last: bool = False) -> str:

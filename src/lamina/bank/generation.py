@@ -107,7 +107,7 @@ class GenerateCall:
 
     @property
     def prompts(self) -> Int[Tensor, "rows tokens"]:
-        """The prompts' token ids, one row per sequence, padding included; no columns for a prompt of embeddings."""
+        """Token ids of the prompts, `[sequences, tokens]`, with padding; without columns if prompts are embeddings."""
         return self._input_ids
 
     def check(self) -> None:
@@ -243,8 +243,8 @@ def _interceptions(model: object) -> list[_Interception]:
 def _checked(function: Method) -> Method:
     """Return a replacement for `generate` that refuses options under which states cannot be assigned to tokens.
 
-    It checks at the start, because some of these options take effect before any decoding method is called, or without
-    one.
+    It checks at the start, because some of these options take effect before a decoding method is called, or call no
+    decoding method.
     """
 
     @functools.wraps(function)

@@ -151,7 +151,7 @@ class _Listener:
     def _is_trained(self) -> bool:
         """Return whether the caller trains the model: it is in training mode and not frozen.
 
-        Its mode is then left alone.
+        If so, its mode is not changed.
         """
         return self._model.training and any(weight.requires_grad for weight in self._model.parameters())
 

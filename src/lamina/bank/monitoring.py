@@ -109,7 +109,7 @@ def check_monitors(
 
 
 def check_token_wise(op: str, name: str, reader: ReaderModule) -> None:
-    """Raise ConfigError if a reader's logits of one token depend on other tokens, earlier or later."""
+    """Raise ConfigError if a reader's logits of a token depend on other tokens, earlier or later."""
     kinds = {"fusion": type(reader.config.fusion).__name__, "head": type(reader.config.head).__name__}
     for part, module in (("fusion", reader.fusion), ("head", reader.head)):
         if not module.is_token_wise():

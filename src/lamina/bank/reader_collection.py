@@ -138,7 +138,7 @@ class ReaderCollection(nn.Module):
     def _found(self) -> tuple[dict[str, LayerStack], LayerGuard]:
         """Return the stacks by name and the model's guard.
 
-        Both are made on the first call; raises the errors of `stacks`.
+        Both are made on the first call, which may raise the errors that `stacks` documents.
         """
         if self._stacks is None:
             by_name = stacks(self.model)
@@ -512,7 +512,7 @@ class ReaderCollection(nn.Module):
     ) -> BankOutput:
         """Run the heads and compute the losses, once the passes have all their states; return the outputs.
 
-        `labels` (reader name -> labels) may lack readers, which then have no loss. `main` is the model's own output, or
+        `labels` is reader name -> labels; readers that are not in it have no loss. `main` is the model's own output, or
         None.
         """
         outputs: dict[str, ReaderOutput] = {}

@@ -69,9 +69,9 @@ def check_reads_recorded(op: str, name: str, reader: ReaderModule, facts: Record
 
 
 def _pooled_problem(reader: ReaderModule, pooling: str) -> str | None:
-    """Return why a reader would answer differently on the model than on pooled states, and what to use instead.
+    """Return why a reader's answers would differ between the model and pooled states, and what to use instead.
 
-    None if it would answer the same.
+    None if they would not differ.
     """
     head = reader.config.head
     if not getattr(reader.head, "pools", False):

@@ -48,7 +48,7 @@ def separators_of(processor: object) -> Separators:
 
 
 def _encode_a_pair(tokenizer: Any) -> Separators:  # noqa: ANN401
-    """Tokenise the pair ("a", "b"), and return the ids between the two texts, and all ids that belong to neither."""
+    """Tokenise the pair ("a", "b"); return the ids between the two texts, and all ids that belong to neither text."""
     name = type(tokenizer).__name__
     encoding = tokenizer("a", "b")
     if not getattr(encoding, "is_fast", False):

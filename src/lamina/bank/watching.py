@@ -77,7 +77,7 @@ class Watch:
         return self._latest
 
     def _text(self) -> _WatchedText:
-        """Return the text of this thread, or else the latest text of any thread; raise ConfigError if there is none."""
+        """Return this thread's text, or else the latest text of any thread; ConfigError if there is no text."""
         return _require_text(self._texts.get(get_ident(), self._latest))
 
     @property
@@ -434,7 +434,7 @@ def _check_drift(monitors: Mapping[str, AnyMonitor], over: str, names: Sequence[
 
 
 def _tokenizer_of(bank: ReaderCollection) -> PreTrainedTokenizerBase | None:
-    """Return the bank's processor if it is a tokenizer, else the tokenizer inside the processor; None without one."""
+    """Return the bank's tokenizer: its processor, or the tokenizer inside the processor. None: there is none."""
     tokenizer = getattr(bank.processor, "tokenizer", bank.processor)
     return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
 

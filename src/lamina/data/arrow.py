@@ -129,7 +129,7 @@ def derived(dataset: datasets.Dataset, source: datasets.Dataset) -> datasets.Dat
 
 
 def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
-    """Yield items in lists of `size`; the last list may be shorter. Without items, yield a single empty list."""
+    """Yield items in lists of `size`; the last may be shorter. If there are no items, yield one empty list."""
     items = iter(items)
     yield list(itertools.islice(items, size))
     while chunk := list(itertools.islice(items, size)):

@@ -17,7 +17,7 @@ _MOST_VALUES = 1000  # a dictionary column with more values holds texts, not cla
 
 
 def declared_names(feature: Feature) -> tuple[str, ...] | None:
-    """Return the class names that a column's feature declares for class ids, or for lists of them; None without any."""
+    """Return the class names that a column's feature declares for class ids or lists of ids. None: it declares none."""
     feature = _item(feature) or feature
     names = getattr(feature, "names", None)
     return None if names is None else tuple(str(name) for name in names)
@@ -68,7 +68,7 @@ def _fields(fields: Mapping[str, Decoder], cell: Any) -> Any:
 def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...]]:
     """Return column -> declared class names, for the columns whose feature declares some.
 
-    For a column of objects, or lists of them, the names of a field are under "column.field".
+    If a column has objects, or lists of objects, the names of a field are under "column.field".
     """
     found: dict[str, tuple[str, ...]] = {}
     for column, feature in (features or {}).items():
@@ -80,7 +80,7 @@ def names_of(features: Mapping[str, Feature] | None) -> dict[str, tuple[str, ...
 
 
 def parquet_features(schema: pa.Schema) -> datasets.Features | None:
-    """Return the features that `datasets` has written into the schema of a Parquet file; None without any."""
+    """Return the features that `datasets` has written into the schema of a Parquet file. None: there are none."""
     if b"huggingface" not in (schema.metadata or {}):
         return None
     import datasets

@@ -93,7 +93,7 @@ def _columns_and_tags(lines: Lines) -> tuple[int, frozenset[str]]:
 def _is_comment(cells: list[str], columns: int, tags: frozenset[str]) -> bool:
     """Return whether a line that begins with `#` is a comment, and not the word "#".
 
-    It is one if it has another number of columns than words, or its last cell is no tag. `tags` are the last cells of
-    all lines that do not begin with `#`.
+    It is a comment if it has more or fewer columns than lines with words, or its last cell is no tag. `tags` are the
+    last cells of all lines that do not begin with `#`.
     """
     return len(cells) != columns or (cells[-1] not in tags and not _SPAN_TAG.fullmatch(cells[-1]))

@@ -184,7 +184,7 @@ class CacheableWindows(Windows):
 
     @property
     def uncacheable(self) -> str | None:
-        """Why states cannot be cached, as text: no attention mask, or another argument. None if they can be."""
+        """Why states cannot be cached, as text: an argument of the model is missing or unknown. None if they can be."""
         keys = set(self.encoded.keys)
         if "attention_mask" in keys and keys <= _CACHED:
             return None
@@ -449,7 +449,7 @@ def _call(tokenizer: Tokenizer, texts: Sequence[Text], options: Mapping[str, obj
 
 
 def _count_truncated(tokenizer: Tokenizer, texts: Sequence[Text], ids: Sequence[list[int]], max_length: int) -> int:
-    """Return how many texts, or pairs, have more than `max_length` tokens; `ids` are cut to `max_length`.
+    """Return how many texts, or pairs, have more than `max_length` tokens. `ids` are already cut to `max_length`.
 
     Texts that fill a window are tokenised again, because truncated token ids do not show whether tokens are missing.
     """
@@ -469,7 +469,7 @@ def _windows(tokenizer: Tokenizer, output: TokenizerOutput, *, start: int, share
     """Return the windows in one `output` of a tokenizer as an Arrow table; see `window_table`.
 
     `start` is the index of its first text among all texts, and `shared` the number of tokens that neighbouring windows
-    share. With `is_second`, offsets and token ranges are those of the second texts of pairs.
+    share. With `is_second`, offsets and token ranges belong to the second texts of pairs.
     """
     keys = [key for key in TOKEN_KEYS if key in output]
     rows: list[WindowRow] = []

@@ -301,8 +301,8 @@ def read_chunks(
 
     Args:
         path: The file, whose extension tells its format. Each line of a .txt file is a row with the column "text".
-        columns: Names of the columns to read, in each of which every row must have a value; see `Table.cells` for names
-            like "outer.inner". None: all columns.
+        columns: Names of the columns to read; every row must have a value in each. See `Table.cells` for names like
+            "outer.inner". None: all columns.
         rows: Number of rows in a chunk; the last may have fewer.
         start: Number of valid rows to skip at the beginning of the file, together with the bad rows among them.
         on_bad_row: Called with the error of each row that cannot be read. None: the error is raised, after a chunk with

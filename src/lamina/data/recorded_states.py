@@ -66,7 +66,7 @@ class RecordedStates:
     Attributes:
         folder: The folder.
         manifest: Its manifest.
-        lengths: Number of tokens of each row, for pooled states too if the manifest has them (else 1).
+        lengths: Number of tokens of each row. If states are pooled and the manifest does not have these numbers, 1.
     """
 
     def __init__(self, folder: Path, manifest: StatesManifest) -> None:
@@ -253,7 +253,7 @@ class RecordedStates:
         return np.ones(manifest.rows, np.int64) if given is None else given
 
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
-        """Return the lengths of rows, after checking that the arrays `numbers` have the same ones.
+        """Return the lengths of rows, after checking that the arrays `numbers` all have these lengths.
 
         `given` are the lengths in the manifest's file. None: there is none.
         """
@@ -285,7 +285,7 @@ class RecordedStates:
         return np.concatenate(counted).astype(np.int64)
 
     def _wrong_lengths(self, array: StatesArray, has: str, said: int) -> DataError:
-        """Return the DataError for an array with other numbers of tokens (`has`) than `lengths` (`said`)."""
+        """Return the DataError for an array with `has` (as text) tokens, although the rows' lengths give `said`."""
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
     def _token_starts(self, number: int) -> np.ndarray:
@@ -317,7 +317,7 @@ def as_tensor(numbers: np.ndarray, *, bfloat16: bool = False) -> Tensor:
 
 
 def _npy_place(path: Path) -> Place:
-    """Return the place of a `.npy` file's array; raise DataError if it is no such file, or holds Python objects."""
+    """Return the place of a `.npy` file's array. DataError if it is not a `.npy` file, or has Python objects."""
     with (
         convert_errors(lambda reason: DataError(f"states: {path} is not a .npy file ({reason}).", path=str(path))),
         path.open("rb") as file,

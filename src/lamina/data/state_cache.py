@@ -468,7 +468,7 @@ class _Entry:
         self.path = cache_folder(self.settings.folder) / _hash(self.facts)[:32]
 
     def open(self) -> CachedStates | None:
-        """Return the states on disk; None if there are no usable ones.
+        """Return the states on disk; None if there are none, or they cannot be used.
 
         A warning is logged if the states cannot be used, or if another version of Lamina wrote entries into the folder.
         """

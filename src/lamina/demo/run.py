@@ -259,7 +259,7 @@ def _add_readers(bank: ReaderBank, tasks: Mapping[str, Task], seed: int, *, full
 
 
 def _head(task: str, *, linear: bool) -> SequenceClassification | TokenClassification:
-    """Return a task's head for a baseline: a linear one, or for single layers the one of the AdaLayers paper."""
+    """Return a task's head for a baseline: a linear head, or for single layers the head of the AdaLayers paper."""
     if task == "entities":
         return TokenClassification(TAGS, encoder_layers=0 if linear else 1, feedforward=256)
     labels = SENTIMENTS if task == "sentiment" else ACCEPTABILITY
@@ -295,7 +295,7 @@ def _draw_layers(layers: Sequence[LayerScore], scores: Sequence[Score], path: Pa
 
 
 def _point(task: str, series: str, metric: str, score: float, *, layer: int | None) -> Point:
-    """Return one point of the picture for a task's score. Without a layer, it is drawn as a horizontal line."""
+    """Return one point of the picture for a task's score. A score that belongs to no layer is a horizontal line."""
     return Point(task, series, layer, metric, mean=score, spread=0.0, interval=None, runs=1, settings={})
 
 

@@ -116,7 +116,7 @@ def _set_blocks(
 
 
 def _set_counts(part: PretrainedConfig, depth: int, order: Sequence[int]) -> None:
-    """Update settings that count the lowest blocks of one kind (if these still are the lowest) or name the last.
+    """Update settings that count the lowest blocks of one kind, or name the last of them, if they are still lowest.
 
     `part` is the config, `depth` the number of blocks before, and `order` the new blocks as numbers of old ones.
     """

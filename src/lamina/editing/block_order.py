@@ -138,7 +138,7 @@ def _path_of_blocks(model: PreTrainedModel, stack: LayerStack, op: str) -> str |
 
 
 def _build_empty(model: PreTrainedModel, config: PretrainedConfig) -> PreTrainedModel:
-    """Return a model of the same class without weights, built from a config in the way in which loading builds it."""
+    """Return a model of the same class without weights, built from a config as loading would build it."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return type(model)(type(config).from_dict(config.to_dict()))
 

@@ -89,7 +89,7 @@ def edits(model: PreTrainedModel) -> list[Edit]:
 def names_now(made: Sequence[Edit], number: int) -> dict[str, list[str]]:
     """Return recorded name -> present names, for the parameters of edit `number` of the record `made`.
 
-    A parameter of a block that was cut off has no name any more; one of a block that was repeated has several.
+    A parameter in a block that was cut off has no name any more. A parameter in a repeated block has several.
     """
     names = {name: [name] for name in made[number].parameters}
     for later in made[number + 1 :]:

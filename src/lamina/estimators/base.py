@@ -264,7 +264,7 @@ class LaminaEstimator(BaseEstimator):
 
 
 def _plain(value: Any) -> Any:
-    """Return a NumPy scalar as a Python value, because searches pass NumPy scalars as parameters; others unchanged."""
+    """Convert a NumPy scalar to a Python value, because searches pass these as parameters; return others unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 
 

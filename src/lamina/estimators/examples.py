@@ -64,10 +64,10 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
 
 
 def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, reset: bool) -> None:
-    """Compare the number of columns of `table` with the estimator's `n_features_in_`; with `reset`, set this.
+    """Check that `table` has `n_features_in_` columns, as at `fit`; with `reset`, set this attribute.
 
-    A one-dimensional `table` has no columns. Raises DataError if there are neither one nor two columns, or another
-    number than at `fit`.
+    A one-dimensional `table` has no columns. Raises DataError if there are not one or two columns, or not as many as at
+    `fit`.
     """
     columns = table.shape[1] if table.ndim == 2 else None
     if columns is not None and columns not in (1, 2):

@@ -315,7 +315,7 @@ def _check_copy(model: PreTrainedModel, stack: LayerStack, copied: nn.Module) ->
 def _reinitialize_(block: nn.Module, model: PreTrainedModel, original: nn.Module) -> None:
     """Initialise a copied block in place, as its model would.
 
-    Parameters that the model does not initialise, as torch would.
+    Parameters that the model does not initialise are initialised as torch would.
 
     `original` is the block of the model that was copied. Raises ConfigError if neither initialises some parameter.
     """

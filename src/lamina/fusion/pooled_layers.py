@@ -259,7 +259,7 @@ class _PooledStream(PoolingStream):
     """One pass of several PooledLayers fusions. All of them pool the same set of tokens."""
 
     def parts(self, view: LayerView) -> Sequence[PooledTokens]:
-        """Return the only set of tokens: all but padding; or, if `over` is "second", those of the second text."""
+        """Return one set of tokens: all but padding, or if `over` is "second" the tokens of the second text."""
         mask = view.mask
         if self._config.over == "second":
             second = (view.segments == 2) & mask

@@ -55,7 +55,7 @@ class TokenClassification(HeadConfig):
 
     @classmethod
     def default_for_watching(cls, task: ReadTask) -> tuple[FusionConfig, TokenClassification]:
-        """Return a fusion and a head for a monitor: those of `default` without the encoder layer.
+        """Return a fusion and a head for a monitor: as `default`, but without the encoder layer.
 
         Their scores of a token do not depend on later tokens.
         """

@@ -102,7 +102,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
 
 
 def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
-    """Return the innermost module around a stack that has a config, and is a model or contains all of the stack.
+    """Return the innermost module with a config around a stack; it is a model, or contains the whole stack.
 
     The stack's scope alone does not decide: in some wrappers it is a part of a model, such as BertEncoder.
     """
@@ -114,7 +114,7 @@ def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
 
 
 def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yield (path, module) for the modules that a stack consists of: those with its weights, and those without weights.
+    """Yield (path, module) for the modules of a stack, with or without weights.
 
     Modules without weights (activations) count if they stand beside modules of the stack. `run` has the modules with
     weights. Parts of the model with other weights, such as a pooler, are left out, and adapters too.

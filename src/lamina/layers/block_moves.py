@@ -61,7 +61,7 @@ def name_then(made: Sequence[Move], number: int, name: str) -> str:
 
 
 def moved(name: str, edit: Move) -> list[str]:
-    """Return a parameter's names after an edit that moves blocks; several if it was copied, [] if it was dropped."""
+    """Return a parameter's names after an edit that moves blocks. A copied one has several, a dropped one has []."""
     path = edit.settings["path"]
     return [name] if path is None else names_after(name, path, edit.settings["order"], edit.settings.get("first", ()))
 

@@ -83,7 +83,7 @@ def default_stack(model: nn.Module, name: str | None = None, *, op: str = "stack
 
 
 def pick_stack(by_name: Mapping[str, LayerStack], name: str | None, *, op: str) -> LayerStack:
-    """Return one of the stacks in `by_name`. The choice by `name` and the errors are those of `default_stack`."""
+    """Return one of the stacks in `by_name`. `name` and the errors are as for `default_stack`."""
     if name is None and all(stack.tower is not None for stack in by_name.values()):
         problem = f"the model has a stack for each of {', '.join(by_name)}, and none is named"
         raise ConfigError(f"{op}: {problem}. Give stack='{next(iter(by_name))}' or another of these.")
@@ -273,7 +273,7 @@ def _find_stacks(model: nn.Module) -> dict[str, LayerStack]:
 
 
 def _input_pairs(model: nn.Module) -> list[tuple[Probe, Probe]]:
-    """Return two inputs of different length for a model, then two others for models that reject the first two."""
+    """Return two pairs of inputs. Each has two lengths; the second pair is for models that reject the first."""
     plain, full = (
         (probe_input(model, _FIRST, 1, full=full), probe_input(model, _SECOND, 2, full=full)) for full in (False, True)
     )
@@ -447,7 +447,7 @@ def _verify(target: nn.Module, probe: Probe, found: Mapping[str, _Places]) -> tu
 def _point(event: Event, form: Form | None) -> TapPoint:
     """Return the tap point of an event: the module call and the argument or result to read in later runs.
 
-    `form` is the form in which the model returns the state. It applies if the event has none of its own.
+    `form` is the form in which the model returns the state. It is used if the event has no form.
     """
     call = event.call
     return TapPoint(call.module, call.path, event.side, event.index, call.number, event.swap, event.form or form)

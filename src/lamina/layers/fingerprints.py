@@ -49,7 +49,7 @@ def fingerprint_of(stack: LayerStack) -> str:
 
 
 def fingerprint_of_modules(modules: Iterable[nn.Module]) -> str:
-    """Return the hash of the given modules' own weights, without those of their submodules; see `fingerprint_of`."""
+    """Return the hash of the weights that the given modules hold directly, not in submodules; see `fingerprint_of`."""
     modules = list(modules)
     in_adapters = {part for layer in filter(has_adapters, modules) for part in adapter_modules(layer)}
     plain = [module for module in modules if module not in in_adapters]
@@ -75,7 +75,7 @@ def _state(module: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def _adapters(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Yield (name, value) for the weights and settings of a module's active adapters; nothing without adapters."""
+    """Yield (name, value) for the weights and settings of a module's active adapters, if it has any."""
     if has_adapters(module):
         yield from adapter_state(module)
 

@@ -139,7 +139,7 @@ class LayerGuard:
         return None
 
     def _active_adapters(self, model: nn.Module) -> tuple[str, ...]:
-        """Return the active adapters of a model, as one layer names them: PEFT switches all layers together."""
+        """Return the names of a model's active adapters. One layer is asked, because PEFT switches all together."""
         for owner in self._edits:
             if "peft_config" in vars(owner):
                 break
@@ -232,7 +232,7 @@ class WeightGuard:
         return None
 
     def note_step(self, stepped: set[int]) -> None:
-        """Record that an optimizer has changed the tensors with these ids; others than the stack's are ignored."""
+        """Record that an optimizer has changed the tensors with these ids. Ids that are not the stack's are ignored."""
         for name, weight in self._plain.items():
             if id(weight) in stepped:
                 self._reason = self._reason or f"an optimizer has changed '{name}'"

@@ -130,7 +130,7 @@ def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int)
 
 
 def _calls(seen: Seen, side: str, since: int) -> list[Call]:
-    """Return the calls, begun after `since`, that have a state as "input" or "output" (`side`), in order."""
+    """Return, in order, the calls begun after `since` that have a state as their `side` ("input" or "output")."""
     calls = {event.call for event in seen if event.side == side and event.call.started > since}
     return sorted(calls, key=lambda call: call.started)
 
@@ -146,7 +146,7 @@ def _parent(path: str) -> str:
 
 
 def _single_block(model: nn.Module, trace: Trace, receiving: Sequence[Call]) -> Call | None:
-    """Return the block of a stack with one block: an entry of a module list, with its output read by another module.
+    """Find the block of a stack with one block: a module in a list, whose output another module reads.
 
     `receiving` are the calls that receive the state of layer 0.
     """

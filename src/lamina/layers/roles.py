@@ -144,7 +144,7 @@ def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
 
 
 def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more: str = "") -> AnyRow:
-    """Return the family's entry of `rows`. Without one, raise UnsupportedModelError with the reason `missing`."""
+    """Return the family's entry in `rows`. If it has none, raise UnsupportedModelError with the reason `missing`."""
     family = family_of(model)
     if family not in rows:
         reason = f"{missing}; rows: {', '.join(sorted(rows))}"
@@ -209,7 +209,7 @@ def _wrong_row(path: str, problem: str, family: str, op: str) -> UnsupportedMode
 
 
 def _follow(modules: list[nn.Module], path: str) -> list[nn.Module] | str:
-    """Return the modules at a path relative to each of `modules`; if a part of the path is missing, text that names it.
+    """Return the module at `path` inside each of `modules`. If a part of the path is missing, return a message.
 
     An empty path returns `modules`.
     """

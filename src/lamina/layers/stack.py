@@ -78,7 +78,7 @@ def children_of(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_state(module: nn.Module) -> dict[str, object]:
-    """Return a module's own entries of the state dict, without those of its submodules.
+    """Return the entries of the state dict that belong to a module itself, not to its submodules.
 
     Unlike the parameters, they include packed (quantised) weights.
     """

@@ -72,7 +72,7 @@ def token_counts(probe: Probe) -> tuple[int, ...]:
 def first_tensors(states: Sequence[object]) -> tuple[object, ...]:
     """Return the hidden states of a stack as single tensors.
 
-    If a state is a tuple with the state of global tokens, its first.
+    Some models return a state as a tuple, together with the state of global tokens; its first tensor is taken.
     """
     return tuple(map(_first_tensor, states))
 
@@ -131,7 +131,7 @@ def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:
 
 
 def _side_of_padding(state: Tensor, tokens: int) -> Form | None:
-    """Return the form of a sequence with more tokens than the text: the side on which all rows are equal is padding."""
+    """Return the form of a sequence with more tokens than the text. Padding is on the side where all rows are equal."""
     if state.is_meta:
         return None
     after, before = state[:, tokens:], state[:, : state.shape[1] - tokens]

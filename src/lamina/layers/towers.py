@@ -27,7 +27,7 @@ def towers_of(model: nn.Module) -> dict[str, nn.Module]:
 def tower_for(stacks: Mapping[str, LayerStack], inputs: Iterable[str]) -> str | None:
     """Return the name of the stack with a tower that reads one of `inputs` (names of the model's arguments).
 
-    None if the model has no towers, or none that reads any of them.
+    None if the model has no towers, or no tower reads any of `inputs`.
     """
     towers = {name: getattr(stack.tower, "main_input_name", None) for name, stack in stacks.items()}
     return next((name for known in inputs for name, main_input in towers.items() if main_input == known), None)

@@ -118,6 +118,6 @@ class RunningScore:
 
 
 def _where(condition: Bool[Tensor, " batch"], then: State, other: State) -> State:
-    """Select states text by text: those in `then` where the condition is True, else those in `other`."""
+    """Select states text by text: from `then` where the condition is True, else from `other`."""
     pairs = zip(then, other, strict=True)
     return tuple(torch.where(condition.view(-1, *[1] * (new.ndim - 1)), new, old) for new, old in pairs)

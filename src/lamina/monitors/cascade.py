@@ -64,7 +64,7 @@ class Cascade:
 
     @property
     def readers(self) -> tuple[str, ...]:
-        """Names of the two readers: the one for all tokens, and the one for tokens where the first is unsure."""
+        """Names of the two readers. The first reads all tokens, the second the tokens where the first is unsure."""
         return (self.first.reader, self.second.reader)
 
     @property

@@ -52,7 +52,7 @@ class ChosenEngine:
     strict: bool
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits of a batch; None if PyTorch must answer, which is an error with `strict`."""
+        """Return reader name -> logits of a batch. None: PyTorch must answer; with `strict` that is an error."""
         answered = self.engine.run(bank, batch, names)
         if answered is None and self.strict:
             reason = self.engine.obstacle(bank, batch, names)

@@ -274,7 +274,7 @@ class Partial:
     def open(cls, output: Path, same: Fields, *, resume: bool) -> Iterator[Partial]:
         """Open and lock the partial output for `output`.
 
-        With `resume`, the rows of an earlier run whose arguments equal `same` stay.
+        With `resume`, rows of an earlier run stay if that run had the arguments `same`.
         """
         beside = output.with_name(f".{output.name}.partial")
         partial = cls(beside, beside.with_name(f"{beside.name}.json"), same)

@@ -183,7 +183,7 @@ class TextScores:
         return DriftSketch.of(facts) if facts else None
 
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
-        """Return the calibration with alarms per thousand tokens and the mean number of tokens to a flag added."""
+        """Return a copy of `rates` with alarms per thousand tokens, and the mean number of tokens to a flag."""
         reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
         until = [int(at[0]) + 1 if len(at) else len(own) for own, at in zip(self.running, reached, strict=True)]
         alarms = sum(len(at) > 0 for at, bad in zip(reached, positive, strict=True) if bad is False)

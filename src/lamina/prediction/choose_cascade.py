@@ -205,9 +205,9 @@ def _fitted(
 def _candidates(
     first: Monitor, second: Monitor, scored: TextScores, labels: Sequence[bool | None], rows: Sequence[int]
 ) -> list[Cascade]:
-    """Return cascades from the safest to the cheapest: the first monitor may miss more and more of the positives.
+    """Return cascades from the safest to the cheapest. The first monitor of a cheaper one may miss more positives.
 
-    `scored` and `labels` are the scores and labels of all rows; those in `rows` decide the thresholds.
+    `scored` and `labels` are the scores and labels of all rows; the rows in `rows` decide the thresholds.
     """
     own, positive = _part(scored, labels, rows)
     highest = torch.tensor([score for score, flag in zip(own.highest(), positive, strict=True) if flag])

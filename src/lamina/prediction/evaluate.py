@@ -216,7 +216,7 @@ def _prepared(
 
 
 def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, options: PassOptions) -> list[Group]:
-    """Return the groups of one split of the tasks, encoded as in training unless the options say otherwise."""
+    """Return the groups of one split of the tasks. It is encoded as in training, unless the options differ."""
     apart: dict[tuple[object, ...], dict[str, Task]] = defaultdict(dict)
     for name, task in tasks.items():
         how = _as_trained(runner, name, options)

@@ -384,7 +384,7 @@ class Predictor:
         return max_length(self._runner, tasks, self._runner.trained_with(names, "max_length"))
 
     def _readings(self) -> tuple[Reading, ...]:
-        """Return how examples are encoded; if nothing has changed, from the last call on this bank or model."""
+        """Return how examples are encoded. The result of the last call is reused if nothing has changed since."""
         runner, target = self._runner, self._runner.modules[0]
         limit = getattr(getattr(runner.processor, "tokenizer", runner.processor), "model_max_length", None)
         trained = [runner.trained_with([name], option) for name in self.names for option in _TRAINED]

@@ -112,7 +112,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _usual(table: Table, what: str) -> str | None:
-    """Return the only column with a usual name for `what`; None if there is none; DataError if there are several."""
+    """Return the column with a usual name for `what`. None if there is none; DataError if there are several."""
     found = [name for name in table.columns if name.lower() in USUAL[what]]
     if len(found) > 1:
         problem = f"the columns {_listed(found)} may each be the {what}"
@@ -210,7 +210,7 @@ def _bad_words(table: Table, row: int, column: str, reply: str, cell: object) ->
 
 
 def divide(replies: Sequence[LabelledReply], seed: int) -> dict[str, list[LabelledReply]]:
-    """Divide replies into the parts of `SHARES`, no two of which share a prompt; return part name -> replies.
+    """Divide replies into the parts of `SHARES`, so that no two parts share a prompt; return part name -> replies.
 
     Prompts with a bad reply and prompts without are drawn separately, so that every part has about its share of both.
     """

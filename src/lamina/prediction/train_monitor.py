@@ -129,9 +129,9 @@ def monitor(  # noqa: PLR0913
     """Train a monitor that flags bad replies, from a file of labelled replies, and measure it on unseen ones.
 
     The replies are divided by prompt: 40 % to train, 15 % to choose, 25 % to calibrate, 20 % to test. Readers that do
-    not look ahead are trained in one pass; the best of them, with the best aggregation, gets the lowest threshold that
-    keeps the rate on other replies of the same kind with the given confidence (an exact conformal bound). The rates
-    are measured on the test part.
+    not look ahead are trained in one pass. The best reader with the best aggregation becomes the monitor. Its threshold
+    is as low as possible: with the given confidence, the rate holds on other replies of the same kind (an exact
+    conformal bound). The rates are measured on the test part.
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
@@ -403,7 +403,7 @@ def _rates(
 
 
 def _tfidf_recall(parts: Parts, rate: float, confidence: float) -> float | None:
-    """Return the recall of TF-IDF on the test part's finished texts, at the same rate; None without scikit-learn."""
+    """Return the recall of TF-IDF on the test part's finished texts, at the same rate. None: no scikit-learn."""
     try:
         require_packages("monitor", "sklearn", "sklearn")
     except MissingExtraError:

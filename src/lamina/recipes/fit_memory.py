@@ -88,7 +88,7 @@ def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Seq
 
 
 def _reader_group(recipe: Recipe, runs: Sequence[SizedRun]) -> _Group:
-    """Return the group of readers that share passes; it includes the base model's own memory if that is trained too."""
+    """Return the group of readers that share passes. If the base model is trained too, its own memory is included."""
     first, tokens = runs[0], max(map(_longest, runs))
     batch = first.model.kept([run.reader for run in runs if run.reader is not None], tokens)
     if recipe.train_base:

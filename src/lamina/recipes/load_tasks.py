@@ -107,7 +107,7 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
 
 
 def _lacks_validation(recipe: TaskRecipe) -> bool:
-    """Return whether a task's data has no validation split. If so, a tenth of its training rows becomes one."""
+    """Return whether a task's data has no validation split, so that a tenth of its training rows must become one."""
     splits = (recipe.files or {}) if recipe.preset is None else find_preset(recipe.preset)[1].rows
     return "validation" not in splits
 

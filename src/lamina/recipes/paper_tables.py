@@ -82,7 +82,7 @@ def _coordinates(recipe: Recipe, row: SummaryRow) -> Coordinates:
 
 
 def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow]) -> PivotTable:
-    """Return a table of a recipe, filled from `rows` of results, which are in the recipe's order."""
+    """Return a table of a recipe, filled from `rows` of results. The rows must be in the recipe's order."""
     names, columns = row_and_column_names(recipe, layout)
     part = layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str], list[SummaryRow]] = {}
@@ -115,7 +115,7 @@ def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> d
 def _fill_figure(
     recipe: Recipe, layout: FigureRecipe, rows: Sequence[SummaryRow], history: Sequence[TableRow]
 ) -> Curves:
-    """Return a figure of a recipe, filled from `rows` of results; if its x axis is epochs, from `history`."""
+    """Return a figure of a recipe, filled from `rows` of results. If its x axis is epochs, `history` fills it."""
     by_epoch = layout.x.key == "epoch"
     part = "validation" if by_epoch else layout.part or recipe.evaluate or "validation"
     groups: dict[tuple[str, str, float | str | None], list[SummaryRow]] = {}
@@ -148,7 +148,7 @@ def _best(
     """Choose the best setting per task among the rows of results that belong to one cell or point.
 
     Returns:
-        The row with the best mean validation score of each task. And, if there is a single task, the settings of its
+        The row with the best mean validation score of each task. If there is a single task, also those settings of its
         best row that differ among `rows` and that no axis displays.
     """
     tasks: dict[str, list[SummaryRow]] = {}

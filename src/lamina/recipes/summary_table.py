@@ -73,7 +73,7 @@ def summaries(
 def _summary(rows: Sequence[TableRow], settings: dict[str, object], metrics: Sequence[str]) -> SummaryRow:
     """Return one row for the results of all runs with the same task, method and `settings`.
 
-    `metrics` are all metrics of the task; those without a column in `rows` are left out.
+    `metrics` are all metrics of the task; metrics without a column in `rows` are left out.
     """
     first = rows[0]
     others = [metric for metric in metrics if metric in first and metric != first["metric"]]

@@ -204,7 +204,7 @@ def _charts(sections: Sequence[Section]) -> list[_Chart]:
 
 
 def _leading(charts: Sequence[_Chart]) -> list[_Chart]:
-    """Return the charts that stand beside the verdicts: the page's first chart, and charts of equal name of other runs.
+    """Return the charts beside the verdicts: the page's first chart, and the other runs' charts of that name.
 
     If these are more than `MOST_LEADING`, return only the first chart.
     """

@@ -115,7 +115,7 @@ def _drawn_rows(importances: Rows, table: Rows) -> tuple[list[Mark], list[Mark]]
 def _over_training(rows: Rows) -> tuple[Rows, str]:
     """Return the rows to draw over training, and the key of their x axis: "step" or "epoch".
 
-    Rows that were recorded at a step have no epoch. If there are any, only those are returned.
+    Rows that were recorded at a step have no epoch. If there are such rows, only they are returned.
     """
     by_step = any(row["epoch"] is None for row in rows)
     return [row for row in rows if (row["epoch"] is None) == by_step], "step" if by_step else "epoch"

@@ -159,7 +159,7 @@ def _is_sideways(drawing: Drawing) -> bool:
 
 
 def _value_ends(drawing: Drawing, domain: Domain | None) -> Domain:
-    """Return the lowest and highest value of the value axis: `domain`, or if it is None those in the data."""
+    """Return the lowest and highest value of the value axis: `domain`, or if that is None the data's."""
     ends = [row[key] for row in drawing.rows for key in ("low", "value", "high") if key in row]
     return domain or (min(ends, default=0.0), max(ends, default=1.0))
 

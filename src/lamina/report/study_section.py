@@ -259,8 +259,8 @@ def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -
 def _omitted(missing: Frame, noun: str, reason: str) -> list[str]:
     """Return a list with the remark that rows are left out ("2 rows without a task are left out"), or [].
 
-    `missing` is True for each row that is left out; `noun` names the counted thing and `reason` follows it ("{are}" in
-    `reason` becomes "is" or "are").
+    `missing` is True for each row that is left out. In the remark, `noun` names the counted things, and `reason`
+    follows; "{are}" in `reason` becomes "is" or "are".
     """
     count, are = int(missing.sum()), "is" if missing.sum() == 1 else "are"
     return [f"{pluralize(count, noun)} {reason.format(are=are)} {are} left out"] if count else []
@@ -294,8 +294,8 @@ def _per_seed(rows: Frame, keys: Sequence[str], value: str) -> Frame:
 def _averaged(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
     """Return means over seeds as rows of a chart, and remarks that say what was averaged.
 
-    A mean of three seeds or more gets an interval. If no mean has that many, each seed becomes a dot (but not in heat
-    maps, which have no room). `columns` is the argument of `_drawable`.
+    A mean of three seeds or more gets an interval. If every mean has fewer seeds, each seed becomes a dot, except in
+    heat maps. `columns` is the argument of `_drawable`.
     """
     keys, value = list(dict.fromkeys(columns.values())), figure.value
     means = with_interval(rows, keys, value)
@@ -351,7 +351,7 @@ def _across(points: list[Mark]) -> list[Mark]:
 
 
 def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
-    """Return a list with a remark on the columns that were averaged over within equal `keys`; [] if none were."""
+    """Return a list with a remark that names the columns that were averaged over; [] if nothing was averaged."""
     groups = rows.groupby(keys, dropna=False, sort=False, observed=True)
     if not len(rows) or groups.size().max() == 1:
         return []

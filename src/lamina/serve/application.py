@@ -250,8 +250,8 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
     async def predict(body: PredictRequest, request: Request) -> object:
         """Return the answers of the readers about one text, pair or file, or about each of several.
 
-        Classes come best first, as in text-embeddings-inference. With several tasks the answer is an object with a key
-        for each task. With one reader, or one name as `tasks`, it is the answer of that task.
+        Classes come best first, as in text-embeddings-inference. An answer about several tasks is an object with a key
+        for each task. If the bank has one reader, or `tasks` is one name, it is the answer of that task.
         """
         only_task = body.tasks if isinstance(body.tasks, str) else None
         tasks = [only_task] if only_task is not None else body.tasks
@@ -269,7 +269,7 @@ def _add_tei(app: FastAPI, scheduler: Scheduler) -> None:
 
     @app.post("/explain")
     async def explain(body: ExplainRequest, request: Request) -> dict[str, object]:
-        """Return the layers that each reader's answer comes from, and the tokens, where the reader's fusion can tell.
+        """Return the layers that each reader's answer comes from; and the tokens, if the reader's fusion can tell.
 
         "seconds" is the time of a pass over this text alone, up to the highest layer that is read, without and with the
         readers. If a text is read in several windows, the first window is explained.
@@ -300,7 +300,7 @@ def _add_openai(app: FastAPI, scheduler: Scheduler, name: str) -> None:
 
     @app.post("/v1/moderations", responses=_OPENAI_PROBLEMS)
     async def moderations(body: ModerationRequest, request: Request) -> dict[str, object]:
-        """Return whether each text is flagged, by every yes/no task of the bank, in the shape of OpenAI's endpoint."""
+        """Return by which yes/no tasks of the bank each text is flagged, in the shape of OpenAI's endpoint."""
         texts = body.texts()
         scheduler.check_count(texts)
         bank = scheduler.bank

@@ -174,7 +174,7 @@ def infer_response(found: Mapping[str, object], outputs: Sequence[OutputTensor],
 
 
 def packed(output: OutputTensor) -> bytes:
-    """Return the data of a tensor as bytes: 4 per number; each text as its length and its UTF-8 bytes."""
+    """Return a tensor's data as bytes. A number has 4 bytes; a text is its length and its UTF-8 bytes."""
     data = output.get("data", [])
     if output["datatype"] == "FP32":
         return struct.pack(f"<{len(data)}f", *data)

@@ -60,7 +60,7 @@ class HeadAsGet:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on to the application. A HEAD is passed on as a GET, and its response loses the body."""
+        """Pass a request on to the application. A HEAD request becomes a GET, and its response loses the body."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

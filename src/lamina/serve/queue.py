@@ -67,7 +67,7 @@ class Job(Generic[AnswerT]):
             self.texts, self._fits = self.worker.fit(self.texts, truncate=self.truncate, limit=limit), True
 
     def start(self) -> bool:
-        """Mark the job as running, so that its client can no longer cancel it; return False if it was cancelled before.
+        """Mark the job as running, so that its client can no longer cancel it. Return False if it is cancelled.
 
         A second call returns the same value, because a batch may be split and run again.
         """

@@ -176,7 +176,7 @@ def add_reader_routes(app: FastAPI, reloader: Reloader, scheduler: Scheduler) ->
     async def put(body: ReadersRequest) -> ReadersChanged:
         """Add readers from a bank's folder, replacing readers of the same names; return all that are served then.
 
-        Requests that were accepted before are answered by the readers of before, later ones by the new readers.
+        Requests that were accepted before this call are answered by the old readers, later requests by the new ones.
         """
         return response(await run_in_threadpool(reloader.put, body.folder, body.readers))
 

@@ -307,7 +307,7 @@ class Scheduler:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Stop accepting requests, and answer the queued ones; at the timeout, the rest fail with ClosedError."""
+        """Stop accepting requests, and answer the queued ones. At the timeout, the others fail with ClosedError."""
         self.engine.close()
         with self._changed:
             self._closing = True
@@ -348,8 +348,8 @@ class Scheduler:
     def _next_turn(self) -> _Turn | None:
         """Wait for the next batch and return it; None once the scheduler is closed and nothing is left to do.
 
-        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead, but only
-        once enough tokens are queued and no request has arrived for a moment, so that it gets many texts.
+        If a pass is free, any queued request or paused batch is enough. Otherwise a batch is tokenised ahead. So that
+        it gets many texts, this waits until enough tokens are queued and no request has arrived for a moment.
         """
         with self._changed:
             seen = -1  # length of the queue when it was last looked at
@@ -396,7 +396,7 @@ class Scheduler:
     def _end(self, turn: _Turn) -> None:
         """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.
 
-        If the pass never began, the batch is only taken off the number of batches that are ready.
+        If the pass never began, only the number of ready batches is reduced.
         """
         with self._changed:
             if turn.begun:
@@ -425,7 +425,7 @@ class Scheduler:
         return accepted
 
     def _still_asked(self, jobs: Sequence[AnyJob], tokenised: Tokenised, turn: _Turn) -> list[AnyJob]:
-        """Wait until the pass of `turn` may begin; return the jobs that are not cancelled and that fit or may be cut.
+        """Wait until the pass of `turn` may begin; return the jobs that are still wanted: not cancelled, nor too long.
 
         `tokenised` are their texts after tokenising.
         """

@@ -143,7 +143,7 @@ class ReadersRequest(RequestBody):
 
 
 class ReadersChanged(BaseModel):
-    """Response of `/readers`: the readers that are served now. After a request for a change, the change is included."""
+    """Response of `/readers`: the readers that are served now, after the change that the request asked for."""
 
     bank_version: int = Field(description="1 at the start, and 1 more after each change.")
     readers: dict[str, int] = Field(description="Name of a reader -> its version.")

@@ -70,7 +70,7 @@ class TimedProtocol(_Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on. If it begins a request that is not complete, start the timer for its headers."""
+        """Pass data on. A timer runs from the first data of a request until its headers are complete."""
         if not self._is_under_way():
             self._has_begun = True
             self._wait()

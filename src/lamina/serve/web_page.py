@@ -92,8 +92,8 @@ def learnt_pairs(reader: ReaderModule) -> bool | None:
 def default_examples(bank: ReaderBank) -> tuple[Example, ...]:
     """Return three examples for the page that fit the bank's tasks; () if no task reads text.
 
-    If all tasks learnt pairs of texts, all three are pairs; if only some did, the last one is a pair. If a task fills
-    in mask tokens, one example has the tokenizer's mask token.
+    If all tasks learnt pairs of texts, all examples are pairs. If some tasks did, the last example is a pair. If a task
+    fills in mask tokens, one example has the tokenizer's mask token.
     """
     readers = [bank[task] for task in bank if medium_of(bank, task) == TEXT]
     if not readers:

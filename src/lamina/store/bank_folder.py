@@ -233,7 +233,7 @@ def claimed_output(
 
 
 def saved_bytes(target: ReaderBank | PreTrainedModel) -> int:
-    """Return the approximate size in bytes of a saved bank or model: its weights, shared ones counted once."""
+    """Return about how many bytes a saved bank or model has: those of its weights. Shared weights count once."""
     modules: list[nn.Module] = [target]
     if isinstance(target, ReaderBank) and target.saves_base:
         modules.append(target.model)
@@ -516,8 +516,8 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
 def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
     """Return name -> (saved value, value here) for the settings of a stack that can be compared.
 
-    `library` names the library versions that saved the bank. Other versions have other settings, and then only those
-    that both have are compared. If an early version of lamina saved the bank, it recorded none.
+    `library` names the library versions that saved the bank. If the versions here differ, only settings that both sides
+    have are compared. Early versions of lamina saved no settings; then the result is {}.
     """
     if saved.config is None or saved.modules is None:
         return {}

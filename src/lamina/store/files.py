@@ -160,7 +160,7 @@ def read_steady(folder: Path, mark: str, read: Callable[[], T]) -> T:
 
 
 def _version(folder: Path, mark: str) -> tuple[object, ...]:
-    """Return a value that changes when a replacement of the folder's files begins, and again when it ends."""
+    """Return a value that changes twice per replacement of the folder's files: when it begins and when it ends."""
     try:
         facts = (folder / mark).stat()
     except OSError:
@@ -219,7 +219,7 @@ def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, fo
 
 
 def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
-    """Raise StoreError if a folder has files of these names but lacks the first one, the mark. `force` allows it."""
+    """Raise StoreError if a folder has files of these names but not the first, the mark; not with `force`."""
     present = [name for name in names if os.path.lexists(folder / name)]
     if present and names[0] not in present and not force:
         what = f"holds {', '.join(present)} but no {names[0]}; it was made by something else and is not overwritten"

@@ -72,7 +72,7 @@ def push_folder(
 ) -> str:
     """Save to a temporary folder, commit it to a repository on the hub, and return the address of the commit.
 
-    The same commit deletes files of readers and of the base model that the repository has and this save does not.
+    If the repository has other files of readers or of a base model, the same commit deletes them.
 
     Args:
         save: Called with the folder to write to.

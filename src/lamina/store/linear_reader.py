@@ -141,7 +141,7 @@ class LinearReader:
 
     @classmethod
     def load(cls, path: str | PathLike[str]) -> Self:
-        """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or something else."""
+        """Read a file that `save_safetensors` wrote; raise StoreError if it is missing, damaged or another file."""
         with (
             convert_errors(lambda reason: damaged(path, f"is no linear reader ({reason})")),
             safe_open(str(path), "pt") as file,  # pyright: ignore[reportUnknownVariableType]

@@ -228,7 +228,7 @@ def _listed(folder: Path) -> list[str]:
 
 
 def _copied(bank_or_model: ReaderBank | PreTrainedModel, processor: Processor | None) -> ReaderBank:
-    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode. A model gives an empty bank.
+    """Return a copy of a bank and its model, in float32, on the CPU and in eval mode. For a model, the bank is empty.
 
     The copy has the tokenizer `processor`, or the bank's if that is None.
     """
@@ -403,7 +403,7 @@ def _as_traced(plan: _Plan) -> Generator[None]:
     """Prepare the readers for a trace inside the `with` block, and silence the libraries' warnings.
 
     A fusion decides from the values of its weights which layers are active. Tensors in a trace have no values, so the
-    decision is made here, once. The fusions belong to the export, so this need not be undone.
+    decision is made here, once. The fusions belong to the export's copy, so the decision stays.
     """
     for module in plan.bank.modules():
         if isinstance(module, Fusion):
@@ -445,7 +445,7 @@ def _write(plan: _Plan, path: Path) -> None:
 
 
 def _reader_in(error: BaseException, plan: _Plan) -> str | None:
-    """Return the name of the reader that raised an error in a trace, by its fusion or head; None if no reader did."""
+    """Return the name of the reader whose fusion or head raised an error in a trace; None if no reader's did."""
     owners = {id(part): name for name in plan.names for part in plan.bank[name].modules()}
     for frame, _ in walk_tb(error.__traceback__):
         acting = frame.f_locals.get("self")

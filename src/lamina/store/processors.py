@@ -72,7 +72,7 @@ def _settings(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _digest(value: object) -> str:
-    """Return 16 hexadecimal digits of a value's SHA-256. A value that is not JSON-ready counts by its text."""
+    """Return 16 hexadecimal digits of a value's SHA-256. A value that is not JSON-ready is converted by `str`."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 

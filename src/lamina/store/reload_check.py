@@ -101,7 +101,7 @@ def _problem(model: PreTrainedModel, under: str) -> str | None:
 
 
 def _named(model: nn.Module, under: str) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield (name, weight) for weights with names that begin with `under`; a shared weight comes under each name."""
+    """Yield (name, weight) for weights whose name begins with `under`. A shared weight is yielded once per name."""
     for name, weight in model.named_parameters(remove_duplicate=False):
         if (plain := name.replace("_orig_mod.", "")).startswith(under):  # the name in a model that is not compiled
             yield plain, weight

@@ -132,8 +132,8 @@ def discard(folder: Path) -> None:
 def saved_names(folder: Path) -> list[str]:
     """Return the names of the files that `save` replaces in a folder: the record of edits, configs and weights.
 
-    The record and the configs are listed even if they do not exist; weight files only if they do. The record is first.
-    A folder without it holds no model that `save` wrote.
+    The record and the configs are listed even if they do not exist, weight files only if they exist. The record is
+    first. A folder without it holds no model that `save` wrote.
     """
     paths = folder.glob("model*") if is_dir(folder) else ()
     return [*_FIXED, *sorted(path.name for path in paths if _WEIGHTS.fullmatch(path.name))]

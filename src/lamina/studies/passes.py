@@ -147,7 +147,7 @@ def row_groups(count: int, size: int, seed: int) -> list[list[int]]:
 
 
 def group_batches(inputs: Inputs, rows: Sequence[int], batch_size: int) -> Iterator[tuple[list[int], Batch]]:
-    """Yield the given rows as batches of rows with similar lengths: pairs of the batch's row numbers and the batch."""
+    """Divide rows into batches of similar lengths; yield pairs of a batch's row numbers and the batch."""
     equal = bool(getattr(inputs, "equal_lengths", False))
     for places in length_batches([int(inputs.lengths[row]) for row in rows], batch_size, equal=equal):
         numbers = [rows[place] for place in places]

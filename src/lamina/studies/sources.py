@@ -76,7 +76,7 @@ def fresh_model(
 
 
 def own_processor(model: PreTrainedModel, processor: Processor | None) -> Processor | None:
-    """Return `processor`, or if it is None the processor that was saved with `model.name_or_path`.
+    """Return `processor`. If it is None, return the processor that was saved with `model.name_or_path`.
 
     If there is neither, None is returned; code that needs a processor raises the error.
     """

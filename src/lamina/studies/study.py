@@ -265,7 +265,7 @@ _LIBRARIES = ("lamina", "torch", "transformers", "numpy", "scipy", "pandas")
 
 
 def library_versions() -> dict[str, str]:
-    """Return the version of each library that a study's numbers depend on; "unknown" for one that is not installed."""
+    """Return the versions of the libraries that a study's numbers depend on; "unknown" if one is not installed."""
     return {name: _version(name) for name in _LIBRARIES}
 
 

@@ -137,7 +137,7 @@ class LazyAudio(LazyFile):
     def _header(self, rate: int) -> tuple[int, int]:
         """Return the clip's samples per second and samples per channel, without decoding the file.
 
-        `rate` stands in for the rate of a clip that has none of its own.
+        `rate` is used if the clip has no rate.
         """
         if self.rate is not None:
             return self.rate or rate, len(self.data or b"") // 4
@@ -272,7 +272,7 @@ def sample_limit(processor: object, asked: int | None) -> int:
 
 
 def _window(extractor: Any) -> int | None:
-    """Return the number of samples that a feature extractor reads, if all of its outputs have one size; else None."""
+    """Return how many samples a feature extractor reads of every clip; None if that depends on the clip."""
     samples = next((getattr(extractor, name, None) for name in ("n_samples", "nb_max_samples")), None)
     frames = getattr(extractor, "max_length", None)
     if isinstance(frames, int):  # AST counts frames of 10 ms
@@ -345,7 +345,7 @@ class AudioInputs:
         return digest.hexdigest()
 
     def frames(self, model: PreTrainedModel) -> list[int] | None:
-        """Return, for each clip, how many of the model's frames cover it without its padding.
+        """Return how many of the model's frames cover each clip, without the clip's padding.
 
         Only clip lengths are used.
 
@@ -369,7 +369,7 @@ class AudioInputs:
         return tuple(next(iter(outputs.values())).shape)
 
     def _lengths(self) -> tuple[list[int], int]:
-        """Return the number of samples read of each clip, and the number of clips that are longer than the limit."""
+        """Return how many samples of each clip are read, and how many clips are longer than the limit."""
         lengths = [clip.length(self.rate) for clip in self._split.texts]
         return [min(length, self._limit) for length in lengths], sum(length > self._limit for length in lengths)
 
@@ -484,8 +484,8 @@ class AudioClassificationKind(FileKind[AudioInputs]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate rows and tokens per row: for Whisper, the encoder's fixed number of frames.
+        """Estimate rows and tokens per row. Whisper has a fixed number of frames per row.
 
-        For other models, `tokens`.
+        Other models have `tokens`.
         """
         return rows, getattr(config, "max_source_positions", None) or round(tokens)

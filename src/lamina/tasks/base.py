@@ -226,7 +226,7 @@ class Targets(Protocol):
     def tensor(self, rows: Sequence[int]) -> Tensor:
         """Return the labels of the rows with these indices, `[batch, ...]`.
 
-        A row without a label has -100, NaN or -1.
+        A row without a label has -100, NaN (numbers) or -1 (0 and 1 per class).
         """
         ...
 
@@ -404,7 +404,7 @@ class Kind(ABC, Generic[InputsT]):
         return self.problem_types[problem_type]
 
     def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
-        """Return metrics that are only reported if a user asks for one of them; then all of them are."""
+        """Return further metrics. If a user asks for one of them, all of them are reported; otherwise none."""
         return ()
 
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:

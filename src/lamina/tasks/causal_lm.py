@@ -257,7 +257,7 @@ def _adds_end(tokenizer: Any) -> bool:
 
 
 def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[str, list[Span]]]:
-    """Yield each prompt, reply and end token joined to one text, with the character range of reply and end token.
+    """Join each prompt, reply and end token to one text; yield it, and the characters of reply and end token.
 
     The end token is left out if the tokenizer adds its own.
     """

@@ -181,7 +181,7 @@ def read_class_files(path: str | Path, file_class: type[LazyFile]) -> Table:
 
 
 def _is_hidden(parts: Sequence[str]) -> bool:
-    """Return whether a file is hidden: its name, or that of a folder above, begins with a dot; `parts` is its path."""
+    """Return whether a part of a file's path begins with a dot; `parts` are the path's parts."""
     return any(part.startswith(".") for part in parts)
 
 
@@ -227,7 +227,7 @@ def _in_tar(path: Path, file_class: type[LazyFile]) -> Iterator[Member]:
 
 
 def _not_a_tar(path: Path, error: Exception, file_class: type[LazyFile]) -> DataError:
-    """Return the DataError for the file `path`, which tarfile cannot read: it is compressed, or `error` is quoted."""
+    """Return the DataError for a file that tarfile cannot read. It says that it is compressed, or quotes `error`."""
     with path.open("rb") as file:
         start = file.read(8)
     packed = next((name for magic, name in _PACKED.items() if start.startswith(magic)), None)

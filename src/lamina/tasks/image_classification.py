@@ -208,9 +208,10 @@ class ImageInputs:
         return {"pixel_values": values.to(torch.float32)}
 
     def _pixels(self, lazy: LazyImage, row: int, epoch: int) -> Image.Image:
-        """Open an image and crop it: for training at random, seeded by `row` and `epoch`.
+        """Open an image and crop it. In training, it is cropped at random, seeded by `row` and `epoch`.
 
-        Else to the usual aspect ratio.
+        Otherwise it is cropped to the aspect ratio of the processor's output, unless that output has one size for all
+        images.
         """
         image, target = lazy.open(), self.target
         if self._augment:

@@ -71,7 +71,7 @@ class LanguageModelingKind(Kind[Windows]):
     def model_rows(
         self, rows: int, tokens: float, max_length: int, config: PreTrainedConfig | None, *, by_row: bool = False
     ) -> tuple[int, int]:
-        """Estimate the number and length of blocks of joined texts; with `by_row`, of the rows themselves."""
+        """Estimate the number of blocks of joined texts and their length. With `by_row`, each row is a block."""
         if by_row:
             return super().model_rows(rows, tokens, max_length, config)
         total = math.ceil(rows * tokens)

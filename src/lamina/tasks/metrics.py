@@ -54,7 +54,7 @@ def require_metrics(op: str, metrics: Iterable[str]) -> None:
 
 
 def usual_positive(labels: Sequence[str]) -> str | None:
-    """Return the class of two that usually counts as positive: "1" (beside "0"), "yes" or "true", in any case.
+    """Return which of two classes usually counts as positive: "1" (beside "0"), "yes" or "true", in any case.
 
     Other labels give None.
     """
@@ -322,7 +322,7 @@ def _class_rows(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> list[
 
 
 def _average(label: str, total: ClassRow, rows: Sequence[ClassRow], weights: Sequence[float]) -> ClassRow:
-    """Return an average as a row: weighted means of precision, recall and F1 over `rows`; counts from `total`."""
+    """Return an average as a row. Precision, recall and F1 are weighted means over `rows`; `total` has the counts."""
     whole = sum(weights) or 1
 
     def mean(values: Iterable[float]) -> float:

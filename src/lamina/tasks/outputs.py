@@ -63,8 +63,7 @@ class ClassRow(TypedDict):
 class Results(Protocol[OutputsT, AnswerT]):
     """Collects a model's outputs batch by batch. Once all are added, it returns scores, tables and predictions.
 
-    A subclass must define `add`, and those of the other methods that its kind of task needs; the defaults return
-    nothing.
+    A subclass must define `add`. It defines other methods if its kind of task needs them; the defaults return nothing.
     """
 
     def add(self, rows: Sequence[int], outputs: OutputsT, labels: Tensor | None = None) -> None:

@@ -108,8 +108,8 @@ def find_preset(name: str) -> tuple[str, Preset]:
 def published_files(name: str, preset: Preset, folder: Path) -> dict[str, Path | tuple[Path, Path]]:
     """Return split name -> file, pair of files or folder, for a preset's published files in a local folder.
 
-    Without a train file, another one replaces it, with a warning: the validation file for running text, otherwise one
-    of the preset's `stand_ins`. `name` is the task's name in messages.
+    If there is no train file, another file takes its place, and a warning is logged. For running text it is the
+    validation file, otherwise one of the preset's `stand_ins`. `name` is the task's name in messages.
 
     Raises:
         DataError: If there is nothing to train on.

@@ -56,7 +56,7 @@ def _nested(feature: object) -> list[object]:
 def _few_values(cells: Iterable[object], limit: int) -> list[list[Hashable]] | None:
     """Return the labels in each cell of a column; None if it is no label column.
 
-    It is none if a cell cannot be a label, or if the number of distinct labels is below two or above `limit`.
+    A column is no label column if a cell cannot be a label, or it has fewer than two or more than `limit` labels.
     """
     seen: set[Hashable] = set()
     rows: list[list[Hashable]] = []
@@ -86,7 +86,7 @@ def _labels_in(cell: object) -> list[Hashable] | None:
 def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
     """Return each row's class ids over all label columns of a table; None if the table has no such column.
 
-    A column with empty cells gets one more class, of all rows that have a label. The columns named in `texts` are left
+    If a column has empty cells, all rows with a label in it share one more class. The columns named in `texts` are left
     out.
     """
     columns = label_columns(table, texts)
@@ -121,7 +121,7 @@ def choose(strata: Strata, count: int, seed: int) -> set[int]:
 
 
 def _by_class(strata: Strata, count: int, rng: random.Random) -> set[int]:
-    """Draw `count` rows, from each class in proportion to its size, for rows with one class each; `rng` draws."""
+    """Draw `count` rows, from each class in proportion to its size. Each row has one class, and `rng` draws."""
     groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for row, label in enumerate(strata):
         groups[label].append(row)
@@ -196,7 +196,7 @@ def spare_last(chosen: set[int], strata: Strata, seed: int, *, strict: bool = Fa
 
 
 def _is_spare(row: int, strata: Strata, left: Mapping[int, int]) -> bool:
-    """Return whether each class of a row has another row among those not chosen; `left` counts these per class."""
+    """Return whether each class of a row has another unchosen row; `left` counts the unchosen rows per class."""
     return all(left[label] > 1 for label in strata[row])
 
 

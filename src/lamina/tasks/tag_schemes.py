@@ -68,8 +68,8 @@ def recognise(tags: Iterable[str]) -> TagScheme | None:
 def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
     """Return whether tags that fit a scheme are likely to mark spans, and do not fit only by chance.
 
-    In the usual scheme a mark such as "B" or "S" is enough. In the others there must be "B", and also "O" or a mark for
-    the words that follow. Tags without labels need both "B" and such a mark.
+    In the usual scheme, a mark such as "B" or "S" is enough. In other schemes, the tags need "B" and either "O" or a
+    mark for the following words of a span. Tags without labels need "B" and a mark for the following words.
     """
     marks = scheme.marks(tags)
     if scheme == _USUAL:
@@ -79,7 +79,7 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
 
 
 def odd_tag(tags: Iterable[str]) -> str | None:
-    """Return a tag that keeps a column from having a scheme, such as "0" among "B-x" and "I-x"; None if there is none.
+    """Find a tag that does not fit the scheme of the others, such as "0" among "B-x" and "I-x"; else return None.
 
     Call it with tags for which `recognise` returned None.
     """
@@ -140,7 +140,7 @@ def both_ends(labels: Iterable[str]) -> set[str]:
 def continued(labels: Sequence[str]) -> list[int]:
     """Return for each tag the id of the tag of the tokens that continue its word: `I-x` for `B-x`, else the tag itself.
 
-    Words that share a token with the word before get it too. If the tags have no `I-x`, `B-x` stays.
+    The tag also goes to words that share a token with the word before. If there is no `I-x`, `B-x` stays.
     """
     number = {label: at for at, label in enumerate(labels)}
     return [number.get(f"I-{label[2:]}", at) if label[:2] == "B-" else at for at, label in enumerate(labels)]

@@ -249,7 +249,7 @@ class Task:
         return replace(self, splits={part: splits[part] for part in PARTS if part in splits})
 
     def _cut(self, seed: int, stratify: bool) -> tuple[Split, Split]:
-        """Return the train split without a tenth of its rows, and the split of that tenth; see `held_out`."""
+        """Divide the train split: return nine tenths of its rows, and a split with the other tenth; see `held_out`."""
         kind, whole = self.kind, self.split("train")
         stratify = stratify and (whole.strata is not None or kind.single_label(self.problem_type))
         _, classes = kind.row_classes(self, whole)

@@ -111,14 +111,14 @@ class TokenClassificationKind(TextClassKind):
         return names, [tuple(sorted({number[tag] for tag in row if tag in number})) for row in split.labels]
 
     def targets(self, task: LabelledTask, split: Split, inputs: EncodedInputs) -> WordTargets:
-        """Return each word's tag at the one token that decides about it.
+        """Return labels for tokens: each word's tag, at the one token that decides about the word.
 
-        With `task.label_all_tokens`, at all its tokens.
+        With `task.label_all_tokens`, all tokens of the word have the tag.
 
         Where tags mark spans, a listed word that a plain text would divide, such as "C++", has its tag at the first
-        token of each part. So plain texts are tagged as the listed words are. A word in several windows has its tag in
-        the window that shows most context around it. A warning counts the words that share a token and need different
-        tags.
+        token of each part. So plain texts are tagged in the same way as listed words. A word in several windows has its
+        tag in the window that shows most context around it. A warning counts the words that share a token and need
+        different tags.
         """
         words, labels = _plain_words(task, split)
         pieces = Pieces.learnt(inputs.encoded, words, labels, task.labels)

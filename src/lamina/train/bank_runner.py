@@ -204,7 +204,7 @@ class BankRunner(Runner):
             return memory.scoring_memory(self.bank.model, self._readers(group), self._tokens(group), labels)
 
     def _tokens(self, group: Group) -> int:
-        """Return the number of tokens of a group's longest row; for an image or audio clip, its number of states.
+        """Return the number of tokens of a group's longest row. For images and audio, return the number of states.
 
         That number is found by running the model on the row, without gradients.
         """

@@ -482,6 +482,6 @@ class DivergenceGuard:
     def _error(self, what: str, name: str, step: int) -> NotFiniteError:
         """Return the NotFiniteError for training that stops at `step`.
 
-        `what` is a clause that names the number at fault.
+        `what` says which number is not finite, as a part of the message.
         """
         return NotFiniteError(f"{self._runner.op}: {what}; training stops. {_HINT}.", name=name, step=step)

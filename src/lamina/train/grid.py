@@ -158,7 +158,7 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
 
 
 def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict[str, list[object]]:
-    """Return full key -> values of a grid, after checking it. Errors begin with `op` and are those of `expand`.
+    """Check a grid, and return full key -> values. Errors are as for `expand`, and begin with `op`.
 
     "fusion" comes first, as configs, because the values of the other keys are set in these configs.
     """
@@ -222,7 +222,7 @@ def _spec(reader: Reader, settings: Mapping[str, object], name: str, template: s
 
 
 def _shown(value: object) -> JSON:
-    """Return a grid's value as tables show it: JSON unchanged, a config as "Name(field=value)" without defaults."""
+    """Return a grid's value as tables show it. A config becomes "Name(field=value)" without defaults; JSON stays."""
     if isinstance(value, list | tuple):
         return [_shown(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):

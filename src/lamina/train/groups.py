@@ -36,7 +36,7 @@ def checked_target(op: str, target: TargetT) -> TargetT:
 
 
 def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, Task]:
-    """Return learner name -> task, from such a mapping or from a single task, which is then named by its own name.
+    """Return learner name -> task. `tasks` is such a mapping, or a single task, whose own name is then the key.
 
     Raises ConfigError, with `op` as the operation, if `tasks` is neither, or a value of the mapping is not a `Task`.
     """

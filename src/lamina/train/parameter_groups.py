@@ -43,7 +43,7 @@ class ParameterGroup(TypedDict):
 
 
 def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str = "fit") -> list[ParameterGroup]:
-    """Return the parameter groups of a reader: with and without weight decay, both with the same learning rate.
+    """Return a reader's two parameter groups: one with and one without weight decay, with equal learning rates.
 
     Frozen parameters are in no group.
 

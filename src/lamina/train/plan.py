@@ -59,7 +59,7 @@ class Group:
     def batched(self) -> Inputs:
         """The source of the batches: the inputs.
 
-        Or, for audio clips with cached states, only the masks of these states.
+        For audio clips with cached states, it is the masks of these states.
         """
         if not isinstance(self.states, CachedStates) or not isinstance(self.inputs, FramedInputs):
             return self.inputs

@@ -194,7 +194,7 @@ def _training_groups(
     encodings: Encodings | None,
     states: Mapping[str, RowStates],
 ) -> list[Group]:
-    """Return the encoded training examples of a run's learners, with those of `states` that belong to them.
+    """Return the encoded training examples of a run's learners, together with their entries in `states`.
 
     Raises DataError if rows of a task have no label and were masked by default, and no other task shares its rows.
     """
@@ -214,7 +214,7 @@ def _training_groups(
 
 
 def _warn_of_few_rows(op: str, scored: Mapping[str, Task], options: FitOptions) -> None:
-    """Log a warning for each scored task with fewer than 8 validation rows, if these choose the best epoch.
+    """Log a warning for each task whose best epoch is chosen by fewer than 8 validation rows.
 
     With few rows many epochs have the same score. The first of them counts as the best, and it may have learnt very
     little.
@@ -314,7 +314,7 @@ def _specs(
 
 
 def _keep_learnt(runner: Runner, groups: Sequence[Group]) -> Sequence[Group]:
-    """Store what each reader's kind counts in the train split in the reader's `info`, and return the groups."""
+    """Store in each reader's `info` what its kind counts in the train split, and return the groups."""
     for group in groups:
         for name, task in group.tasks.items():
             info = runner.info(name)

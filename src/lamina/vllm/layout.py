@@ -106,7 +106,7 @@ class Layout:
     def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
         """Return the layout of some readers (None: all) of the bank in `folder`.
 
-        `on_flag` and `pooling` are stored as attributes. The errors are those of `from_config`.
+        `on_flag` and `pooling` are stored as attributes. The errors are as for `from_config`.
         """
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers
@@ -141,7 +141,7 @@ class Layout:
             raise BaseMismatchError(op="vllm", differs=differs)
 
     def names(self, *, whole: bool) -> list[str]:
-        """Return the names of the readers that pool whole prompts (`whole`), or of those that score tokens."""
+        """Return the names of the readers that pool whole prompts (`whole` is True), or that score tokens (False)."""
         return [name for name, reader in self.readers.items() if reader.whole == whole]
 
     @property

@@ -72,7 +72,7 @@ def _layout(vllm_config: Any) -> Layout | None:
 
 
 def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
-    """Check, before the engine starts, that the readers can run in it; warn about combinations never tried."""
+    """Check, before the engine starts, that the readers can run in it; warn about untried combinations."""
     if (layout := _layout(vllm_config)) is not None:
         import vllm
         from lamina.vllm.refusals import check_engine, warn_untried

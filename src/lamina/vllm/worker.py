@@ -131,7 +131,7 @@ class EngineReaders:
     def read_step(self, *_args: object) -> dict[str, StepScores]:
         """Score the tokens of the step that the model has just computed; return request id -> scores to send.
 
-        The scores of a request begin with those of cached tokens, if the prefix cache provided some.
+        If the prefix cache provided tokens of a request, the request's scores begin with these tokens' scores.
         """
         runner = self._runner
         if runner.execute_model_state is None:  # the step had no tokens

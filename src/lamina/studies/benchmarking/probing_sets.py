@@ -63,7 +63,7 @@ class ProbingSet:
 @final
 @dataclass(frozen=True)
 class Portion:
-    """The rows drawn from a data set: those to train on, and those to score.
+    """The rows drawn from a data set: rows to train on, and rows to score.
 
     Attributes:
         train: Texts and classes to train on.

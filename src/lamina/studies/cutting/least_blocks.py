@@ -202,7 +202,7 @@ def _scores(
 ) -> list[float]:
     """Return scores on the validation split. With `own`, the model's own head is scored, on parts of the split.
 
-    Without `own`, one score per seed, of a linear reader of the last layer that is trained with it.
+    Without `own`, linear readers of the last layer are scored, one per seed.
     """
     if not own:
         return [_reader_score(model, task, processor, stack, reader_seed) for reader_seed in _SEEDS]
@@ -290,7 +290,7 @@ def _by_loss(model: PreTrainedModel, task: Task, count: int, processor: Processo
 def _by_readers(
     model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack
 ) -> _Choice:
-    """Choose the blocks that can be dropped with the smallest loss of score of linear readers, on held-out rows.
+    """Choose the blocks whose removal costs linear readers least of their score on held-out rows.
 
     The readers are trained on the whole model.
     """

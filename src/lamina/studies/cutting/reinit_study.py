@@ -153,7 +153,7 @@ def _cell(
 
 
 def _sentence(table: DataFrame, task: str, metric: str, fraction: float) -> str:
-    """Return the sentence that compares the largest number of re-initialised blocks with none, for one `fraction`."""
+    """Return a sentence for one `fraction`: the score with most blocks re-initialised, and with no such block."""
     counts = rows_where(table, {"task": task, "fraction": fraction})["reinitialised"]
     most = max(map(int, counts), default=0)
     scores, reference = (

@@ -276,7 +276,7 @@ class _CellModel:
 
 
 def _score_readers(start: _Start, task: Task, seeds: list[int], training: Training) -> list[Row]:
-    """Train a linear reader of a task per seed on the whole model, and score all of them without each range of blocks.
+    """Train one linear reader per seed on the whole model, and score the readers without each range of blocks.
 
     Each reader is trained on its own, because each seed has its own order of the rows; all readers are scored in the
     same passes. Returns one table row per seed and range, and one per seed for the whole model.

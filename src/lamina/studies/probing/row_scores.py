@@ -71,7 +71,7 @@ def row_counts(
 
 
 def _correct(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return `[rows, 2]`: whether the prediction equals the label, as 1 or 0; and the number of labels, 1."""
+    """Return `[rows, 2]`: 1 if the prediction equals the label, else 0; and the number of labels, always 1."""
     pairs = zip(predictions, truths, strict=True)
     return np.array([[np.array_equal(prediction, truth), 1] for prediction, truth in pairs], float)
 
@@ -83,7 +83,7 @@ def _correct_words(predictions: Sequence[Label], truths: Sequence[Label], _label
 
 
 def _confusion(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return `[rows, classes * classes]`: each row has a 1 at `true class * classes + predicted class`, and else 0."""
+    """Return `[rows, classes * classes]`: 1 at `true class * classes + predicted class`, 0 elsewhere."""
     counts = np.zeros((len(truths), len(labels) ** 2), np.float32)
     counts[np.arange(len(truths)), np.asarray(truths, int) * len(labels) + np.asarray(predictions, int)] = 1
     return counts
@@ -98,7 +98,7 @@ def _confusion_of_words(predictions: Sequence[Label], truths: Sequence[Label], l
 
 
 def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequence[str]) -> Array:
-    """Return `[texts, 3]`: the numbers of right, of predicted and of true spans in each text, decoded from BIO tags."""
+    """Return `[texts, 3]`: how many spans of a text are right, are predicted, and are true, decoded from BIO tags."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     def spans(tags: Label) -> set[tuple[str, int, int]]:
@@ -109,7 +109,7 @@ def _spans(predictions: Sequence[Label], truths: Sequence[Label], labels: Sequen
 
 
 def _label_sets(predictions: Sequence[Label], truths: Sequence[Label], _labels: Sequence[str]) -> Array:
-    """Return `[rows, 3]`: the numbers of right, of predicted and of true labels of each row (multi-label)."""
+    """Return `[rows, 3]`: how many labels of a row are right, are predicted, and are true. For multi-label tasks."""
     predicted, true = np.asarray(predictions, bool), np.asarray(truths, bool)
     return np.stack([(predicted & true).sum(1), predicted.sum(1), true.sum(1)], axis=1).astype(float)
 
@@ -137,7 +137,7 @@ def _ratio(top: Array, bottom: Array) -> Array:
 
 
 def _share(totals: Array) -> Array:
-    """Return the accuracy `[...]` from summed numbers of right items and of all items, `[..., 2]`."""
+    """Return the accuracy `[...]` from sums `[..., 2]`: the number of right items, and the number of items."""
     return _ratio(totals[..., 0], totals[..., 1])
 
 

@@ -102,7 +102,7 @@ class OutputHead:
             return self.logits(states)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Return the logits `[rows, classes]` for `states` `[rows, width]` as output of the model's last block."""
+        """Return the logits `[rows, classes]` of `states` `[rows, width]` put in place of the last block's output."""
 
         def replace(output: BlockOutput) -> BlockOutput:
             state = swapped(states.unsqueeze(1), self._swap)
@@ -184,5 +184,5 @@ def in_parts(values: Tensor, head: OutputHead) -> Sequence[Tensor]:
 
 
 def logits_in_parts(head: OutputHead, states: Tensor) -> Iterator[Tensor]:
-    """Yield the logits `[rows, classes]` of states `[rows, width]`, for one part of the rows after the other."""
+    """Yield the logits `[rows, classes]` of states `[rows, width]`, for a few rows at a time."""
     return (head.logits(part) for part in in_parts(states, head) if len(part))

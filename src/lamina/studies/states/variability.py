@@ -226,7 +226,7 @@ def _comparison_sentence(task: str, correlation: RankCorrelation) -> str:
 
 
 def _conclusions(rows: Sequence[_NuRow]) -> Iterator[str]:
-    """Yield one sentence per task that names the layer with the lowest nu; none if nu is infinite at all layers."""
+    """Yield one sentence per task: which layer has the lowest nu. If nu is infinite at all layers, skip the task."""
     for task in dict.fromkeys(row["task"] for row in rows):
         least = min((row for row in rows if row["task"] == task), key=lambda row: row["score"])
         if math.isfinite(least["score"]):
