@@ -91,7 +91,7 @@ def check_recorded_base(
 ) -> None:
     """Check that states were recorded from the model of a bank.
 
-    Without a fingerprint in the facts, only depth and width can be compared, with a log message.
+    If the facts have no fingerprint, only depth and width can be compared, and that is logged.
 
     Args:
         op: The operation, for messages.

@@ -34,8 +34,8 @@ def sentences(path: str, read: Callable[[], Lines]) -> Sentences:
     """Yield the sentences of a CoNLL file, each with the number of its first line.
 
     Each line is a word with its columns, separated by tabs or blanks; a blank line or "-DOCSTART-" ends a sentence. A
-    sentence is replaced by a DataError if one of its lines cannot be read, or has another number of columns than the
-    first line of the file.
+    sentence is replaced by a DataError if one of its lines cannot be read, or has not as many columns as the file's
+    first line.
 
     Args:
         path: Name of the file for messages.

@@ -250,7 +250,7 @@ def encode(
     """Tokenise texts or pairs of texts.
 
     If the tokenizer makes no token of a text, as GPT-2's does for "", the text becomes a single start token, which the
-    model attends to. So the model has a state for the text, which does not depend on the batch.
+    model attends to. So the model has a state for the text, and the state does not depend on the batch.
 
     Args:
         texts: Texts, or pairs of texts.

@@ -26,8 +26,8 @@ def cut_configs(
 ) -> Iterator[PretrainedConfig]:
     """Yield configs that may describe the edited model, the most likely first.
 
-    They differ in which nested config holds the depth, and in whether lists of unknown meaning that are as long as the
-    stack is deep have one entry per block.
+    Two things are uncertain: which nested config holds the depth; and, for a list of unknown meaning whose length is
+    the stack's depth, whether it has one entry per block.
 
     Args:
         config: The config of the model; it is not changed.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @final
 @dataclass(frozen=True)
 class DepthLSTM(FusionConfig):
-    """A fusion by an LSTM that reads a token's states from bottom to top. Its last hidden state is the features.
+    """A fusion by an LSTM that reads a token's states from bottom to top. The LSTM's last state is the features.
 
     Args:
         dim: Size of the LSTM's hidden state, at least 1. None: the model's width.

@@ -236,7 +236,7 @@ def tower_inputs(tower: nn.Module, batch: Mapping[str, object]) -> dict[str, obj
 
 
 def run_stacks(model: nn.Module, stacks: Sequence[LayerStack], batch: Mapping[str, object], stop: StopForward) -> Any:  # noqa: ANN401
-    """Run as much of a model as the given stacks need: the whole model; or, if it has towers, only their towers.
+    """Run as much of a model as the given stacks need: their towers, or the whole model if it has no towers.
 
     If the batch has no input for a decoder, the decoder reads the encoder's tokens shifted right behind the start
     token. BART does this by itself, T5 does not.

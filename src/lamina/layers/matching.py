@@ -17,8 +17,8 @@ MAX_PLACES = 6  # how many places are tried for one layer; most layers have one 
 def find_blocks(model: nn.Module, trace: Trace, seen: Sequence[Seen]) -> list[Call]:
     """Find the call of each block in a traced run: a module that receives state i - 1 and returns state i.
 
-    If a norm follows the last block before its state is returned, no module does that for the last layer. The last
-    block is then the module next to the other blocks that receives the state before it.
+    In many models a norm follows the last block, so that no module returns the last state. The last block is then the
+    module that stands next to the other blocks and receives the state before.
 
     Args:
         model: The model that was run.

@@ -58,8 +58,9 @@ def calibrate(  # noqa: PLR0913
     """Choose a monitor's threshold on labelled texts for a false-positive rate, and store the monitor in the bank.
 
     A monitor flags a text if its score reaches the threshold at any token, so the highest score of each text is what
-    counts. Left out are special tokens, the first text of a pair whose second text is labelled word by word, and rows
-    without a label. A text that is longer than the model can read is scored in windows, and its highest score counts.
+    counts. Special tokens and rows without a label are left out. In a pair whose second text is labelled word by word,
+    the first text is left out too. A text that is longer than the model can read is scored in windows, and its highest
+    score counts.
 
     Args:
         bank: The bank with the monitor's readers, trained.

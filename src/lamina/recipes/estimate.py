@@ -37,8 +37,8 @@ OWN, GIVEN = "its own", "that of the recipe, since the hub cannot be reached"
 class Estimate:
     """The estimate of a recipe. It assumes no early stopping, so all numbers are upper limits.
 
-    A forward pass has 2 x parameters x tokens operations, and a pass with gradients three times as many. Not counted
-    are embeddings and, in attention, the products of queries with keys and of weights with values.
+    A forward pass has 2 x parameters x tokens operations, and a pass with gradients three times as many. Embeddings are
+    not counted. In attention, the products of queries with keys, and of weights with values, are not counted either.
     """
 
     model: TableRow  # "name", "parameters", whether it is "trained", and where its "config" came from
@@ -118,7 +118,7 @@ def estimate(
 
 
 def _load_config(recipe: Recipe) -> tuple[PretrainedConfig, str]:
-    """Return the config of a recipe's model, and its origin: OWN (from the model) or GIVEN (from the recipe).
+    """Return a config and its origin: OWN (from the recipe's model) or GIVEN (from the recipe itself).
 
     If the model is not found (the hub cannot be reached, for example), the recipe's `architecture` is the config.
 

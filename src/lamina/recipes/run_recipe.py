@@ -383,9 +383,9 @@ class _Session:
     def _load(
         self, specs: dict[str, RunSpec], tasks: dict[str, Task]
     ) -> tuple[ReaderBank | PreTrainedModel, Processor]:
-        """Load the recipe's model, and add the readers in `specs`.
+        """Load the recipe's model, and add the readers in `specs` to it.
 
-        Or apply the edits of the one run that fine-tunes it.
+        If a method fine-tunes the model, `specs` has one run, and the method's edits are applied in place of readers.
 
         Returns the bank or the edited model, and the processor. Weights of a new head and of edits are drawn with the
         run's seed. `tasks` is run name -> task.

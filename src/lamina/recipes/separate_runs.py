@@ -71,8 +71,8 @@ class SeparateRuns:
     def begin(self, cells: Iterable[Cell]) -> dict[str, State]:
         """Prepare the folder before the first run starts.
 
-        With `resume`, results of finished runs are read. Checkpoints and temporary models are removed, except those of
-        interrupted runs that will continue.
+        With `resume`, results of finished runs are read. Checkpoints and temporary models are removed, unless they
+        belong to interrupted runs that will continue.
 
         Args:
             cells: The cell of each run.

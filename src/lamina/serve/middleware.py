@@ -178,9 +178,9 @@ class RequestGuard:
         return b"".join(parts)
 
     def _checked(self, body: bytes, json_bytes: int | None) -> bytes | Refusal:
-        """Return a body with "\ufffd" in place of lone surrogates, which no response can repeat, or the refusal.
+        """Return a body with "\ufffd" in place of lone surrogates, which no response can repeat; or a refusal.
 
-        It is refused if its JSON is not in UTF-8, or nested too deeply.
+        A body is refused if its JSON is not in UTF-8, or nested too deeply.
 
         Args:
             body: The body.

@@ -30,8 +30,8 @@ _OBJECT = {"model_type", "model_attributes_type", "dict_type"}
 def wrong_place(errors: Sequence[Mapping[str, Any]], body: object) -> tuple[str, str]:
     """Return where a body is wrong, such as "messages.0.role", and why; "" if the body itself is wrong.
 
-    A value that may have several forms has an error for each of them, under the form's name, which is no key of the
-    body. The errors of the form that fits best are those that lie deepest.
+    If a value may have several forms, pydantic lists errors for each form, under the form's name, which is no key of
+    the body. The form with the deepest errors fits best; its errors are used.
 
     Args:
         errors: pydantic's errors, at least one.

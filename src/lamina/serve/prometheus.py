@@ -100,7 +100,7 @@ class ServerMetrics:
 
 @final
 class RequestMetrics:
-    """ASGI middleware that counts and times requests by path and status, refused ones included.
+    """ASGI middleware that counts and times requests by path and status, including refused requests.
 
     Args:
         app: The application to which requests are passed on.

@@ -98,7 +98,7 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         return None
 
     def fit(self, texts: Sequence[Example], *, truncate: bool, limit: int) -> Sequence[Example]:
-        """Return the texts of a request, cut to little more than what is read of them, so that tokenising stays fast.
+        """Cut the texts of a request to little more than what is read of them, so that tokenising is fast; return them.
 
         Args:
             texts: Texts, pairs of texts or files. Files are returned unchanged.

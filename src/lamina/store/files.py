@@ -177,7 +177,7 @@ def check_room(folder: Path, needed_bytes: int) -> None:
 
 @contextmanager
 def staged(folder: Path, names: Sequence[str], listed: Iterable[str] = (), *, force: bool = False) -> Generator[Path]:
-    """Replace files of a folder all at once: yield an empty folder; its new content takes the place of the old files.
+    """Replace files of a folder all at once: yield an empty folder, whose content later replaces the old files.
 
     If the `with` block raises, the folder stays as it was. Only files named in `names` and `listed` are deleted; all
     others stay. The mark is the first file to be moved away and the last to be moved in. So after `settle`, the folder

@@ -166,7 +166,7 @@ def _without_prefixes(load_weights: Callable[..., tuple[Any, LoadingInfo]]) -> t
 
 
 def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new_head: bool) -> list[str]:
-    """Log and return the names of the weights that start at random; it is a warning, unless the head is new.
+    """Return the names of the weights that start at random, and log them: as a warning, unless the head is new.
 
     With `new_head`, the head got new classes, so its weights may have another shape than the saved ones. `report` is
     what transformers reports about loading.

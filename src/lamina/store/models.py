@@ -128,7 +128,7 @@ def name_classes(config: PretrainedConfig, labels: Sequence[str]) -> None:
 
 
 def empty_model(config: PretrainedConfig, auto: Any = None) -> PreTrainedModel:
-    """Build a model on the meta device, in eval mode: it has modules and shapes, but no weights and needs no memory.
+    """Build a model on the meta device, in eval mode. It has modules and shapes, but no weights, and needs no memory.
 
     Args:
         config: Config of the model.

@@ -100,7 +100,7 @@ def _as_stored(model: PreTrainedModel) -> PreTrainedModel:
 def move(source: Path, target: Path) -> None:
     """Move a model that `save` wrote from the folder `source` to the folder `target`.
 
-    A model that `save` wrote to `target` before is replaced completely or, after an error, not at all.
+    If `target` has a model that `save` wrote, it is replaced completely, or after an error not at all.
 
     Raises:
         StoreError: If the target cannot be written, or has a model of other software.

@@ -124,7 +124,7 @@ class CausalLMKind(LanguageModelingKind):
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> CausalInputs | TextInputs:
         """Return blocks or rows of tokens with the next tokens as labels.
 
-        For prediction, the end of each text, unlabelled.
+        For prediction, return the end of each text, without labels.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or a slow one, which cannot tell where replies are.

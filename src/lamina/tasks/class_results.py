@@ -205,7 +205,7 @@ def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
 def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[Any], count: int) -> list[WrongAnswer]:
     """Return the `count` most confident wrong predictions with their texts.
 
-    For regressions, those with the largest error.
+    In a regression, the predictions with the largest errors come first.
 
     Equally confident predictions stay in the order of their examples.
 
@@ -232,8 +232,8 @@ def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:  # noqa: ANN40
 def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:
     """Yield a record for each example with a wrong prediction, in the examples' order; texts are added later.
 
-    Examples without a label are skipped. If examples have several labels, one wrong label makes the example wrong, and
-    its confidence is that of the most confident wrong label.
+    Examples without a label are skipped. If examples have several labels, one wrong label makes an example wrong; the
+    confidence is that of the most confident wrong label.
 
     Args:
         logits: Logits `[examples, classes]`.

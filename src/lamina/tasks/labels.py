@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = False) -> dict[str, Table]:
-    """Return the tables without the rows that have no label, and log how many these are.
+    """Leave out rows without a label, log how many there are, and return the tables.
 
     Rows without a label are handled by `spec.missing_labels`: "drop" removes them. "error" raises DataError. "mask"
     keeps them in `Table.whole`, from which `every_row` and `with_gaps` make the examples. None: "mask" if the table has
@@ -445,8 +445,8 @@ def _separator(tables: Mapping[str, Table], column: str | int, labels: Collectio
 def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] | None) -> int | None:
     """Return the number of classes if a column's lists are 0 and 1 per class; None if they hold names or ids.
 
-    They are 0 and 1 per class if all entries are 0 or 1 and all lists have one length: that of `labels`, or without
-    labels at least 2.
+    They are 0 and 1 per class if all entries are 0 or 1 and all lists have the same length: the length of `labels`, or
+    at least 2 if there are no labels.
 
     Raises:
         DataError: If a list must be 0 and 1 per class, because 0 or 1 occurs twice or as a bool, but its length differs

@@ -150,7 +150,7 @@ class MaskedLMKind(LanguageModelingKind):
     draws = True
 
     def encode(self, split: Split, processor: Processor | None, options: EncodeOptions) -> MaskedInputs | TextInputs:
-        """Return blocks or rows with masked tokens; for prediction, unmasked windows of each text.
+        """Return blocks or rows with masked tokens. For prediction, return windows of each text, without masking.
 
         Raises:
             ConfigError: If the processor has no tokenizer, or the tokenizer no mask token.

@@ -96,7 +96,7 @@ def better(metric: str, new: float, old: float, *, by: float = 0.0) -> bool:
 def score_classes(
     metrics: Sequence[str], predictions: Tensor, targets: Tensor, classes: int, *, positive: int | None = 1
 ) -> dict[str, float]:
-    """Return metric -> score for those of "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1" in `metrics`.
+    """Return metric -> score; `metrics` may name "accuracy", "mcc" (Matthews' correlation), "macro_f1" and "f1".
 
     Args:
         metrics: Names of the metrics.
@@ -135,7 +135,7 @@ def _matthews(right: Tensor, true: Tensor, predicted: Tensor) -> float:
 
 
 def score_ranking(metrics: Sequence[str], scores: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return metric -> score of how well scores separate two classes, with 1 in `targets` for the positive one.
+    """Return metric -> score: how well scores separate two classes. `targets` are 1 for the positive class.
 
     "auroc" is the area under the ROC curve. "recall_at_1" and "recall_at_5" are the fractions of positive rows with a
     score above a threshold. The threshold is the lowest that at most 1 % or 5 % of the negative rows reach, as

@@ -102,7 +102,7 @@ def strata_of(table: Table, texts: Collection[str]) -> Strata | None:
 
 
 def choose(strata: Strata, count: int, seed: int) -> set[int]:
-    """Return the indices of `count` rows; each class has about the same share among them as among all rows.
+    """Choose `count` rows, in which each class has about the same share as in all rows; return their indices.
 
     No class loses its last row to the choice, unless too few other rows are left.
 

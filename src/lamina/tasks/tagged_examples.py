@@ -145,8 +145,8 @@ class _TaggedText(NamedTuple):
 def span_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpec, dict[str, Split]]:
     """Make the examples of every split from texts and lists of spans; with `spec.text_pair`, from pairs of texts.
 
-    Every word that shares a character with a span is tagged. The forms of spans are those of `span_forms`; a span that
-    is a text is labelled wherever it occurs. The spans of a pair are in its second text. `spec.labels` may have labels
+    Every word that shares a character with a span is tagged. `span_forms` describes the forms of spans; if a span is a
+    text, it is labelled wherever it occurs. The spans of a pair are in its second text. `spec.labels` may have labels
     of spans in place of tags.
 
     Returns:

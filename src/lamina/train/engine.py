@@ -43,7 +43,7 @@ _SHOWN = 6  # most learners that a progress line names
 
 
 def start_accelerator(options: FitOptions, output: Path | None) -> Accelerator:
-    """Return the Accelerator of a run; if the options name trackers, they write to the folder `output`.
+    """Return the Accelerator of a run. If the options name trackers, these write to the folder `output`.
 
     The Accelerator's own mixed precision stays off, because accelerate would fix it for the whole process. Each pass
     uses torch's autocast instead (`Runner.autocast`).

@@ -110,7 +110,7 @@ def _digest(cells: Iterable[object]) -> str:
 def starting_weights(model: PreTrainedModel, trained: Iterable[Tensor]) -> str:
     """Return a fingerprint of a model's weights at the start of its training.
 
-    Trained weights that start at random are left out: those outside the layers (a new head), and those that an edit
+    Trained weights that start at random are left out: weights outside the layers (a new head), and weights that an edit
     initialised. They differ each time the model is loaded, and a checkpoint restores them.
 
     Args:

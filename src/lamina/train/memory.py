@@ -126,7 +126,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 def peak_bytes(run: Callable[[], object], excluded: Iterable[Tensor] = ()) -> int:
-    """Call `run`, and return the largest number of bytes of new tensors that exist at the same time meanwhile.
+    """Call `run`, and return the largest number of bytes that its new tensors occupy at the same time.
 
     Args:
         run: The computation.
@@ -157,7 +157,7 @@ def reader_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels:
 
 
 def scoring_memory(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None = None) -> BatchBytes:
-    """Measure the peak memory of readers that score in one pass of the model; otherwise like `reader_memory`.
+    """Measure the peak memory of readers that score in one pass of the model. Arguments are as for `reader_memory`.
 
     Args:
         model: The model, which is not called and does not count.

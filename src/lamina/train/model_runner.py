@@ -97,7 +97,7 @@ class ModelRunner(Runner):
         return {**facts, "labels": list(task.labels), "image_size": getattr(task, "image_size", None)}
 
     def starting_weights(self, trained: Sequence[Tensor]) -> str:
-        """Return a fingerprint of the model's weights, without those that start at random, such as a new head.
+        """Return a fingerprint of the model's weights. Weights that start at random, such as a new head, are left out.
 
         Args:
             trained: The parameters that the run trains. Its checkpoints hold them anyway.

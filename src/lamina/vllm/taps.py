@@ -49,7 +49,7 @@ class Taps:
             block.__class__ = _tapped(type(block))
 
     def states(self, layers: Sequence[int], tokens: int) -> list[Tensor]:
-        """Return copies of layers' states `[tokens, width]` in the last pass. The last layer has none.
+        """Return copies of layers' states `[tokens, width]` in the last pass. The last layer cannot be read.
 
         Args:
             layers: The layers. Layer i is the input of block i.

@@ -68,7 +68,7 @@ class EndDetails(TypedDict):
 
 
 class Items:
-    """The tokens and the end of one text, in a queue from the thread that generates them to the event loop.
+    """A queue for the tokens and the end of one text, from the thread that generates them to the event loop.
 
     Args:
         generator: Generates the text; it begins at once.

@@ -153,7 +153,7 @@ def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | N
 
 
 def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
-    """Return the points of a setting; each makes one cell per data set. (None,) for a setting without points.
+    """Return the points of a setting; each makes one cell per data set. Without points, return (None,).
 
     A point is a number of training rows (setting "scarce") or a share of the positive class (setting "imbalance").
 

@@ -182,8 +182,8 @@ def portion(
     """Draw the rows to train on and the rows to score.
 
     At most 1,024 rows are trained on, and at least 100 are left to be scored. Both have the same share of the positive
-    class. The draw for the largest number of rows is that of the package sae-probes. Smaller numbers are the first rows
-    of each class of the same draw, so that all sizes are scored on the same rows.
+    class. The largest number of rows is drawn as the package sae-probes draws it. For smaller numbers, the first rows
+    of each class in the same draw are used, so that all sizes are scored on the same rows.
 
     Args:
         data: The data set.
@@ -243,7 +243,7 @@ def _draw(labels: Rows, train: int, test: int, share: float, seed: int) -> tuple
 
 
 def chosen_sets(folder: Path, setting: Setting, names: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the data sets to run: those with these full names or numbers. None: all of the setting.
+    """Return the names of the data sets to run, from full names or numbers. None: all sets of the setting.
 
     Raises:
         ConfigError: If none is named, or one twice.

@@ -117,7 +117,7 @@ def uniform_bits(task: Task, rows: Iterable[int]) -> float:
 
 @final
 class LabelBits(Results):
-    """Sums up the bits that it takes to send the true labels: -log2 of the probability that a probe predicts for each.
+    """Sums up the bits of sending the true labels: -log2 of the probability that a probe predicts for a label.
 
     Args:
         targets: The true labels.
@@ -152,8 +152,8 @@ class LabelBits(Results):
 def code_length(bits: Sequence[float], task: Task, portions: Sequence[Sequence[int]]) -> tuple[float, float]:
     """Return the length of the online code of a task's training labels in bits, and the compression that it achieves.
 
-    The labels of the first portion are sent with log2(classes) bits each. Those of each later portion are sent with the
-    help of a probe that was trained on all portions before it.
+    The labels of the first portion are sent with log2(classes) bits each. The labels of each later portion are sent
+    with the help of a probe that was trained on all portions before it.
 
     Args:
         bits: Bits of each portion, without the first.

@@ -50,7 +50,7 @@ def lens(  # noqa: PLR0913 the options of a public entry point
     seed: int = 0,
     progress: bool = False,
 ) -> Study:
-    """Measure how well each layer predicts tokens if its states go straight to the model's own output head.
+    """Measure how well each layer predicts tokens when the model's own output head reads the layer's states.
 
     The states of each layer replace the output of the last block, and the model applies its own final norm and head to
     them. A causal model predicts every next token. A masked language model predicts some tokens of each text, which are

@@ -74,7 +74,7 @@ def variability(  # noqa: PLR0913 the options of a public entry point
     max_length: int | None = None,
     progress: bool = False,
 ) -> Study:
-    """Measure nu, the variability of hidden states within classes relative to that between classes, at each layer.
+    """Measure nu at each layer: the variability of states within classes, divided by that between classes.
 
     `nu = tr(S_w S_b^+) / C`: S_w is the mean of the C classes' covariances of vectors (population covariance), and S_b
     the covariance of the class means, each counted once. The vector of a row is the mean of the states of its tokens,
@@ -177,7 +177,7 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
 
 
 def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Return task -> layer -> the probe's mean score over seeds, from a study `probe` or the folder it is saved in.
+    """Return task -> layer -> mean score over seeds, from a study `probe`, or from the folder it is saved in.
 
     Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones.
 
