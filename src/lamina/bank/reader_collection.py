@@ -254,8 +254,8 @@ class ReaderCollection(nn.Module):
 
         Raises:
             UnknownNameError: If `other` does not have a reader.
-            ConfigError: If `other` has another model, or a monitor of an added reader has the same name as one that
-                stays. Nothing is changed then.
+            ConfigError: If `other` has another model, or a monitor of an added reader has the same name as a monitor
+                that stays. Nothing is changed then.
         """
         coming = other.select(readers, "bank.update")
         if other.model is not self.model:

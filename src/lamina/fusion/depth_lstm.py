@@ -27,7 +27,8 @@ class DepthLSTM(FusionConfig):
         layers: Selector of the layers that are read. The default leaves out the embeddings.
 
     Source:
-        Li et al. 2018, "Layer Trajectory LSTM", here with a plain LSTM cell; theirs has peepholes and is part
+        Li et al. 2018, "Layer Trajectory LSTM", here with a plain LSTM cell; the cell in the paper has peepholes and is
+        part
         of a recurrent model.
     """
 

@@ -42,7 +42,7 @@ class Cascade:
             a text below its threshold is never flagged.
         second: The larger monitor. `lamina.monitors.calibrate` on the cascade chooses its threshold.
         sure: Score of the first monitor from which on the second is not needed. None: it is always needed.
-        name: Name of the cascade. None: that of the second monitor.
+        name: Name of the cascade. None: the second monitor's name.
 
     Raises:
         ConfigError: If the first monitor has no threshold, or its threshold is not below `sure`.

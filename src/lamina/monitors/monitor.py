@@ -52,7 +52,7 @@ class Monitor:
         threshold: The text is flagged from the first token on at which its score is at least this. None: never.
         scale: "probability", or "log_odds": the logarithm of the odds of the flagged labels against all others. A
             regression reader has its predicted value on either scale.
-        name: Name of the monitor. None: that of the reader.
+        name: Name of the monitor. None: the reader's name.
         calibration: How `lamina.monitors.calibrate` chose the threshold. None: it did not.
         sketch: Scores, lengths and projected features of the replies of the calibration, for `watch_drift`. None: there
             is no sketch.

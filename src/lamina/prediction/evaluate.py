@@ -79,8 +79,8 @@ def evaluate(  # noqa: PLR0913
         text_pair: Column of the second text in a file. None: the column that a reader learnt from, if any.
         labels: Reader name -> column of its label in a file, or one column for all. None: the columns that the readers
             learnt from.
-        positive: Reader name -> positive class, or one class for all, which "f1" and the recalls are about. None: that
-            of the task, or the class that a reader learnt with.
+        positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers.
+            None: the task's positive class, or the class with which a reader learnt.
         compare: Add "rows" (with a label), "always" (the most frequent class, or the mean), "baseline" (metric -> score
             of always giving that answer), "interval" (metric -> ends of the 95 % interval of the score, a bootstrap
             over rows) and "verdict" (None, or that the reader is not better than always giving that answer).

@@ -59,7 +59,8 @@ def tasks_of_file(
         path: The file, in a form that `Task.from_files` reads.
         split: Name of the split that the rows become.
         columns: The columns that the user has named.
-        positive: Reader name -> positive class, or one class for all readers. None: those of the readers' training.
+        positive: Reader name -> positive class, or one class for all readers. None: the classes with which the readers
+            learnt.
         train: File of the train split, for scores that need one. None: there is none.
 
     Raises:

@@ -146,14 +146,14 @@ def monitor(  # noqa: PLR0913
         reply: Column of replies. None: a column with a usual name.
         label: Column of labels. None: a column with a usual name.
         spans: Column of the bad spans of replies. None: bad replies are bad as a whole.
-        processor: Tokenizer. None: that of the model, which must be named then.
+        processor: Tokenizer. None: the tokenizer saved with the model; `model` must then be a name.
         output: Folder for the bank with the monitor. None: nothing is written.
         anyway: Store the monitor even if its recall cannot be told from its rate of false alarms.
         epochs: Number of passes over the training part.
         batch_size: Rows per pass of the model.
         learning_rate: Peak learning rate of the readers.
         max_length: Tokens per window. None: the most that the model allows.
-        device: Device to run on. None: that of the model.
+        device: Device to run on. None: the model's device.
         seed: Seed of the division and of the readers.
         progress: Show a progress bar.
 

@@ -176,8 +176,9 @@ def with_part(recipe: Recipe, only: Mapping[str, list[str]], seeds: int | None =
 
     Args:
         recipe: The recipe, which is not changed.
-        only: "task", "method" or a key of a grid -> patterns, as `read_only` returns them; empty: those of the recipe.
-        seeds: Number of seeds, from 0. None: those of the recipe.
+        only: "task", "method" or a key of a grid -> patterns, as `read_only` returns them. Empty: the recipe's
+            patterns.
+        seeds: Number of seeds, from 0. None: the recipe's.
 
     Raises:
         UnknownNameError: If a key or pattern matches nothing.

@@ -208,7 +208,7 @@ class Sizes:
 
         Args:
             auto_class: Name of the auto class, such as "AutoModelForSequenceClassification".
-            labels: Class names of the head. Empty: those of the config.
+            labels: Class names of the head. Empty: the class names in the config.
         """
         built = _models.setdefault((self._key, auto_class), {})
         if len(labels) not in built:

@@ -31,7 +31,7 @@ class StatesArray(SavedFacts):
         shape: Size of each axis. For a Parquet file the number of rows comes first, and a list per token or layer
             follows.
         rows: Number of rows in the tensor.
-        layers: Layers of the tensor, in the order of its axis "layers". None: those of the manifest.
+        layers: Layers of the tensor, in the order of its axis "layers". None: the manifest's layers.
         mask: Name of a tensor of the same safetensors file, or another `.npy` file, `[rows, tokens]`: 1 at tokens, 0 at
             padding. None: padding is on the right, as the lengths say.
     """

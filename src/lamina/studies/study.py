@@ -137,7 +137,7 @@ class Study:
             fingerprints of each model. JSON-ready.
         figures: Chart name -> how it is drawn; `rows` returns the table rows that it shows.
         conclusions: What may be concluded, one sentence each, the most important first. If scores are NaN or infinite,
-            the last sentence says how many, of which measure.
+            the last sentence says how many there are and which measures they belong to.
         pivot: How `summary` arranges the table. None: the summary is the table itself.
 
     Raises:

@@ -124,7 +124,7 @@ class ColumnSpec:
         text: Column of the text, of the list of words, or of the image or audio file.
         label: Column of the label, of the list of tags, or of the text to generate.
         text_pair: Column of the second text of a pair.
-        labels: Class names in the order of their ids. None: those of the train split.
+        labels: Class names in the order of their ids. None: the classes that occur in the train split.
         problem_type: One of the kind's problem types. None: inferred from the labels.
         missing_labels: What to do with rows without a label: "error", "drop" or "mask" (and "ignore" for tags). None:
             "mask" if the table has other label columns, otherwise "error".

@@ -450,7 +450,7 @@ def hot_width(tables: Iterable[Table], column: str | int, labels: Sequence[str] 
 
     Raises:
         DataError: If a list must be 0 and 1 per class, because 0 or 1 occurs twice or as a bool, but its length differs
-            from that of the labels or of other lists.
+            from the number of labels or from the length of other lists.
     """
     width, sure = None if labels is None else len(labels), False
     other: tuple[Table, int, int] | None = None  # the first list of another length

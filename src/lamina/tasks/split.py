@@ -33,7 +33,7 @@ class Split:
         rows: A dataset with a row per example: column "text", and perhaps "text_pair", "label", "words" and "row".
         open_text: Function that makes the example from two cells, "text" and "row". It may return an object that opens
         a file when it is accessed. None: the cell in "text" is the example.
-        labels: A dataset whose column "label" replaces that of `rows`.
+        labels: A dataset whose column "label" is used in place of the column "label" of `rows`.
         strata: A dataset for stratified sampling. Its column "strata" has one list per row: the row's class ids in all
         label columns of the source. None: they are unknown.
     """
@@ -281,8 +281,8 @@ def held_out(
 
     Args:
         split: The train split.
-        stratify: Whether both splits get the same share of each class. Classes are those of all label columns of the
-            source if they are known, otherwise those of the split.
+        stratify: Whether both splits get the same share of each class. The classes of all label columns of the source
+            count, if they are known; otherwise the split's classes.
         seed: Seed of the draw.
         last: Whether to move the last rows instead of a random choice; for running text, whose lines belong together.
         classes: The class ids of each row. No class loses its last training row, so the validation split may get fewer

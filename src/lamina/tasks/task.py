@@ -336,7 +336,7 @@ class Task:
                 file has other label columns and `fit` gets a task over the same rows, otherwise "error".
             label_all_tokens: For "token_classification", whether to learn every sub-token of a word (B- is continued as
                 I-), and not only the first. Words are scored by their first sub-token in either case.
-            name: Name of the task. None: that of the first file, without its ending.
+            name: Name of the task. None: the name of the first file, without its ending.
             limit: Maximum number of training rows, drawn uniformly. None: all.
             limit_validation: Maximum number of validation rows, drawn uniformly. None: all. The test split stays whole.
             seed: Seed of the rows that are held out or drawn.

@@ -102,8 +102,8 @@ def fit(  # noqa: PLR0913
         grid: Reader name -> key -> values, such as `{"cola": {"fusion.alpha": [1, 8], "seed": [0, 1]}}`. Readers
             "cola_0001", "cola_0002" ... replace the reader "cola": one per combination, all trained in the same passes.
             Keys are fields of the fusion and the head, "fusion" (whole methods), "seed", "learning_rate" and "epochs".
-        positive: Reader name -> positive class, or one class for all, which "f1" and the recalls are about. None: that
-            of the task.
+        positive: The positive class, for "f1" and the recalls: reader name -> class, or one class for all readers.
+            None: the task's positive class.
         processor: Tokenizer, image processor or feature extractor. None: the bank's, or the one that belongs to
             `model.name_or_path`. An image processor is set to the task's `image_size`, if it has one.
         output: Folder for the bank or model, `history.json`, `table.parquet`, `importances.parquet` and the checkpoints
@@ -114,7 +114,8 @@ def fit(  # noqa: PLR0913
             whole model.
         base_learning_rate: Learning rate of the base model when `train_base=True`, over all steps of the run.
         layer_decay: Factor from the learning rate of a layer to that of the layer below it, in a model that is trained.
-            The top block, and what belongs to no layer (pooler, head), have the full rate. 1: all layers do.
+            The top block, and what belongs to no layer (pooler, head), have the full rate. 1: all layers have the full
+            rate.
         layer_rates: Layer selector -> learning rate, which replaces the rate from `layer_decay`; the last selector that
             names a layer counts. "head" names what belongs to no layer, "inserted" the inserted layers. Rate 0 leaves a
             layer as it is. None: no layer has a rate of its own.
@@ -259,7 +260,7 @@ def finetune(
     Args:
         model: A transformers model with a head for the task, plain or edited. It must not be read by a bank.
         task: The task.
-        positive: The class that "f1" and the recalls are about. None: that of the task.
+        positive: The positive class, for "f1" and the recalls. None: the task's positive class.
         processor: Tokenizer, image processor or feature extractor. None: the one that belongs to `model.name_or_path`.
         output: Folder for the model, as `lamina.save` writes it, its scores and checkpoints. None: nothing is written.
         **options: Options of `fit`, with its defaults, except those that only banks have: `grid`, `cache`,

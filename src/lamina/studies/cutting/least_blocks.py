@@ -57,7 +57,7 @@ class LeastBlocks:
         change: Mean difference between the last score and the score of the whole model.
         interval: Half the width of the 95 % interval of `change`; None if there is one value.
         values: Number of values that `change` is the mean of: parts, or seeds.
-        speedup: Time of a pass of the whole model divided by that of the cut one.
+        speedup: Time of a pass of the whole model, divided by the time of a pass of the cut model.
         parameters: Numbers of parameters before and after.
         bytes: Sizes of the weights in memory before and after.
     """

@@ -80,8 +80,8 @@ def probe(  # noqa: PLR0913 the options of a public entry point
       the more useful measure, because there the control is at chance: no scored text is in the train split.
 
     Args:
-        model: A transformers model of any supported family; it is not changed. Or its hub id or folder, from which
-            Ray's workers load it.
+        model: A transformers model of any supported family; it is not changed. Or a hub id or folder, so that Ray's
+            workers can load the model.
         tasks: Task name -> a task with classes, tags or numbers; or a single task.
         processor: Tokenizer, image processor or feature extractor. None: the one saved with `model.name_or_path`.
         split: Name of the split to score.

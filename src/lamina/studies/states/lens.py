@@ -186,7 +186,7 @@ class _Asked(NamedTuple):
     """The predictions that a model has to make in one batch.
 
     Attributes:
-        batch: Keyword arguments of the model; for a masked language model, with masked tokens.
+        batch: Keyword arguments of the model. For a masked language model, tokens in them are masked.
         places: Row numbers and positions of the states that make the predictions, as two index tensors.
         truth: Id of the true token of each prediction.
     """
