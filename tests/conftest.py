@@ -36,16 +36,23 @@ WHOLE_RUNS = (
     "unit/estimators",
     "unit/prediction",
     "unit/recipes",
+    "unit/serve/test_application",
+    "unit/serve/test_generate",
+    "unit/serve/test_reload",
     "unit/studies/test_advise",
     "unit/studies/test_errors",
     "unit/studies/test_probe.py",
     "unit/studies/test_removal",
     "unit/train",
 )
-SHIPPED = tuple(
-    f"tests/unit/recipes/test_{name}.py"
-    for name in ("discussed_methods", "insertion_recipes", "paper_tasks", "reinit_recipes", "shipped_recipes")
-)
+# Files that share what is dear to make or to import: work -> beginnings of their paths.
+TOGETHER = {
+    "shipped recipes": tuple(
+        f"tests/unit/recipes/test_{name}.py"
+        for name in ("discussed_methods", "insertion_recipes", "paper_tasks", "reinit_recipes", "shipped_recipes")
+    ),
+    "graphs": ("tests/unit/prediction/test_backends", "tests/unit/prediction/test_int8", "tests/unit/store/test_onnx"),
+}
 _CACHE = tempfile.mkdtemp(prefix="lamina-tests-")
 os.environ.update(
     HF_HUB_OFFLINE="1",
@@ -86,6 +93,7 @@ def _seed_what_is_there() -> None:
 
 _show_shape_types()
 _seed_what_is_there()
+os.fsync = lambda file: None  # milliseconds each, thousands of times; no test cuts the power off
 
 
 class NetworkBlockedError(RuntimeError):
@@ -134,7 +142,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip by marker what this run cannot do: reach the hub, or use a CUDA device."""
+    """Skip by marker what this run cannot do: reach the hub, or use a CUDA device. Leave out the rest of matrices."""
     if config.getoption("markexpr", ""):
         return
     for item in items:
@@ -142,8 +150,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs the hub: run with -m network"))
         if item.get_closest_marker("gpu") and not _has_cuda():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
-        if item.get_closest_marker("full"):
-            item.add_marker(pytest.mark.skip(reason="the whole matrix: run with -m full"))
+    full = [item for item in items if item.get_closest_marker("full")]  # thousands; each skipped one would be reported
+    config.hook.pytest_deselected(items=full)
+    items[:] = [item for item in items if not item.get_closest_marker("full")]
 
 
 def pytest_collection_finish() -> None:
@@ -162,8 +171,7 @@ def _has_cuda() -> bool:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Under xdist, give one process all files that share what is dear to make, and spread the pages of the docs.
 
-    Shared are the dry runs of shipped recipes. Pages share nothing, and as one file they would keep one process busy
-    when the other has ended.
+    Pages share nothing, and as one file they would keep one process busy when the other has ended.
     """
     if config.getvalue("dist") != "loadfile":
         return None
@@ -174,7 +182,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             path = super()._split_scope(nodeid)
             if path == "tests/end_to_end/test_docs.py":
                 return nodeid
-            return "shipped recipes" if path.startswith(SHIPPED) else path
+            return next((work for work, paths in TOGETHER.items() if path.startswith(paths)), path)
 
     return ByWork(config, log)
 

@@ -27,7 +27,7 @@ def test_enough_families_are_covered():
     assert len({family.model_type for family in READABLE.values()}) >= 45
 
 
-@families(2, 0)
+@families(4, 0)
 @torch.no_grad()
 def test_tapped_states_are_the_hidden_states(family):
     model = model_of(family.name)
@@ -42,7 +42,7 @@ def test_tapped_states_are_the_hidden_states(family):
         assert not wrong, f"{name}: layers {wrong} differ"
 
 
-@families(2, 1)
+@families(4, 1)
 @torch.no_grad()
 def test_a_tap_changes_no_output(family):
     model = model_of(family.name)
@@ -55,7 +55,7 @@ def test_a_tap_changes_no_output(family):
     assert not any(hooks(model))
 
 
-@families(4, 0)
+@families(8, 0)
 def test_stacks_have_the_expected_shape(family):
     model = model_of(family.name)
     found = stacks(model)
@@ -73,7 +73,7 @@ def test_stacks_have_the_expected_shape(family):
         assert len(stack.run) == len(set(stack.run))
 
 
-@families(4, 1)
+@families(8, 1)
 def test_finding_leaves_no_trace(family):
     model = copy.deepcopy(model_of(family.name)).train()
     for number, module in enumerate(model.modules()):

@@ -8,11 +8,13 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from tests.support.cells import cells, run_that_dies, runs
+from tests.support.dying import dies
 from tests.support.stored import TEXTS, tiny_bank
 from tests.unit.recipes.test_run import LAST, methods, recipe
 from tests.unit.recipes.test_separate_runs import write_films
@@ -49,34 +51,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # Bulk prediction
 
 
-def half(item: int) -> float:
-    return item / 2
-
-
-def dies(mark: Path, always: bool, item: int) -> int:
-    if item == 3 and (always or not mark.exists()):
-        mark.touch()
-        os._exit(1)
-    return item
-
-
-def test_answers_come_in_order_and_items_are_taken_as_they_are_needed():
+def test_items_are_taken_as_they_are_needed_and_what_a_worker_that_dies_had_in_hand_is_done_again(tmp_path: Path):
+    """With one worker, since each takes seconds to start; the file below is answered by two."""
     taken: list[int] = []
 
     def items() -> Iterator[int]:
-        for item in range(40):
+        for item in range(20):
             taken.append(item)
             yield item
 
-    answers = in_order(half, "local", 2, "test", items())
-    assert next(answers) == 0.0
-    assert len(taken) <= 5
-    assert list(answers) == [item / 2 for item in range(1, 40)]
-
-
-def test_what_a_worker_that_dies_had_in_hand_is_done_again(tmp_path: Path):
-    work = functools.partial(dies, tmp_path / "mark", False)
-    assert list(in_order(work, "local", 2, "test", range(8))) == list(range(8))
+    answers = in_order(functools.partial(dies, tmp_path / "mark", False), "local", 1, "test", items())
+    assert next(answers) == 0
+    assert len(taken) <= 3
+    assert list(answers) == list(range(1, 20))
     assert (tmp_path / "mark").exists()
 
 
@@ -97,36 +84,51 @@ def test_what_the_items_raise_comes_after_the_answers_before():
         yield 1
         raise DataError("row 2")
 
-    answers = in_order(half, "local", 1, "test", items())
-    assert next(answers) == 0.5
+    answers = in_order(float, "local", 1, "test", items())
+    assert next(answers) == 1.0
     with pytest.raises(DataError, match="row 2"):
         next(answers)
 
 
 def test_more_workers_than_there_are_cores_are_refused():
     with pytest.raises(ConfigError, match=r"test: 3 workers were asked for; the cluster has 2 cores and 0 GPUs"):
-        next(in_order(half, "local", 3, "test", range(2)))
+        next(in_order(float, "local", 3, "test", range(2)))
 
 
-def test_a_file_is_answered_as_in_one_process(tmp_path: Path):
+def rows_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_file_is_answered_as_in_one_process_up_to_a_bad_row(tmp_path: Path):
+    """And one process goes on where the workers ended."""
     bank, source = tiny_bank(), tmp_path / "texts.jsonl"
     texts = [f"{TEXTS[at % 3]}" + " film" * (at % 7) for at in range(60)]
     lines = [json.dumps({"text": text}) for text in texts]
     lines[30] = json.dumps({"text": 5})
     source.write_text("\n".join(lines))
-    options = {"chunk_rows": 8, "skip_bad": True, "progress": False}
-    alone = lamina.predict_file(bank, source, tmp_path / "alone.jsonl", **options)
-    found = lamina.predict_file(bank, source, tmp_path / "ray.jsonl", ray="local", workers=2, **options)
+    options = {"chunk_rows": 8, "progress": False}
+    alone = lamina.predict_file(bank, source, tmp_path / "alone.jsonl", skip_bad=True, **options)
+    with pytest.raises(DataError, match="row 31"):
+        lamina.predict_file(bank, source, tmp_path / "ray.jsonl", ray="local", workers=2, **options)
+    kept = rows_of(tmp_path / ".ray.jsonl.partial")
+    assert len(kept) == 30  # those before the bad one
+    found = lamina.predict_file(bank, source, tmp_path / "ray.jsonl", skip_bad=True, **options)
     assert (found.rows, found.skipped) == (alone.rows, alone.skipped) == (59, 1)
-    rows = [[json.loads(line) for line in path.output.read_text().splitlines()] for path in (alone, found)]
-    for one, other in zip(*rows, strict=True):
+    for one, other in zip(rows_of(alone.output), rows_of(found.output), strict=True):
         assert (one["row"], one["text"]) == (other["row"], other["text"])
         mood = one["readers"]["mood"]["probabilities"]
         assert other["readers"]["mood"]["probabilities"] == pytest.approx(mood, abs=1e-5)
-    with pytest.raises(DataError, match="row 31"):
-        lamina.predict_file(bank, source, tmp_path / "strict.jsonl", ray="local", chunk_rows=8, progress=False)
-    again = lamina.predict_file(bank, source, tmp_path / "strict.jsonl", **options)
-    assert again.rows == 59
+
+
+@pytest.mark.full
+def test_a_file_is_answered_by_workers_to_its_end(tmp_path: Path):
+    (source := tmp_path / "texts.txt").write_text("".join(f"{TEXTS[at % 3]}\n" for at in range(60)))
+    options = {"chunk_rows": 8, "progress": False}
+    alone, found = (
+        lamina.predict_file(tiny_bank(), source, tmp_path / name, **options, **more)
+        for name, more in (("alone.jsonl", {}), ("ray.jsonl", {"ray": "local"}))
+    )
+    assert (found.rows, found.skipped) == (alone.rows, alone.skipped) == (60, 0)
 
 
 def test_workers_without_ray_are_refused(tmp_path: Path):

@@ -47,7 +47,7 @@ def addresses(browser: Any) -> set[str]:
     return {address for address in asked if not address.startswith(("data:", "about:", "blob:"))}
 
 
-@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.full)])
 def test_pages_fit_a_phone_and_ask_nobody_for_anything(step: int, site: Path, browser: Any):
     resize(browser, 400, 900)
     pages = sorted(page for page in site.rglob("*.html") if page.name != "404.html")

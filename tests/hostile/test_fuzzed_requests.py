@@ -74,8 +74,10 @@ def with_names(case: Any) -> Any:
     return case
 
 
-def fuzz(api: Any, examples: int, change: Callable[[Any], Any] = with_names) -> Counter[tuple[str, int]]:
-    """Ask each path, with requests that fit its description and with some that do not; path, status -> how often."""
+def fuzz(
+    api: Any, examples: int, change: Callable[[Any], Any] = with_names, *, only: str | None = None
+) -> Counter[tuple[str, int]]:
+    """Ask each path (or one) with requests that fit its description and others; path, status -> how often."""
     seen: Counter[tuple[str, int]] = Counter()
 
     def ask(case: Any) -> None:
@@ -92,6 +94,8 @@ def fuzz(api: Any, examples: int, change: Callable[[Any], Any] = with_names) -> 
         suppress_health_check=list(HealthCheck),
     )
     for operation in (found.ok() for found in api.get_all_operations()):
+        if only is not None and operation.path != only:
+            continue
         fits = operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE).map(change)
         once(given(fits)(ask))()
         with suppress(Unsatisfiable):  # a path without parameters has no request that does not fit
@@ -100,14 +104,14 @@ def fuzz(api: Any, examples: int, change: Callable[[Any], Any] = with_names) -> 
 
 
 def test_a_few_requests_of_each_path(api: Any):
-    seen = fuzz(api, 4)
-    assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 10, seen
-    assert sum(seen.values()) > 60
+    seen = fuzz(api, 3)
+    assert min(sum(seen[at] for at in seen if at[1] == status) for status in (200, 422)) > 5, seen
+    assert sum(seen.values()) > 40
 
 
 def test_a_few_requests_with_files(files_api: Any):
     api, what, file = files_api
-    seen = fuzz(api, 10, partial(with_files, what=what, file=file))
+    seen = fuzz(api, 10, partial(with_files, what=what, file=file), only="/predict")
     assert min(seen["/predict", status] for status in (200, 422)) > 1, seen
 
 

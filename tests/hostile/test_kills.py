@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -25,13 +24,6 @@ from lamina.store.files import claimed, settle, staged
 from lamina.train.checkpoint import Checkpoints
 
 NAMES = ("mark.json", "parts/one", "page.md")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _no_loss_of_power() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda file: None)
-        yield
 
 
 def write(folder: Path, text: str, *others: str) -> None:

@@ -216,6 +216,7 @@ WAYS = [copy.copy, copy.deepcopy, pickled]
 def test_a_copy_of_a_bank_is_as_guarded(way: Callable[[Any], Any], tmp_path: Path):
     bank = tiny_bank()
     expected = logits(bank)
+    way(bank).save_pretrained(tmp_path / "at once")  # before any pass
     copied = way(bank)
     assert [module.training for module in copied.model.modules()] == [
         module.training for module in bank.model.modules()

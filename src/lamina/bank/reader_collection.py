@@ -172,7 +172,7 @@ class ReaderCollection(nn.Module):
             if change := guard.change():
                 if guard.fingerprint is None or guard.fingerprint != fingerprint_of(stacks(self.model)[name]):
                     return change
-                guard.accept()
+                guard.accept(self.model)
         return None
 
     def check_base(self, op: str, names: Iterable[str]) -> None:
@@ -200,7 +200,7 @@ class ReaderCollection(nn.Module):
         """
         guards = self._guard.weights
         for name in fingerprints.keys() & guards.keys():
-            guards[name].accept()
+            guards[name].accept(self.model)
             guards[name].fingerprint = fingerprints[name]
 
     # Readers

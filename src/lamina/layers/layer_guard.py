@@ -238,8 +238,10 @@ class WeightGuard:
                 self._reason = self._reason or f"an optimizer has changed '{name}'"
                 return
 
-    def accept(self) -> None:
-        """Record the weights as they are now, so that earlier changes count no more."""
+    def accept(self, model: nn.Module) -> None:
+        """Record the weights of the model as they are now, so that earlier changes count no more."""
+        if self._ids is None:  # this is a copy, which has not looked its weights up yet
+            self.follow(model)
         self._reason = None
         self._remember(dict(zip(self._paths, self._owners, strict=True)))
 

@@ -60,6 +60,9 @@ def export_int8(
     if bank.device.type != "cpu":
         raise ConfigError(f"{_OP}: the bank is on {bank.device}; int8 graphs are for CPUs. Load it on the CPU.")
     folder = Path(folder)
+    exact = evaluate(bank, tasks, **columns)  # rows that cannot be read end the export before its long work
+    if missing := [name for name in bank if name not in exact]:
+        raise ConfigError(f"{_OP}: reader '{missing[0]}' has no validation rows; every reader is scored in int8.")
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         plain, stage = Path(temporary, "float32"), Path(temporary, "int8")
         facts = export_onnx(bank, plain)
@@ -67,9 +70,8 @@ def export_int8(
         _quantise(bank, plain / GRAPH, stage / GRAPH)
         facts = facts.model_copy(update={"sha256": hash_of_graph(stage), "int8": {}})
         write_json(stage / MARK, facts.model_dump())
-        scores = _scores(bank, OnnxEngine.open(bank, stage), tasks, columns)
-        if missing := [name for name in bank if name not in scores]:
-            raise ConfigError(f"{_OP}: reader '{missing[0]}' has no validation rows; every reader is scored in int8.")
+        with engine_in_use(bank, "int8", OnnxEngine.open(bank, stage)):
+            scores = _scores(exact, evaluate(bank, tasks, backend="int8", **columns))
         for name, score in scores.items():
             loss = (score.int8 - score.float32) * (1 if score.metric in LOWER else -1)
             if not loss <= max_loss:
@@ -85,21 +87,13 @@ def export_int8(
     return facts
 
 
-def _scores(
-    bank: ReaderBank, engine: OnnxEngine, tasks: Mapping[str, Task] | str | Path, columns: Mapping[str, Any]
-) -> dict[str, Int8Score]:
-    """Return task -> (its score in PyTorch, its score with an engine), on the validation rows.
-
-    If `tasks` is a file, `columns` names its columns.
-    """
-    plain = evaluate(bank, tasks, **columns)
-    with engine_in_use(bank, "int8", engine):
-        quantised = evaluate(bank, tasks, backend="int8", **columns)
-    scores: dict[str, Int8Score] = {}
-    for name, values in plain.items():
-        metric = next(iter(values))
-        scores[name] = Int8Score(metric=metric, float32=float(values[metric]), int8=float(quantised[name][metric]))
-    return scores
+def _scores(exact: Mapping[str, Mapping[str, Any]], quantised: Mapping[str, Mapping[str, Any]]) -> dict[str, Int8Score]:
+    """Return task -> its first metric, with the value in PyTorch and that of the quantised graph."""
+    metrics = {name: next(iter(values)) for name, values in exact.items()}
+    return {
+        name: Int8Score(metric=metric, float32=float(exact[name][metric]), int8=float(quantised[name][metric]))
+        for name, metric in metrics.items()
+    }
 
 
 def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:

@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 from tests.support.causal import causal_model, causal_tokenizer
 from tests.unit.cli.conftest import Ran
 
 import lamina as library
+from lamina.cli import serve_command
 from lamina.fusion.mean import Mean
 from lamina.monitors import LastScore
+from lamina.serve import Settings
 
-JSON = {"content-type": "application/json"}
 START = "import sys; from lamina.cli import main; main(sys.argv[1:])"
 
 
@@ -131,13 +133,10 @@ def test_a_bank_on_a_model_that_writes_is_served_with_its_head(tmp_path: Path):
     bank.add("odd", library.Reader(Mean(), library.TokenClassification(("fine", "odd"), encoder_layers=0)))
     bank.save_pretrained(tmp_path / "bank")
     asked = {"inputs": "the film", "parameters": {"max_new_tokens": 20}, "stream": True}
-    with serving(tmp_path / "bank", "--max-total-tokens", "25") as (address, process):
-        request = urllib.request.Request(address + "/generate", json.dumps(asked).encode(), JSON)
-        with urllib.request.urlopen(request, timeout=30) as response:
-            first = response.readline()
-            process.send_signal(signal.SIGTERM)
-            events = [json.loads(line.removeprefix(b"data: ")) for line in (first, *response) if line.strip()]
-        assert process.wait(30) in (0, -signal.SIGTERM)
+    served = serve_command._application(str(tmp_path / "bank"), None, "cpu", Settings.of(max_total_tokens=25))
+    with TestClient(served) as client:
+        response = client.post("/generate", json=asked)
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line.strip()]
     assert [event["index"] for event in events] == [*range(1, 21)]
     assert events[-1]["details"]["finish_reason"] == "length"
     steps = bank.stream(

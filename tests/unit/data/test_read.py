@@ -390,7 +390,7 @@ def test_files_without_rows_damaged_files_and_no_files_have_no_chunks(tmp_path: 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "txt"])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str):
     peaks = []
-    for count in (500, 5_000):
+    for count in (300, 2_000):
         text = "word " * 20
         lines = {"csv": f"{text},1", "jsonl": json.dumps({"text": text}), "txt": text}
         path = put(tmp_path, f"{count}.{ending}", "text,label\n" + f"{lines[ending]}\n" * count)

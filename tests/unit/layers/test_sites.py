@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES, model_of
 
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
@@ -36,7 +37,7 @@ WHERE = {
 }
 
 
-@pytest.mark.parametrize(("name", "stack"), WHERE)
+@pytest.mark.parametrize(("name", "stack"), one_in(2, WHERE))
 @torch.no_grad()
 def test_a_site_is_what_its_module_returned(name: str, stack: str):
     model = model_of(name)

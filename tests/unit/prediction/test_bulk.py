@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from pyarrow import parquet
 from tests.support.deaths import forked
 from tests.support.finetuned import bert, drawn, image_processor, shades, t5, t5_tokenizer, vit
+from tests.support.portions import one_in
 from tests.support.training import names, reader, tiny_bank, tiny_tokenizer, yes_no
 
 from lamina import ReaderBank, predict, predict_file
@@ -167,9 +169,9 @@ class KilledError(BaseException):
     pass
 
 
-@pytest.mark.parametrize("place", ["answers", "lines", "note"])
-@pytest.mark.parametrize("when", [1, 3])
-@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+@pytest.mark.parametrize(
+    ("place", "when", "ending"), one_in(5, itertools.product(["answers", "lines", "note"], [1, 3], ["jsonl", "csv"]), 1)
+)
 def test_a_run_that_was_ended_goes_on(
     place: str, when: int, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

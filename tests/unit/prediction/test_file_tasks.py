@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,9 @@ def write(path: Path, rows: int, *, seed: int = 0, names: tuple[str, ...] = ("me
     return path
 
 
-@pytest.fixture
-def bank(tmp_path: Path) -> ReaderBank:
-    path = write(tmp_path / "train.csv", 60)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> ReaderBank:
+    path = write(tmp_path_factory.mktemp("trained") / "train.csv", 60)
     tasks = {
         reader: Task.from_files(KIND, train=path, text="message", label=column, positive=positive)
         for (reader, column), positive in zip(COLUMNS.items(), ("bad", None, None), strict=True)
@@ -48,6 +49,12 @@ def bank(tmp_path: Path) -> ReaderBank:
     bank = tiny_bank({name: Reader(Mean(), head) for name, head in zip(tasks, heads, strict=True)})
     train(bank, tasks, epochs=12, learning_rate=0.02)
     return bank
+
+
+@pytest.fixture
+def bank(trained: ReaderBank) -> ReaderBank:
+    """A bank that a test may change."""
+    return copy.deepcopy(trained)
 
 
 def test_a_bank_remembers_the_columns_of_its_tasks(bank: ReaderBank, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import onnx
@@ -14,8 +15,10 @@ from lamina import Reader, ReaderBank
 from lamina.errors import ConfigError, StoreError
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import SequenceClassification
+from lamina.prediction import int8
 from lamina.prediction.int8 import export_int8
 from lamina.store import load, save_bank
+from lamina.store.onnx import MARK, OnnxFacts, export_onnx
 
 ROWS = [
     ("the film is good .", "good"),
@@ -37,9 +40,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_base_in_int8_with_readers_in_float(folder: Path):
+@pytest.fixture(scope="module")
+def facts(folder: Path) -> OnnxFacts:
+    """Export the bank to "onnx-int8" in its folder, and keep the graph in float32: tracing takes seconds."""
+
+    def kept(bank: ReaderBank, to: Path) -> OnnxFacts:
+        found = export_onnx(bank, to)
+        shutil.copytree(to, folder / "float32")
+        return found
+
     bank = ReaderBank.from_pretrained(folder / "bank")
-    facts = export_int8(bank, folder / "bank" / "onnx-int8", folder / "rows.jsonl", max_loss=1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(int8, "export_onnx", kept)
+        return export_int8(bank, folder / "bank" / "onnx-int8", folder / "rows.jsonl", max_loss=1.0)
+
+
+def test_a_base_in_int8_with_readers_in_float(folder: Path, facts: OnnxFacts):
+    bank = ReaderBank.from_pretrained(folder / "bank")
     nodes = [node.op_type for node in onnx.load(str(folder / "bank" / "onnx-int8" / "model.onnx")).graph.node]
     # query, key, value, output and two maps of the feed-forward, in the one block that the reader needs
     assert nodes.count("MatMulInteger") == 6
@@ -51,8 +68,13 @@ def test_a_base_in_int8_with_readers_in_float(folder: Path):
     assert lamina.predict(bank, [ROWS[0][0]])[0]["mood"]["probabilities"]["good"] == plain  # "auto" never takes int8
 
 
-def test_too_large_a_loss_is_refused(folder: Path):
+def test_too_large_a_loss_is_refused(folder: Path, facts: OnnxFacts, monkeypatch: pytest.MonkeyPatch):
+    def copied(_bank: ReaderBank, to: Path) -> OnnxFacts:
+        shutil.copytree(folder / "float32", to)
+        return OnnxFacts.model_validate_json((to / MARK).read_text(encoding="utf-8"))
+
     bank = ReaderBank.from_pretrained(folder / "bank")
+    monkeypatch.setattr(int8, "export_onnx", copied)
     with pytest.raises(StoreError, match=r"'mood' has a .* in int8 and .*; at most -1 may be lost"):
         export_int8(bank, folder / "out", folder / "rows.jsonl", max_loss=-1)
     assert not (folder / "out").exists()
@@ -60,6 +82,6 @@ def test_too_large_a_loss_is_refused(folder: Path):
 
 def test_a_reader_without_rows_is_refused(folder: Path):
     bank = ReaderBank.from_pretrained(folder / "bank")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError):  # before an export
         export_int8(bank, folder / "out", {}, max_loss=1)
     assert not (folder / "out").exists()

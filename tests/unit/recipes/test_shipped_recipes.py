@@ -27,7 +27,19 @@ SELDOM = [  # their dry runs are as those of their neighbours, and need `-m full
     *(f"papers/insertion/table-2-{name}.yaml" for name in ("cnn-dailymail", "wmt16-en-ro")),
     *(f"papers/insertion/{name}.yaml" for name in ("figure-3", "figure-4", "figure-5", "figure-6")),
     *(f"papers/partial-reinit/figure-{name}.yaml" for name in ("1b", "1c", "1d", "2")),
-    *(f"small/default-{name}.yaml" for name in ("pairs", "queries", "texts-fusions")),
+    *(f"small/default-{name}.yaml" for name in ("pairs", "queries", "texts-fusions", "tags", "long-texts")),
+    *(f"small/{name}.yaml" for name in ("adalayers-parts", "layer-profile", "random-projections")),
+    *(
+        f"papers/adalayers/{name}.yaml"
+        for name in ("imdb-bart", "cola-roberta-large", "cola-bart", "conll-roberta-large")
+    ),
+    *(
+        f"papers/adalayers/{name}-as-published.yaml"
+        for name in ("imdb-roberta-large", "cola-roberta-large", "conll-roberta-large")
+    ),
+    "papers/adalayers/cola-single-layers-as-published.yaml",
+    "papers/insertion/table-1.yaml",
+    "papers/insertion/later-runs.yaml",
     *(f"papers/dwatt/{name}.yaml" for name in ("figure-5", "figure-6-finetuning", "figure-7-base", "figures-8-and-9")),
 ]
 PAPERS, PAPERS_SELDOM = ([path for path in paths if path.startswith("papers/")] for paths in (PATHS, SELDOM))
@@ -84,24 +96,24 @@ def test_a_paper_s_recipe_carries_its_architecture(path: str):
 
 
 @pytest.mark.parametrize(
-    ("model", "parameters"),
+    ("name", "parameters"),
     [
-        ("roberta-large", 355_359_744),
-        ("bart", 406_290_432),
+        ("imdb-roberta-large", 355_359_744),
+        ("conll-bart", 406_290_432),
     ],
 )
-def test_the_bases_are_the_published_ones(model: str, parameters: int):
-    assert tried(f"{ADA}/imdb-{model}.yaml").model["parameters"] == parameters
+def test_the_bases_are_the_published_ones(name: str, parameters: int):
+    assert tried(f"{ADA}/{name}.yaml").model["parameters"] == parameters
 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
         ("imdb-roberta-large", 1_589_658),
-        ("imdb-bart", 868_751),
-        ("cola-roberta-large", 1_589_658),
-        ("cola-bart", 868_751),
-        ("conll-roberta-large", 3_739_937),
+        pytest.param("imdb-bart", 868_751, marks=pytest.mark.full),
+        pytest.param("cola-roberta-large", 1_589_658, marks=pytest.mark.full),
+        pytest.param("cola-bart", 868_751, marks=pytest.mark.full),
+        pytest.param("conll-roberta-large", 3_739_937, marks=pytest.mark.full),
         ("conll-bart", 2_298_134),
     ],
 )
@@ -159,7 +171,7 @@ def test_rows_lengths_and_metrics_of_the_thesis(model: str):
     assert imdb.fit["max_length"] == (1024 if model == "bart" else 512)
 
 
-@pytest.mark.parametrize("name", THESIS)
+@pytest.mark.parametrize("name", set_apart(THESIS, *(name for name in THESIS if f"{ADA}/{name}.yaml" in SELDOM)))
 def test_every_layer_of_the_base_is_a_baseline(name: str):
     layers = [row["settings"]["fusion.layer"] for row in tried(f"{ADA}/{name}.yaml").runs if row["settings"]]
     assert layers == list(range(13 if name.endswith("bart") else 25))

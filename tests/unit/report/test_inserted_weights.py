@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tests.support.tiny import FAMILIES
 from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -29,8 +31,10 @@ def moved(model: Any, by: float = 0.5) -> Any:
     return model
 
 
-@pytest.mark.parametrize("init", ["identity", "unit", "xavier", "he", "zero"])
-@pytest.mark.parametrize("position", ["attention", "ffn"])
+@pytest.mark.parametrize(
+    ("init", "position"),
+    one_in(3, itertools.product(["identity", "unit", "xavier", "he", "zero"], ["attention", "ffn"])),
+)
 def test_the_starts_are_made_again_from_the_record(init: Any, position: Any, tmp_path: Path):
     model = FAMILIES["bert"].known()
     insert_(model, position, [1, 3], init=init, placement="weight")

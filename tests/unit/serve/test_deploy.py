@@ -14,11 +14,13 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from fastapi import FastAPI
 from ray.serve.schema import ServeDeploySchema
 
 from lamina.cli.command_line import build
 from lamina.errors import ConfigError, LaminaError
-from lamina.serve.cluster import application
+from lamina.serve import Settings
+from lamina.serve.cluster import Replicas, _deployment, application
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PLAIN = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
@@ -71,3 +73,10 @@ def test_arguments_of_an_application_are_checked():
     for key in ("api_key", "admin_key"):
         with pytest.raises(ConfigError, match=f"args has {key}; .*LAMINA_API_KEY"):
             application({"bank": "x", key: "sesame"})
+
+
+def test_the_number_of_replicas_and_what_each_needs_reach_ray():
+    fixed = _deployment(FastAPI, Settings(), Replicas(2, cpus=0.5))
+    assert (fixed.num_replicas, fixed.ray_actor_options["num_cpus"]) == (2, 0.5)  # pyright: ignore
+    scaling = _deployment(FastAPI, Settings(), Replicas(1, 3))._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas) == (1, 3)  # pyright: ignore

@@ -179,13 +179,13 @@ def test_a_request_is_answered_by_a_single_bank(client: TestClient, bank: Reader
     assert all(a == pytest.approx(b, abs=1e-5) for a, b in found)
 
 
-@pytest.mark.parametrize(
-    "folder", ["../bank", "/etc", "v2/../../bank", "nothing", "", ".", "link", "v2\0", "a" * 200, "v2/readers"]
-)
-def test_nothing_outside_the_root_is_read(client: TestClient, root: Path, tmp_path: Path, folder: str):
+def test_nothing_outside_the_root_is_read(client: TestClient, root: Path, tmp_path: Path):
     (root / "link").symlink_to(tmp_path / "bank")
-    assert "--readers-root" in changed(client, folder, 422)["error"]
-    assert client.get("/readers", headers=KEY).json() == {"bank_version": 1, "readers": {"mood": 1, "who": 1}}
+    outside = ("../bank", "/etc", "v2/../../bank", "nothing", "", ".", "link", "v2\0", "a" * 200, "v2/readers")
+    for folder in outside:
+        assert "--readers-root" in changed(client, folder, 422)["error"], folder
+        now = client.get("/readers", headers=KEY).json()
+        assert now == {"bank_version": 1, "readers": {"mood": 1, "who": 1}}, folder
 
 
 def test_readers_that_do_not_fit_change_nothing(client: TestClient, bank: ReaderBank, root: Path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from tests.support.pictures import CLASSES, encoded, picture, picture_folder, put
+from tests.support.portions import one_in
 from tests.support.tiny import _VISION
 from tests.support.towers import joint_processor, texts_and_images, two_towers
 from tests.support.training import PLAIN
@@ -110,7 +111,7 @@ def vision(name: str) -> Any:
     return AutoModel.from_config(AutoConfig.for_model(name, **_VISION)).eval()
 
 
-@pytest.mark.parametrize("name", SEES)
+@pytest.mark.parametrize("name", one_in(2, SEES))
 def test_images_are_read_on_many_models(name: str, shades: Task, tmp_path: Path):
     """Every position is read: patches, class tokens, registers. An image is independent of its batch (law 5)."""
     bank = ReaderBank(vision(name), ViTImageProcessor(size={"height": 16, "width": 16}))
