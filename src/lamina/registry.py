@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from dataclasses import MISSING, asdict, fields
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lamina.errors import ConfigError, check_known, convert_errors
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-class Registry:
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
     """A table from names to classes or functions, each written as "package.module:Name".
 
     The classes of fusions and heads are frozen configs. An entry is imported when `get` is called for it, not before.
@@ -48,7 +53,7 @@ class Registry:
         check_known(self.what, [name], self.names())
         return self._rows[name]
 
-    def get(self, name: str) -> type[Any]:
+    def get(self, name: str) -> type[T]:
         """Import and return the class or function that `name` is registered as.
 
         Raises:
@@ -71,11 +76,11 @@ class Registry:
         target = f"{defined_in}:{class_name}"
         raise ConfigError(f"{self.what}: {target} is not registered. Call add(name, '{target}') first.")
 
-    def to_dict(self, config: Any) -> dict[str, Any]:  # noqa: ANN401
+    def to_dict(self, config: T) -> dict[str, Any]:
         """Return the fields of a config as a JSON-ready dict, with its registered name under "name"."""
-        return {"name": self.name_of(config), **asdict(config)}
+        return {"name": self.name_of(config), **asdict(cast("DataclassInstance", config))}
 
-    def from_dict(self, fields_by_name: dict[str, Any]) -> Any:  # noqa: ANN401
+    def from_dict(self, fields_by_name: dict[str, Any]) -> T:
         """Build a config from a dict that `to_dict` returned; lists become tuples, which JSON does not have.
 
         Raises:
@@ -88,7 +93,7 @@ class Registry:
             known = ", ".join(self.names())
             raise ConfigError(f"{self.what}: no 'name' among {sorted(fields_by_name)}; known: {known}.")
         config_class = self.get(name)
-        known = {field.name: field for field in fields(config_class) if field.init}
+        known = {field.name: field for field in fields(cast("type[DataclassInstance]", config_class)) if field.init}
         check_known(f"{self.what} '{name}'", rest, known, "key")
         required = [key for key, field in known.items() if field.default is field.default_factory is MISSING]
         if missing := [key for key in required if key not in rest]:
@@ -103,7 +108,8 @@ def lists_to_tuples(value: Any) -> Any:  # noqa: ANN401
     return tuple(map(lists_to_tuples, value)) if isinstance(value, list) else value
 
 
-KINDS = Registry(
+# The types of these entries, `Kind` and functions, stand in rooms that import this module.
+KINDS: Registry[Any] = Registry(
     "kind",
     {
         "sequence_classification": "lamina.tasks.sequence_classification:SequenceClassificationKind",
@@ -117,7 +123,7 @@ KINDS = Registry(
     },
 )  # here and not in lamina.tasks, because `lamina.load` accepts the name of a kind as its `head`
 
-STUDIES = Registry(
+STUDIES: Registry[Any] = Registry(
     "study",
     {
         "probe": "lamina.studies.probing.probe:probe",

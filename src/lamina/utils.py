@@ -13,14 +13,16 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from threading import get_ident
+from types import ModuleType
 from typing import Any, TypeAlias, TypeVar
 
 from packaging.requirements import Requirement
 
 from lamina.errors import ConfigError, StoreError, convert_errors
 
-# What a JSON file can hold, and one row of a table: column -> value.
+# What a JSON file can hold; an object of such a file: key -> JSON; and one row of a table: column -> value.
 JSON: TypeAlias = bool | int | float | str | Sequence[Any] | Mapping[str, Any] | None
+JSONObject: TypeAlias = dict[str, Any]
 Row: TypeAlias = Mapping[str, JSON]
 T = TypeVar("T")
 
@@ -184,11 +186,11 @@ def world_size() -> int:
 
 def barrier() -> None:
     """Wait until every process of a distributed run has called this; return at once in a single process."""
-    if world_size() > 1:
-        _group().barrier()
+    if (group := _group()) and group.get_world_size() > 1:
+        group.barrier()
 
 
-def _group() -> Any:  # noqa: ANN401
+def _group() -> ModuleType | None:
     """Return `torch.distributed` if it is initialised, else None."""
     from torch import distributed
 

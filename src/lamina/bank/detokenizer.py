@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from lamina.layers.types import Tokenizer
 
 _REPLACEMENT = "\ufffd"  # what decoding puts in place of a character of which not all bytes are there yet
 _CONTEXT = 6  # last tokens of the prompt that are decoded along: whether the text begins with a space depends on them
@@ -24,7 +24,7 @@ class Detokenizer:
         text: The text so far.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._special = tokenizer, frozenset(tokenizer.all_special_ids)
         self._ids = [token for token in prompt if token not in self._special][-_CONTEXT:]
         # Tokens from `_begin` on are decoded, of which those before `_emitted` are part of the text or the prompt. So

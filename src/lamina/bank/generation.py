@@ -44,7 +44,7 @@ _REFUSED: dict[str, tuple[Callable[[object], bool], str]] = {
 class Generated(NamedTuple):
     """The return value of one call of `generate`, in parts."""
 
-    output: Any  # the return value that the caller expects
+    output: object  # the return value that the caller expects
     sequences: Tensor  # [sequences, tokens], as `generate` returns them
     beam_indices: Tensor | None  # [sequences, steps], see `GenerateCall`; None without beam search
 

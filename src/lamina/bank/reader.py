@@ -19,14 +19,14 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
 from lamina.layers.selectors import ranges
-from lamina.utils import check_range, derive_seed, rank, seed_torch
+from lamina.utils import JSONObject, check_range, derive_seed, rank, seed_torch
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
 
-Info = dict[str, Any]  # JSON-ready facts that are saved with a reader or a bank
+Info = JSONObject  # JSON-ready facts that are saved with a reader or a bank
 # The key of the monitors in `ReaderModule.info`, which is saved with the reader and replaced when it is trained again.
 MONITORS = "monitors"
 
@@ -143,8 +143,10 @@ class Reader:
                 raise ConfigError(f"reader: a probe of tokens is a {linear.problem_type}; it must be a classification.")
             weights |= {"head.output.weight": torch.eye(len(bias)), "head.output.bias": torch.zeros(len(bias))}
             return cls(fusion, TokenClassification(names, encoder_layers=0, dropout=0.0), stack, weights=weights)
-        settings: dict[str, Any] = {"problem_type": linear.problem_type, "linear": False, "dropout": 0.0}
-        return cls(fusion, SequenceClassification(names, pooling=pooling, **settings), stack, weights=weights)
+        head = SequenceClassification(
+            names, problem_type=linear.problem_type, pooling=pooling, linear=False, dropout=0.0
+        )
+        return cls(fusion, head, stack, weights=weights)
 
     def __post_init__(self) -> None:
         check_range("reader", "seed", self.seed, 0, (1 << 63) - 1)

@@ -34,7 +34,7 @@ from lamina.layers.wrappers import checked_model
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamina.layers.types import Processor
+    from lamina.layers.types import Processor, Tokenizer
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
 
@@ -84,7 +84,7 @@ class ReaderCollection(nn.Module):
 
         A tokenizer that was checked and has not grown since is not checked again.
         """
-        tokenizer: Any = getattr(processor, "tokenizer", processor)
+        tokenizer = cast("Tokenizer", getattr(processor, "tokenizer", processor))
         if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (id(tokenizer), len(tokenizer))):
             return
         rows = None

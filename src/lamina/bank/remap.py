@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
 from lamina.layers.block_moves import MOVES, Move, moved, order_of
@@ -54,11 +54,10 @@ def fusion_after(
     now = tuple(places[layer] for layer in reader.layers)
     if now == reader.layers and before.layers == after.layers:
         return config
-    settings: Any = config  # every fusion's config is a dataclass
-    known = {field.name for field in fields(settings)}
+    known = {field.name for field in fields(config)}
     if config.needs_block_inputs or config.site != "output" or not known & {"layers", "layer"}:
         raise ConfigError(f"{_OP}: {reads}, and its fusion cannot read them under other numbers. {_HINT}")
-    return replace(settings, layers=now) if "layers" in known else replace(settings, layer=now[0])
+    return replace(config, layers=now) if "layers" in known else replace(config, layer=now[0])
 
 
 def _place(layer: int, edit: Move, stack: str) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,6 +12,8 @@ from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
+
+    from lamina.layers.types import Tokenizer
 
 
 _OP = "reader of pairs"
@@ -43,11 +45,11 @@ def separators_of(processor: object) -> Separators:
         problem = "the bank has no tokenizer, which is needed to tell two texts apart"
         raise ConfigError(f"{_OP}: {problem}. Use ReaderBank(model, processor=tokenizer).")
     if (separators := _cache.get(tokenizer)) is None:
-        separators = _cache[tokenizer] = _encode_a_pair(tokenizer)
+        separators = _cache[tokenizer] = _encode_a_pair(cast("Tokenizer", tokenizer))
     return separators
 
 
-def _encode_a_pair(tokenizer: Any) -> Separators:  # noqa: ANN401
+def _encode_a_pair(tokenizer: Tokenizer) -> Separators:
     """Tokenise the pair ("a", "b"); return the ids between the two texts, and all ids that belong to neither text."""
     name = type(tokenizer).__name__
     encoding = tokenizer("a", "b")

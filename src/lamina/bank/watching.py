@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
     from lamina.bank.reader_collection import ReaderCollection
+    from lamina.layers.types import Generator, Tokenizer
 
 Watched = Literal["output", "both"]
 Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, token ids, or texts
@@ -345,7 +346,7 @@ def _detokenizers(call: GenerateCall, tokenizer: PreTrainedTokenizerBase) -> lis
     """Return a detokenizer for each sequence of a call. In a decoder-only model, the text continues the prompt."""
     rows = call.prompts.tolist()
     continues = not call.model.config.is_encoder_decoder
-    return [Detokenizer(tokenizer, row if continues else ()) for row in rows]
+    return [Detokenizer(cast("Tokenizer", tokenizer), row if continues else ()) for row in rows]
 
 
 class _StopFlagged(StoppingCriteria):
@@ -470,7 +471,7 @@ def stream(
         with new_watch(on_token=put) as watching:
             more = [watching.stopping] if stop else []
             more.append(StopOnEvent(left, watching.discard))
-            cast("Any", model).generate(**prompts, **options, stopping_criteria=[*criteria, *more])
+            cast("Generator", model).generate(**prompts, **options, stopping_criteria=[*criteria, *more])
 
     with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
         _ = stop and watching.stopping

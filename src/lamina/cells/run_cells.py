@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from pydantic_core import to_jsonable_python
@@ -17,11 +17,14 @@ from pydantic_core import to_jsonable_python
 from lamina.errors import ConfigError, LaminaError, StoreError, first_line, memory_errors
 from lamina.prediction.ray_workers import RETRIES, connected, import_ray
 from lamina.train.identity import difference, seal, unseal
-from lamina.utils import derive_seed, progress_bar, remove_leftovers, seed_torch, world_size, write_text
+from lamina.utils import JSONObject, derive_seed, progress_bar, remove_leftovers, seed_torch, world_size, write_text
+
+if TYPE_CHECKING:
+    import numpy as np
 
 FAILURES = "failures.json"
 Value = str | int | float | bool | None
-State = dict[str, Any]  # result of a cell, in JSON types
+State = JSONObject  # result of a cell, in JSON types
 
 
 @final
@@ -161,7 +164,7 @@ def _died(cell: Cell, reason: str) -> Failure:
     return Failure(dict(cell.key), reason)
 
 
-def _plain(value: Any) -> object:
+def _plain(value: np.generic | torch.Tensor) -> object:
     """Return a number of NumPy or PyTorch as a Python number."""
     return value.item()
 

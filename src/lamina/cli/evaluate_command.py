@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, NotRequired, TypeAlias, TypedDict, cast
 
 from typer import Argument, Option
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from lamina.heads.base import HeadConfig, TaskLike
     from lamina.tasks.task import Task
+    from lamina.train.results import Scores
+    from lamina.utils import JSONObject
 
 PER_CLASS = ("label", "precision", "recall", "f1", "count", "guessed")
 _ERRORS = "Number of wrong predictions to show per reader, the most confident first. Default: none."
@@ -221,7 +223,7 @@ def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split:
     return Task.preset(source, files=None if data is None else data / source.removeprefix("glue/"))
 
 
-def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) -> None:
+def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
     """Print a table of all metrics, and then the tables "per_class" and "errors" of readers that have them.
 
     `scores` is what `lamina.evaluate` returned with `compare=True`, and `tasks` is reader -> task.
@@ -249,7 +251,7 @@ def _show(scores: Mapping[str, Mapping[str, Any]], tasks: Mapping[str, Task]) ->
             print_errors(reader, values["errors"])
 
 
-def _row(metric: str, values: Mapping[str, Any]) -> list[str]:
+def _row(metric: str, values: JSONObject) -> list[str]:
     """Return the cells for one metric of a reader: score, interval, the constant prediction's score, and TF-IDF's."""
     count = values.get("rows", 0)
     low_high = [shown(end, count) for end in values.get("interval", {}).get(metric, ())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from typer import Argument, Option
 
@@ -49,8 +49,6 @@ def monitor(  # noqa: PLR0913
     """
     from lamina.prediction import monitor as train_monitor
 
-    columns: dict[str, Any] = {"messages": messages, "prompt": prompt, "reply": reply, "label": label, "spans": spans}
-    how: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "max_length": max_length, "seed": seed}
     trained = train_monitor(
         train,
         model=model,
@@ -60,8 +58,15 @@ def monitor(  # noqa: PLR0913
         output=output,
         anyway=anyway,
         progress=progress,
-        **columns,
-        **how,
+        messages=messages,
+        prompt=prompt,
+        reply=reply,
+        label=label,
+        spans=spans,
+        epochs=epochs,
+        batch_size=batch_size,
+        max_length=max_length,
+        seed=seed,
     )
     saved = str(output) if output is not None and trained.stored else None
     if as_json:

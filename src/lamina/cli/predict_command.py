@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, TypeAlias, cast
 
 from typer import Argument, Option
 
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
+    from lamina.utils import JSONObject
 
-    Answer: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]]  # a prediction; see `lamina.predict`
+    Answer: TypeAlias = JSONObject | Sequence[JSONObject]  # a prediction; see `lamina.predict`
 
 Texts: TypeAlias = list[str] | list[tuple[str, str]]
 

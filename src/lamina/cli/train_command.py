@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from typer import Argument, Option
 
@@ -14,13 +14,14 @@ from lamina.cli.shared_options import DataOption, JsonOption, RayOption
 from lamina.utils import pluralize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from lamina.recipes.estimate import Estimate
     from lamina.recipes.run_recipe import RecipeResult
     from lamina.recipes.schema import Recipe
+    from lamina.utils import JSONObject
 
-    PlannedRun: TypeAlias = Mapping[str, Any]  # a row of `Estimate.runs`
+    PlannedRun: TypeAlias = JSONObject  # a row of `Estimate.runs`
 
 SHOWN = 20  # rows of the printed table of a sweep
 _OUTPUT = "Folder to save to; an earlier run in it is replaced. Default: out/<recipe>."
@@ -79,7 +80,7 @@ def train(  # noqa: PLR0913
     from lamina.recipes.run_recipe import run_recipe
     from lamina.utils import rank
 
-    options: dict[str, Any] = {"resume": True} if resume else {}
+    options: dict[str, object] = {"resume": True} if resume else {}
     if progress is not None:
         options["progress"] = progress
     run = run_recipe(loaded, data=data, output=folder, ray=ray, memory_bytes=memory_bytes, **options)

@@ -14,13 +14,15 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final, overload
 
 import numpy as np
 import pyarrow as pa
 
 from lamina.errors import DataError, convert_errors
 
+Cell: TypeAlias = Any  # the value of a row in a column, which is whatever a file can hold
+Record: TypeAlias = dict[str, Cell]  # a row: column -> cell
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -137,7 +139,7 @@ def chunks(items: Iterable[T], size: int = CHUNK) -> Iterator[list[T]]:
 
 
 @final
-class Column(Sequence[Any]):
+class Column(Sequence[Cell]):
     """Columns of a dataset as one sequence. Its items are read from the dataset on access.
 
     Args:
@@ -147,7 +149,7 @@ class Column(Sequence[Any]):
             only column, or the tuple of the cells of several columns.
     """
 
-    def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Any] | None = None) -> None:
+    def __init__(self, rows: datasets.Dataset, names: Sequence[str], decode: Callable[..., Cell] | None = None) -> None:
         names = list(names)
         self.rows, self.decode = rows if rows.column_names == names else rows.select_columns(names), decode
 
@@ -155,15 +157,15 @@ class Column(Sequence[Any]):
         return len(self.rows)
 
     @overload
-    def __getitem__(self, row: int) -> Any: ...
+    def __getitem__(self, row: int) -> Cell: ...
     @overload
-    def __getitem__(self, row: slice) -> tuple[Any, ...]: ...
-    def __getitem__(self, row: int | slice) -> Any:
+    def __getitem__(self, row: slice) -> tuple[Cell, ...]: ...
+    def __getitem__(self, row: int | slice) -> Cell:
         if isinstance(row, slice):
             return self.read_rows(range(*row.indices(len(self))))
         return self.read_rows([row])[0]
 
-    def read_rows(self, rows: Sequence[int]) -> tuple[Any, ...]:
+    def read_rows(self, rows: Sequence[int]) -> tuple[Cell, ...]:
         """Return the items of the rows with these indices, in the given order."""
         if not len(rows):
             return ()
@@ -176,11 +178,11 @@ class Column(Sequence[Any]):
         """Return a sequence of the items of the rows with these indices, in the given order, without copying data."""
         return Column(derived(self.rows.select(rows), self.rows), self.rows.column_names, self.decode)
 
-    def then(self, decode: Callable[[Any], Any]) -> Column:
+    def then(self, decode: Callable[[Cell], Cell]) -> Column:
         """Return a sequence with `decode(item)` for each item, computed on access."""
         return Column(self.rows, self.rows.column_names, partial(_both, self.decode, decode))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Cell]:
         for start in range(0, len(self), CHUNK):
             yield from self.read_rows(range(start, min(start + CHUNK, len(self))))
 
@@ -195,7 +197,7 @@ class Column(Sequence[Any]):
 
 
 def columns_of(
-    rows: datasets.Dataset, decoders: Mapping[str, Callable[[Any], Any] | None] | None = None
+    rows: datasets.Dataset, decoders: Mapping[str, Callable[[Cell], Cell] | None] | None = None
 ) -> dict[str, Column]:
     """Return name -> column, for every column of a dataset, in time that is linear in the number of columns.
 
@@ -218,7 +220,7 @@ def columns_of(
     return columns
 
 
-def _both(first: Callable[..., Any] | None, second: Callable[[Any], Any], *cells: Any) -> Any:
+def _both(first: Callable[..., Cell] | None, second: Callable[[Cell], Cell], *cells: Cell) -> Cell:
     """Return `second(first(*cells))`; if `first` is None, `second` of the only cell."""
     return second(cells[0] if first is None else first(*cells))
 

@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from lamina.layers.types import Processor
+    from lamina.layers.types import Processor, Tokenizer
 
     class Batches(Protocol):
         """The encoded rows of a split, as far as making batches needs them; an `Inputs` of the room `tasks`."""
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
     Job = tuple[Batches, Sequence[int], int]
     """A batch that will be prepared: the inputs that prepare it, the indices of its rows, and the epoch (from 0)."""
-
-# A tokenizer of transformers. Its type is not used, because its stubs are narrower than what it accepts and returns.
-Tokenizer: TypeAlias = Any
 
 _SORTED_BATCHES = 50  # number of batches for training among whose rows lengths are sorted
 
@@ -53,7 +50,7 @@ class Budget(NamedTuple):
 
 def tokenizer_of(processor: Processor) -> Tokenizer:
     """Return the tokenizer inside a processor; the processor itself if it contains none."""
-    return getattr(processor, "tokenizer", processor)
+    return cast("Tokenizer", getattr(processor, "tokenizer", processor))
 
 
 def check_tokenizer(processor: object) -> Processor:

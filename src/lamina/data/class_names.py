@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 
+from lamina.data.arrow import Cell
+
 if TYPE_CHECKING:
     import datasets
 
-Decoder: TypeAlias = Callable[[Any], Any]
+Decoder: TypeAlias = Callable[[Cell], Cell]
 Feature: TypeAlias = Any  # a feature of `datasets`: an object, or a list or mapping of features
 _MOST_VALUES = 1000  # a dictionary column with more values holds texts, not classes
 
@@ -46,19 +48,19 @@ def _item(feature: Feature) -> Feature | None:
     return getattr(feature, "feature", None)
 
 
-def _name(names: tuple[str, ...], cell: Any) -> Any:
+def _name(names: tuple[str, ...], cell: Cell) -> Cell:
     """Return the name of a class id, and None for -1; other cells stay unchanged."""
     if cell == -1:
         return None
     return names[cell] if isinstance(cell, int) and 0 <= cell < len(names) else cell
 
 
-def _each(decode: Decoder, cell: Any) -> Any:
+def _each(decode: Decoder, cell: Cell) -> Cell:
     """Decode every entry of a list; other cells stay unchanged."""
     return [decode(part) for part in cell] if isinstance(cell, list) else cell
 
 
-def _fields(fields: Mapping[str, Decoder], cell: Any) -> Any:
+def _fields(fields: Mapping[str, Decoder], cell: Cell) -> Cell:
     """Decode the fields of a mapping that are named in `fields`; other cells stay unchanged."""
     if not isinstance(cell, Mapping):
         return cell

@@ -19,13 +19,13 @@ import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, final
 
 from filelock import FileLock, Timeout
 from rich.filesize import decimal
 
 from lamina.errors import CacheError, ConfigError, UnknownNameError, convert_errors
-from lamina.utils import fsync, is_dir
+from lamina.utils import JSONObject, fsync, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # What the states of an entry depend on, and facts about its files, as `index.json` holds them: name -> JSON value.
-Facts: TypeAlias = dict[str, Any]
+Facts: TypeAlias = JSONObject
 
 FORMAT = 3  # version of the format of an entry's files
 INDEX = "index.json"

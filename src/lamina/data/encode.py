@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from lamina.data.batches import Tokenizer
-    from lamina.layers.types import Processor
+    from lamina.layers.types import Processor, Tokenizer
 
     Text = str | tuple[str, str]
 
@@ -277,7 +276,7 @@ def encode(
     room = max_length - tokenizer.num_special_tokens_to_add(pair=pairs)
     if room < 1:
         raise ConfigError(f"encode: max_length is {max_length}; the special tokens alone are {max_length - room}.")
-    options: dict[str, Any] = {
+    options: dict[str, int | str] = {
         "truncation": True,
         "max_length": max_length,
         "return_special_tokens_mask": True,
@@ -302,14 +301,14 @@ def encode(
             truncated.append(count)
             if offsets and space:
                 _shift_offsets(output, part, spaced, side=int(is_second))
-            shared = options.get("stride", 0)
+            shared = int(options.get("stride", 0))
             yield _windows(tokenizer, output, start=number * CHUNK, shared=shared, is_second=is_second)
 
     with _unchanged(tokenizer, windows=windows):
         return Encoded(join_tables(tables()), sum(truncated))
 
 
-def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, Any]:
+def _window_options(room: int, stride: int | None, max_length: int, *, pairs: bool) -> dict[str, int | str]:
     """Return tokenizer options that cut texts into windows with `room` tokens besides special tokens.
 
     In a pair, at least half of them belong to the second text. The default of `stride` is a quarter of `max_length`, or

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,14 +20,14 @@ from lamina.utils import MAX_BYTES
 if TYPE_CHECKING:
     import datasets
 
+    from lamina.data.arrow import Record
+
 MOST_BYTES = 1 << 30  # bytes of cells that any file may hold
 MOST_RATIO = 100  # a larger file may hold this number of times its own size; texts are compressed about 3 times
 _ROWS = 2**14  # rows whose sizes are computed at a time
 
 
-def read_parquet(
-    path: Path, columns: Sequence[str] | None, rows: int
-) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
+def read_parquet(path: Path, columns: Sequence[str] | None, rows: int) -> Iterator[tuple[int, Record | DataError]]:
     """Yield the rows of a Parquet file with their numbers, counted from 1; a row that cannot be read is a DataError.
 
     Args:
@@ -54,7 +54,7 @@ def read_parquet(
             start += len(batch)
 
 
-def _records(path: Path, batch: pa.RecordBatch, start: int) -> Iterator[tuple[int, dict[str, Any] | DataError]]:
+def _records(path: Path, batch: pa.RecordBatch, start: int) -> Iterator[tuple[int, Record | DataError]]:
     """Yield (row number, row) for a batch, numbered from `start`; a row whose text is not UTF-8 is a DataError.
 
     Such a row is found by halving the batch, because the error does not tell which row is wrong.

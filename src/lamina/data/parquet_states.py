@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import NamedTemporaryFile, gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ROWS = 256  # rows that are unpacked at a time
 
 
-def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[Any, tuple[int, ...]]:
+def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[IO[bytes], tuple[int, ...]]:
     """Return a temporary file with the numbers of a column as float32, and the shape of the column.
 
     Parquet compresses groups of rows, so that single rows cannot be read. The file is removed when the returned object
@@ -47,7 +47,7 @@ def unpacked(path: Path, column: str, shape: Sequence[int]) -> tuple[Any, tuple[
             file.write(_numbers(path, cells, rows, shape[1:]).tobytes())
             rows += len(cells)
     file.flush()
-    return file, (rows, *shape[1:])
+    return cast("IO[bytes]", file), (rows, *shape[1:])
 
 
 def column_shape(path: Path, column: str) -> tuple[int, ...]:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any, TypeAlias, TypeVar
+from typing import IO, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lamina.data.arrow import CHUNK, Column, columns_of, dataset_of
+from lamina.data.arrow import CHUNK, Cell, Column, Record, columns_of, dataset_of
 from lamina.data.class_names import decoder, dictionary_names, names_of, parquet_features
 from lamina.data.conll import sentences
 from lamina.data.parquet import parquet_errors, read_parquet
@@ -30,7 +30,6 @@ from lamina.errors import DataError, convert_errors
 from lamina.utils import MAX_BYTES, check_range, parse_json
 
 T = TypeVar("T")
-Record: TypeAlias = dict[str, Any]  # column -> cell, which is whatever the file can hold
 # Lines, rows of cells, and records: each with its number in the file, or with the error that describes it.
 Lines: TypeAlias = Iterator[tuple[int, str | DataError]]
 CellRows: TypeAlias = Iterator[tuple[int, list[str] | DataError]]
@@ -225,7 +224,7 @@ class Table:
     """
 
     path: str
-    columns: Mapping[str, Sequence[Any]]
+    columns: Mapping[str, Sequence[Cell]]
     rows: Sequence[int]
     numbered: bool = False
     class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -235,7 +234,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def column(self, name: str | int) -> Sequence[Any]:
+    def column(self, name: str | int) -> Sequence[Cell]:
         """Return the cells of a column, none of which may be None; `name` is as for `cells`.
 
         Raises:
@@ -247,7 +246,7 @@ class Table:
                 raise missing_value(self.path, row, str(name))
         return cells
 
-    def cells(self, name: str | int) -> Sequence[Any]:
+    def cells(self, name: str | int) -> Sequence[Cell]:
         """Return the cells of a column, some of which may be None.
 
         Args:
@@ -445,7 +444,7 @@ def _select_columns(
         raise DataError(f"read: {path} is empty; a task needs at least one row.", path=str(path))
 
 
-def _cell(path: Path, record: Record, name: str, file_format: str) -> Any:  # noqa: ANN401
+def _cell(path: Path, record: Record, name: str, file_format: str) -> Cell:
     """Return a record's cell in a column; None if the cell is missing. The name may be "outer.inner".
 
     Raises:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from typing import Any, TypedDict
+from typing import TypedDict
+
+from lamina.utils import JSONObject
 
 HELD_OUT_SHARE = 0.5  # probability that a test sentence takes a word reserved for the test split
 NEGATED_SHARE = 0.3  # share of positive and negative sentences that use a negation
@@ -76,7 +78,7 @@ class Token:
 
 
 @cache
-def data() -> dict[str, Any]:
+def data() -> JSONObject:
     """Return the content of words.json: lists of words under "words", templates under "templates"."""
     return json.loads(resources.files("lamina.demo").joinpath("words.json").read_text(encoding="utf-8"))
 

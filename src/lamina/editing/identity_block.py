@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ def identity_values(
         raise ConfigError(f"{op}: identity is True, but the layers of this model share one block. Use identity=False.")
     if main_device(model).type == "meta":
         return {}
-    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    calls: dict[int, tuple[tuple[object, ...], dict[str, object]]] = {}
     with preserve_model(model):
         blocks = {layer: copy.deepcopy(stack.blocks[layer - 1]) for layer in layers}
         for layer in layers:
@@ -71,7 +71,7 @@ def _where(model: PreTrainedModel, layer: int, op: str) -> str:
     return f"{op}: block {layer} of the family '{family_of(model)}'"
 
 
-def _plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tuple[object, ...], dict[str, object]]:
     """Return a block's arguments without a cache and with copies of tensors, because the model may change these."""
 
     def plain(value: object) -> object:
@@ -84,7 +84,7 @@ def _plain(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any,
     }
 
 
-def _zeros(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, where: str) -> dict[str, float]:
+def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], *, where: str) -> dict[str, float]:
     """Find the parameters that must stay constant so that the block returns its input; return name -> constant.
 
     The block is changed: these parameters get their constants. See `identity_values` for the method.
@@ -108,7 +108,7 @@ def _zeros(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *
     return {name: silent[name] for name in order if not torch.equal(parameters[name], values[name])}
 
 
-def _in_order_of_use(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
+def _in_order_of_use(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[str]:
     """Return the names of a block's parameters in the order in which the block uses them; unused ones come first."""
     called: list[str] = []
     handles = [
@@ -143,12 +143,12 @@ def _silent_value(block: nn.Module, name: str) -> float:
     return 0.0
 
 
-def _state(values: Sequence[Any]) -> Tensor | None:
+def _state(values: Sequence[object]) -> Tensor | None:
     """Return the first hidden state `[batch, tokens, width]` among a block's arguments or results."""
     return next((v for v in values if isinstance(v, Tensor) and v.ndim == 3 and v.is_floating_point()), None)
 
 
-def _is_identity(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _is_identity(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Return whether a block returns exactly the state that it receives."""
     received = _state([*args, *kwargs.values()])
     expected = None if received is None else received.clone()
@@ -159,7 +159,7 @@ def _is_identity(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     return expected is not None and returned is not None and torch.equal(expected, returned)
 
 
-def _ends_in_norm(block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _ends_in_norm(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
     """Return whether the last called module with weights in a block is a norm."""
     last = _in_order_of_use(block, args, kwargs)[-1].rpartition(".")[0]
     return "norm" in type(block.get_submodule(last)).__name__.lower()

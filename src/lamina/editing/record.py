@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, StoreError
 from lamina.layers.block_moves import MOVES, moved
 from lamina.layers.layer_guard import EDITS
 from lamina.layers.wrappers import checked_model
-from lamina.utils import JSON, is_dir
+from lamina.utils import JSON, JSONObject, is_dir
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class Edit:
         return {**asdict(self), "layers": list(self.layers), "parameters": list(self.parameters)}
 
     @classmethod
-    def from_dict(cls, saved: Mapping[str, Any]) -> Edit:
+    def from_dict(cls, saved: JSONObject) -> Edit:
         """Build the edit from a dict that `to_dict` returned.
 
         Raises:

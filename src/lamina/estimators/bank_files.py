@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 
@@ -86,7 +86,7 @@ def read_estimator(folder: Path, kind: type[T]) -> tuple[T, str | None]:
         params, learnt = ({key: _from_json(cell) for key, cell in facts[part].items()} for part in ("params", "learnt"))
         estimator = kind(**params)
         vars(estimator).update(learnt)
-        return estimator, params["model"] or Manifest.read(folder / MANIFEST).base.id
+        return estimator, cast("str | None", params["model"]) or Manifest.read(folder / MANIFEST).base.id
 
 
 def _is_learnt(name: str) -> bool:
@@ -94,7 +94,7 @@ def _is_learnt(name: str) -> bool:
     return name.endswith("_") and not name.startswith("_") and name not in ("bank_", "result_")
 
 
-def _to_json(value: Any) -> JSON:
+def _to_json(value: object) -> JSON:
     """Return a parameter or attribute as JSON.
 
     Readers, fusions, arrays and dictionaries become objects whose first key names their type, so that `_from_json` can
@@ -111,10 +111,11 @@ def _to_json(value: Any) -> JSON:
         return {"pairs": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
     if isinstance(value, tuple | list):
         return [_to_json(item) for item in value]
-    return value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
+    plain = value.item() if isinstance(value, np.generic) else str(value) if isinstance(value, Path) else value
+    return cast("JSON", plain)
 
 
-def _from_json(value: JSON) -> Any:
+def _from_json(value: JSON) -> object:
     """Return the parameter or attribute for which `_to_json` returned `value`."""
     if isinstance(value, list):
         return [_from_json(item) for item in value]

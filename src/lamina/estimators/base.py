@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self, cast
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -32,11 +32,18 @@ from lamina.train.options import FitOptions, PassOptions
 from lamina.train.plan import usual_epochs
 
 if TYPE_CHECKING:
+    from sklearn.utils import Tags
+    from torch import Tensor
+
     from lamina.estimators.examples import Texts
+    from lamina.estimators.shared_model import ModelLike, RandomState
     from lamina.estimators.target_values import Targets
+    from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
+    from lamina.tasks.class_results import ClassResults
     from lamina.tasks.outputs import Results
     from lamina.tasks.split import Split
+    from lamina.utils import JSONObject
 
 READER = "reader"  # name of the estimator's reader in its bank
 _PARAMETERS = ("epochs", "batch_size", "learning_rate", "max_length")  # also options of `lamina.fit`
@@ -57,17 +64,17 @@ class LaminaEstimator(BaseEstimator):
 
     def __init__(  # noqa: PLR0913
         self,
-        model: Any = "minilm",
+        model: ModelLike = "minilm",
         *,
         reader: FusionConfig | Reader | None = None,
-        processor: Any = None,
+        processor: Processor | None = None,
         epochs: int | None = None,
         batch_size: int = 32,
         learning_rate: float | None = None,
         max_length: int | None = None,
         validation_fraction: float | None = None,
-        random_state: Any = 0,
-        options: Mapping[str, Any] | None = None,
+        random_state: RandomState = 0,
+        options: Mapping[str, object] | None = None,
         backend: Backend = "auto",
     ) -> None:
         self.model = model
@@ -89,7 +96,7 @@ class LaminaEstimator(BaseEstimator):
 
     def _new_bank(self) -> ReaderBank:
         vars(self).pop("bank_", None)  # the bank of an earlier `fit`, which may have other classes
-        self._base: tuple[Any, Any] = (self.model, self.processor)
+        self._base: tuple[ModelLike, Processor | None] = (self.model, self.processor)
         return ReaderBank(*model_of(self.model, self.processor, self._op()))
 
     def _seed(self) -> int:
@@ -107,9 +114,12 @@ class LaminaEstimator(BaseEstimator):
         parts = {"train": split}
         if self.validation_fraction is not None:
             with data_errors(self._op()):
-                how: dict[str, Any] = {"test_size": self.validation_fraction, "random_state": seed % 2**32}
-                how["stratify"] = targets.stratify
-                train, validation = train_test_split(range(len(split)), **how)
+                train, validation = train_test_split(
+                    range(len(split)),
+                    test_size=self.validation_fraction,
+                    random_state=seed % 2**32,
+                    stratify=targets.stratify,
+                )
             parts = {"train": split.select_rows(sorted(train)), "validation": split.select_rows(sorted(validation))}
         problem, labels, positive = targets.problem_type, targets.labels, getattr(self, "positive", None)
         positive = None if positive is None else str(positive)
@@ -117,7 +127,7 @@ class LaminaEstimator(BaseEstimator):
         name = type(self).__name__
         return Task(kind_of(self.kind), problem, labels, metrics[0], metrics, parts, name, positive)
 
-    def _reader(self, task: Task, given: Any, seed: int, **settings: Any) -> Reader:
+    def _reader(self, task: Task, given: object, seed: int, **settings: object) -> Reader:
         """Return the reader's config for the task's labels.
 
         `given` is the estimator's parameter `reader`: None (the task's default reader), a fusion (with a default head)
@@ -130,19 +140,19 @@ class LaminaEstimator(BaseEstimator):
         if given is None:
             fusion, head, stack = default.fusion, default.head, None
         elif isinstance(given, FusionConfig):
-            fusion, head, stack = given, replace(default.head, **self._head_of_a_fusion()), None  # pyright: ignore
+            fusion, head, stack = given, replace(default.head, **self._head_of_a_fusion()), None
         elif isinstance(given, Reader) and type(given.head) is type(default.head):
             fusion, head, stack = given.fusion, given.head, given.stack
         else:
             came = f"reader is {type(given.head if isinstance(given, Reader) else given).__name__}"
             rule = f"it must be None, a fusion such as lamina.ScalarMix(), or a lamina.Reader with a {_name(default)}"
             raise ConfigError(f"{self._op()}: {came}; {rule}.")
-        own: dict[str, Any] = {"labels": task.labels, "problem_type": task.problem_type, **settings}
-        known = {field.name for field in fields(head)}  # pyright: ignore
-        head = replace(head, **{key: value for key, value in own.items() if key in known})  # pyright: ignore
+        own: dict[str, object] = {"labels": task.labels, "problem_type": task.problem_type, **settings}
+        known = {field.name for field in fields(head)}
+        head = replace(head, **{key: value for key, value in own.items() if key in known})
         return Reader(fusion, head, stack=stack, seed=seed)
 
-    def _head_of_a_fusion(self) -> dict[str, Any]:
+    def _head_of_a_fusion(self) -> dict[str, object]:
         """Return settings for the head that is added if the parameter `reader` is only a fusion."""
         return {}
 
@@ -152,7 +162,7 @@ class LaminaEstimator(BaseEstimator):
         Raises:
             ConfigError: If `options` is no mapping, or has an option that is a parameter of the estimator.
         """
-        own: dict[str, Any] = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
+        own: JSONObject = {name: _plain(getattr(self, name)) for name in _PARAMETERS}
         own |= {"seed": seed, "keep": "last" if self.validation_fraction is None else "best"}
         if own["epochs"] is None:
             size = FitOptions.of({"batch_size": own["batch_size"]}, self._op()).batch_size
@@ -165,7 +175,7 @@ class LaminaEstimator(BaseEstimator):
             if name in own:
                 raise ConfigError(f"{self._op()}: options has '{name}'; {_OWN[name]}.")
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            kept: dict[str, Any] = {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
+            kept: JSONObject = {"cache": "auto", "cache_dtype": "float32", "cache_dir": folder}
             self.result_ = fit(bank, {READER: task}, **({} if "cache" in more else kept) | own | more)
         self.bank_ = bank.eval()
 
@@ -181,6 +191,11 @@ class LaminaEstimator(BaseEstimator):
         prepared.warn(self._op(method))
         return predictor.results(prepared)
 
+    def _logits_of(self, split: Split, method: str) -> dict[str, Tensor]:
+        """Return reader name -> its logits for the examples of a split; all readers have heads for whole texts."""
+        results = self._results(split, method)
+        return {name: cast("ClassResults", result).logits for name, result in results.items()}
+
     def _texts(self, X: object, method: str, *, reset: bool) -> Texts:
         """Return X as texts or pairs of texts. With `reset` (in `fit`), its columns are recorded, else compared.
 
@@ -193,7 +208,7 @@ class LaminaEstimator(BaseEstimator):
 
     # Methods that scikit-learn requires
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.input_tags.string, tags.input_tags.one_d_array, tags.input_tags.two_d_array = True, True, False
         return tags
@@ -202,20 +217,20 @@ class LaminaEstimator(BaseEstimator):
         shared = {name: getattr(self, name) for name in _SHARED}
         plain = type(self)(**{**self.get_params(deep=False), **dict.fromkeys(_SHARED)})
         vars(plain).update({name: value for name, value in vars(self).items() if name.startswith("_sklearn")})
-        copied: Any = super(LaminaEstimator, plain).__sklearn_clone__()
+        copied = cast("Self", super(LaminaEstimator, plain).__sklearn_clone__())
         return copied.set_params(**shared)
 
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(vars(self))
+    def __getstate__(self) -> dict[str, object]:
+        state: dict[str, object] = dict(vars(self))
         if (bank := state.pop("bank_", None)) is not None:
-            state["_files"] = files_of(bank)
+            state["_files"] = files_of(cast("ReaderBank", bank))
         return state
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         files = (state := dict(state)).pop("_files", None)
         super().__setstate__(state)
         if files is not None:
-            self.bank_ = bank_of(files, *model_of(*self._base, "load"))
+            self.bank_ = bank_of(cast("Mapping[str, bytes]", files), *model_of(*self._base, "load"))
 
     # On disk
 
@@ -235,7 +250,7 @@ class LaminaEstimator(BaseEstimator):
         write_estimator(self, self.bank_, Path(folder))
 
     @classmethod
-    def load(cls, folder: str | Path, *, model: Any = None, processor: Any = None) -> Self:
+    def load(cls, folder: str | Path, *, model: ModelLike | None = None, processor: Processor | None = None) -> Self:
         """Load an estimator that `save` wrote.
 
         Args:
@@ -251,10 +266,10 @@ class LaminaEstimator(BaseEstimator):
 
         def read() -> Self:
             estimator, base = read_estimator(Path(folder), cls)
-            if model is None and base is None:
+            if (named := base if model is None else model) is None:
                 came = f"{folder} names no model, since the one it was fitted on has no name"
                 raise StoreError(f"load: {came}. Give `model`, and its `processor`.")
-            estimator._base = (base if model is None else model, processor)
+            estimator._base = (named, processor)
             estimator.model, estimator.processor = estimator._base
             loaded = model_of(*estimator._base, f"{cls.__name__}.load")
             estimator.bank_ = ReaderBank.from_pretrained(folder, *loaded)
@@ -263,7 +278,7 @@ class LaminaEstimator(BaseEstimator):
         return read_steady(Path(folder), MANIFEST, read)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Convert a NumPy scalar to a Python value, because searches pass these as parameters; return others unchanged."""
     return value.item() if isinstance(value, np.generic) else value
 

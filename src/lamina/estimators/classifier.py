@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, final
 
 import numpy as np
 import torch
@@ -18,9 +18,13 @@ from lamina.heads.sequence_classification import SequenceClassification
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
+    from sklearn.utils import ClassifierTags, Tags
+
     from lamina.bank import Reader
+    from lamina.estimators.shared_model import ModelLike, RandomState
     from lamina.estimators.target_values import Targets
     from lamina.fusion.base import FusionConfig
+    from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
 
 
@@ -63,19 +67,19 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
 
     def __init__(  # noqa: PLR0913
         self,
-        model: Any = "minilm",
+        model: ModelLike = "minilm",
         *,
         reader: FusionConfig | Reader | None = None,
-        processor: Any = None,
+        processor: Processor | None = None,
         epochs: int | None = None,
         batch_size: int = 32,
         learning_rate: float | None = None,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
-        positive: Any = None,
+        positive: object = None,
         max_length: int | None = None,
         validation_fraction: float | None = None,
-        random_state: Any = 0,
-        options: Mapping[str, Any] | None = None,
+        random_state: RandomState = 0,
+        options: Mapping[str, object] | None = None,
         backend: Backend = "auto",
     ) -> None:
         self.model = model
@@ -92,7 +96,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         self.options = options
         self.backend = backend
 
-    def _head_of_a_fusion(self) -> dict[str, Any]:
+    def _head_of_a_fusion(self) -> dict[str, object]:
         return {"pooling": "mean"}
 
     def fit(self, X: object, y: object) -> Self:
@@ -110,7 +114,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         op = self._op()
         texts = self._texts(X, "fit", reset=True)
         targets, seed = class_targets(y, texts, op), self._seed()
-        self.classes_: Any = targets.classes
+        self.classes_ = cast("np.ndarray", targets.classes)
         task = self._task(Split.of(texts, targets.values), targets, seed)
         bank = self._new_bank()
         bank.add(READER, self._reader(task, self.reader, seed, class_weights=self._weights(targets)))
@@ -124,13 +128,13 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
             raise ConfigError(f"{self._op()}: class_weight is set, but y has several labels per text; it is for one.")
         given = dict(self.class_weight) if isinstance(self.class_weight, Mapping) else self.class_weight
         with data_errors(self._op()):
-            weights = compute_class_weight(given, classes=self.classes_, y=self.classes_[targets.values])
+            weights = compute_class_weight(given, classes=self.classes_, y=self.classes_[targets.stratify])
         return tuple(float(weight) for weight in weights)
 
     def _logits(self, X: object, method: str) -> torch.Tensor:
         self._check_fitted()
         texts = self._texts(X, method, reset=False)
-        return self._results(Split.of(texts), method)[READER].logits  # pyright: ignore
+        return self._logits_of(Split.of(texts), method)[READER]
 
     @property
     def _several(self) -> bool:
@@ -165,7 +169,7 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         logits = self._logits(X, "decision_function").double()
         return (logits[:, 1] - logits[:, 0] if not self._several and logits.shape[1] == 2 else logits).numpy()
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.classifier_tags.multi_label = True
+        cast("ClassifierTags", tags.classifier_tags).multi_label = True
         return tags

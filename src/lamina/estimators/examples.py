@@ -35,6 +35,14 @@ def data_errors(op: str) -> Iterator[None]:
         raise DataError(f"{op}: {error}") from error
 
 
+def as_array(values: TextsLike | TargetsLike, name: str, **how: Any) -> Any:
+    """Return values as an array of any number of dimensions, as scikit-learn's `check_array(**how)` checks them.
+
+    A sparse array stays sparse if `how` accepts it. `name` is the argument's name, for the messages.
+    """
+    return check_array(values, ensure_2d=False, input_name=name, **how)
+
+
 def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) -> Texts:
     """Return X as a list of texts, or as a list of pairs of texts.
 
@@ -52,10 +60,9 @@ def as_texts(estimator: BaseEstimator, X: TextsLike, op: str, *, reset: bool) ->
     with data_errors(op):
         # sets the names of the columns, or compares them
         validate_data(estimator, X, reset=reset, skip_check_array=True, ensure_2d=False)
-        how: dict[str, Any] = {"dtype": object, "ensure_all_finite": False}
-        table: Any = check_array(X, ensure_2d=False, input_name="X", **how)
+        table = as_array(X, "X", dtype=object, ensure_all_finite=False)
     _check_columns(estimator, table, op, reset=reset)
-    rows: Sequence[Any] = table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
+    rows = table[:, 0] if table.ndim == 2 and table.shape[1] == 1 else table
     single = isinstance(rows[0], str)
     for row, text in enumerate(rows):
         parts = [text] if single else list(text) if isinstance(text, tuple | list | np.ndarray) else [text]
@@ -83,7 +90,7 @@ def _check_columns(estimator: BaseEstimator, table: np.ndarray, op: str, *, rese
         raise DataError(f"{op}: X has {columns} features, but {expects}.")
 
 
-def _check_text(parts: Sequence[Any], op: str, row: int, *, count: int) -> None:
+def _check_text(parts: Sequence[object], op: str, row: int, *, count: int) -> None:
     """Raise DataError unless row `row` of X consists of `count` strings; `parts` is its content."""
     if len(parts) == count and all(isinstance(part, str) for part in parts):
         return
@@ -110,7 +117,7 @@ def as_words(X: TextsLike, op: str) -> list[list[str]]:
     return rows
 
 
-def as_tags(y: TargetsLike, words: Sequence[Sequence[str]], op: str) -> list[list[Any]]:
+def as_tags(y: TargetsLike, words: Sequence[Sequence[object]], op: str) -> list[list[object]]:
     """Return y as lists of tags, with NumPy scalars as Python values.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self, final
+from typing import TYPE_CHECKING, ClassVar, Self, cast, final
 
 import torch
 from sklearn.base import RegressorMixin
@@ -15,6 +15,7 @@ from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import nn
 
 
 @final
@@ -49,7 +50,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
 
     kind: ClassVar = SequenceClassification.kind
 
-    def _head_of_a_fusion(self) -> dict[str, Any]:
+    def _head_of_a_fusion(self) -> dict[str, object]:
         return {"pooling": "mean"}
 
     def fit(self, X: object, y: object) -> Self:
@@ -74,7 +75,7 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
             raise ConfigError(f"{op}: the reader's head has linear=False; a regressor needs the linear map at its end.")
         self._train(bank, task, seed)
         with torch.no_grad():
-            output: Any = reader.head.output
+            output = cast("nn.Linear", reader.head.output)
             output.weight.mul_(targets.scale)
             output.bias.mul_(targets.scale).add_(targets.mean)
         return self
@@ -88,5 +89,5 @@ class LaminaRegressor(RegressorMixin, LaminaEstimator):
         """
         self._check_fitted()
         texts = self._texts(X, "predict", reset=False)
-        logits: Any = self._results(Split.of(texts), "predict")[READER].logits  # pyright: ignore
+        logits = self._logits_of(Split.of(texts), "predict")[READER]
         return logits[:, 0].double().numpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from lamina.errors import ConfigError
 from lamina.store import load
@@ -13,17 +13,20 @@ from lamina.store.models import load_processor
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
+    import numpy as np
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
 
+# A hub id, a folder or "minilm"; or a loaded model.
+ModelLike: TypeAlias = "str | Path | PreTrainedModel"
+# What scikit-learn calls a random state: a seed, a generator, or None for the global generator.
+RandomState: TypeAlias = "int | np.integer | np.random.RandomState | None"
 _CACHED_MODELS = 2  # a search runs all folds with one model before it moves on to the next
 _loading = Lock()  # threads that need the same model at the same time wait for a single load
 
 
-def model_of(
-    model: str | Path | PreTrainedModel, processor: Processor | None, op: str
-) -> tuple[PreTrainedModel, Processor]:
+def model_of(model: ModelLike, processor: Processor | None, op: str) -> tuple[PreTrainedModel, Processor]:
     """Return the model and its processor. A model that is given by name is loaded once and then cached.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast, final
+from typing import ClassVar, Self, cast, final
 
 from lamina.data.windows import IGNORED
 from lamina.errors import DataError
@@ -15,9 +15,6 @@ from lamina.tasks.metrics import marks_spans, score_tags
 from lamina.tasks.split import Split
 from lamina.tasks.tag_schemes import odd_tag, recognise, to_iob2
 from lamina.tasks.words import join
-
-if TYPE_CHECKING:
-    pass
 
 
 @final
@@ -77,7 +74,7 @@ class LaminaTagger(LaminaEstimator):
         number, seed = {name: at for at, name in enumerate(labels)}, self._seed()
         values = [tuple(number.get(_name(tag, op) or "", IGNORED) for tag in row) for row in tags]
         targets = Targets("classification", tuple(labels), values)
-        task = self._task(_split(words, targets.values), targets, seed)
+        task = self._task(_split(words, values), targets, seed)
         bank = self._new_bank()
         bank.add(READER, self._reader(task, self.reader, seed))
         self._train(bank, task, seed)
@@ -86,7 +83,7 @@ class LaminaTagger(LaminaEstimator):
     def _words(self, X: object, method: str) -> list[list[str]]:
         return as_words(X, self._op(method))
 
-    def predict(self, X: object) -> list[list[Any]]:
+    def predict(self, X: object) -> list[list[object]]:
         """Return one list of tags per sentence, with a tag for each word.
 
         Raises:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, cast, final
 
 import numpy as np
 import pandas as pd
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils import check_consistent_length, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 
 from lamina.errors import DataError
-from lamina.estimators.examples import check_given, data_errors
+from lamina.estimators.examples import as_array, check_given, data_errors
 from lamina.tasks.label_cells import class_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lamina.estimators.examples import TargetsLike, Texts
+    from lamina.tasks.outputs import Label
 
 
 @final
@@ -25,7 +28,7 @@ class Targets:
 
     problem_type: str
     labels: tuple[str, ...]
-    values: list[Any]  # per text: index of its class, number, tuple of zeros and ones, or tuple of tag indices
+    values: Sequence[Label]  # per text: index of its class, number, tuple of zeros and ones, or tuple of tag indices
     classes: np.ndarray | None = None  # sorted; the indices in `values` point into it
     mean: float = 0.0  # subtracted from the numbers of y
     scale: float = 1.0  # the numbers of y are divided by it, after the subtraction
@@ -33,7 +36,8 @@ class Targets:
     @property
     def stratify(self) -> list[int] | None:
         """The classes by which a validation split is stratified; None if a text does not have exactly one class."""
-        return None if self.classes is None or self.problem_type == "multi_label" else self.values
+        several = self.classes is None or self.problem_type == "multi_label"
+        return None if several else cast("list[int]", self.values)
 
 
 def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
@@ -49,8 +53,7 @@ def class_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        how: dict[str, Any] = {"accept_sparse": "csr", "dtype": None}
-        checked: Any = check_array(y, ensure_2d=False, input_name="y", **how)
+        checked = as_array(y, "y", accept_sparse="csr", dtype=None)
         check_consistent_length(texts, checked)
         if checked.dtype == object and (missing := np.flatnonzero(pd.isna(checked))).size:
             raise DataError(f"{op}: row {missing[0]} of y is missing; every text has a label.", row=int(missing[0]))
@@ -96,8 +99,7 @@ def number_targets(y: TargetsLike, texts: Texts, op: str) -> Targets:
     """
     check_given(y, op)
     with data_errors(op):
-        how: dict[str, Any] = {"dtype": np.float64}
-        checked: Any = check_array(y, ensure_2d=False, input_name="y", **how)
+        checked = as_array(y, "y", dtype=np.float64)
         check_consistent_length(texts, checked)
         numbers = column_or_1d(checked, warn=True)
     mean, scale = float(numbers.mean()), float(numbers.std()) or 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, final
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, cast, final
 
 import numpy as np
 from sklearn.base import TransformerMixin
@@ -18,10 +18,14 @@ from lamina.tasks import kind_of
 from lamina.tasks.split import Split
 
 if TYPE_CHECKING:
+    from sklearn.utils import Tags, TransformerTags
+
     from lamina.bank import ReaderBank, ReaderModule
-    from lamina.estimators.examples import Texts
+    from lamina.estimators.examples import TargetsLike, Texts
+    from lamina.estimators.shared_model import ModelLike, RandomState
     from lamina.fusion.base import FusionConfig
     from lamina.layers.selectors import Selector
+    from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
 
 
@@ -60,25 +64,25 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
 
     def __init__(  # noqa: PLR0913
         self,
-        model: Any = "minilm",
+        model: ModelLike = "minilm",
         *,
         layer: Selector = -1,
         fusion: FusionConfig | None = None,
         pooling: Literal["mean", "first"] = "mean",
-        processor: Any = None,
+        processor: Processor | None = None,
         epochs: int | None = None,
         batch_size: int = 32,
         learning_rate: float | None = None,
         max_length: int | None = None,
         validation_fraction: float | None = None,
-        random_state: Any = 0,
-        options: Mapping[str, Any] | None = None,
+        random_state: RandomState = 0,
+        options: Mapping[str, object] | None = None,
         backend: Backend = "auto",
     ) -> None:
         self.model = model
         self.layer = layer
         self.fusion = fusion
-        self.pooling: Any = pooling
+        self.pooling: Literal["mean", "first"] = pooling
         self.processor = processor
         self.epochs = epochs
         self.batch_size = batch_size
@@ -125,17 +129,17 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         self._n_features_out = sum(bank[name].fusion.dim for name in bank)
         return self
 
-    def _head_of_a_fusion(self) -> dict[str, Any]:
+    def _head_of_a_fusion(self) -> dict[str, object]:
         return {"pooling": self.pooling}
 
     def _features(self, fusion: FusionConfig, like: ReaderModule, seed: int) -> Reader:
         """Return a reader whose logits are the pooled features of `fusion`, as many as `like`'s fusion has."""
         return self._with_head(fusion, tuple(map(str, range(like.fusion.dim))), seed, linear=False)
 
-    def _with_head(self, fusion: FusionConfig, labels: tuple[str, ...], seed: int, **settings: Any) -> Reader:
-        return Reader(fusion, SequenceClassification(labels, pooling=self.pooling, **settings), seed=seed)
+    def _with_head(self, fusion: FusionConfig, labels: tuple[str, ...], seed: int, *, linear: bool = True) -> Reader:
+        return Reader(fusion, SequenceClassification(labels, pooling=self.pooling, linear=linear), seed=seed)
 
-    def _learn(self, bank: ReaderBank, texts: Texts, y: Any, seed: int) -> ReaderModule:
+    def _learn(self, bank: ReaderBank, texts: Texts, y: TargetsLike, seed: int) -> ReaderModule:
         """Train the fusion on y, and return its reader; raise DataError if y is None."""
         if y is None:
             came = f"the fusion {type(self.fusion).__name__} has weights to learn, but y is None"
@@ -156,15 +160,15 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         """
         self._check_fitted()
         texts = self._texts(X, "transform", reset=False)
-        results: dict[str, Any] = self._results(Split.of(texts), "transform")
-        return np.hstack([results[name].logits.numpy() for name in self.bank_])
+        logits = self._logits_of(Split.of(texts), "transform")
+        return np.hstack([logits[name].numpy() for name in self.bank_])
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.transformer_tags.preserves_dtype = []  # texts become float32
+        cast("TransformerTags", tags.transformer_tags).preserves_dtype = []  # texts become float32
         return tags
 
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+    def get_feature_names_out(self, input_features: object = None) -> np.ndarray:
         """Return the names of the features: "layer6_0", "layer6_1", ... or "fusion_0", ...; the argument is ignored."""
         del input_features
         self._check_fitted()

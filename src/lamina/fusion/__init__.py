@@ -1,10 +1,13 @@
 """Fusions turn the hidden states of several layers into one feature vector per token."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING
 
 from lamina.registry import Registry
 
 if TYPE_CHECKING:
+    from lamina.fusion.base import FusionConfig
     from lamina.fusion.depth_lstm import DepthLSTM as DepthLSTM
     from lamina.fusion.elementwise import Elementwise as Elementwise
     from lamina.fusion.extra_layers import ExtraLayers as ExtraLayers
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from lamina.fusion.mean import Mean as Mean
     from lamina.fusion.routing import Routing as Routing
 
-FUSIONS = Registry(
+FUSIONS: Registry[FusionConfig] = Registry(
     "fusion",
     {
         "ada_layers": "lamina.fusion.ada_layers:AdaLayers",

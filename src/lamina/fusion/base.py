@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from functools import cached_property
 from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
@@ -55,6 +55,9 @@ class FusionConfig:
     needs_block_inputs: ClassVar[bool] = False
     site: ClassVar[Site] = "output"
     reads_pairs: ClassVar[bool] = False
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
     def __post_init__(self) -> None:
         if isinstance(layers := getattr(self, "layers", None), list):

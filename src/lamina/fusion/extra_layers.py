@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard, cast, final
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ class ExtraLayersFusion(Fusion, config=ExtraLayers):
     def block_inputs(self, stack: LayerStack) -> Iterator[None]:
         """Record how each forward pass calls the stack's last block: the arguments of the call. A context manager."""
 
-        def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def before(block: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
             _calls.set({**_calls.get({}), self: _Call.record(block, args, kwargs, stack.depth - 1)})
 
         with ContextHooks() as hooks:
@@ -325,7 +325,7 @@ def _reinitialize_(block: nn.Module, model: PreTrainedModel, original: nn.Module
         parameter.fill_(torch.nan)  # to see later which parameters nobody initialised
     for module in block.modules():
         if hasattr(module, "reset_parameters"):
-            cast("Any", module).reset_parameters()
+            cast("nn.Linear", module).reset_parameters()  # or another module with this method
     block.apply(owner._init_weights)  # not `_initialize_weights`, which skips modules that are marked as loaded
     for name, parameter in block.named_parameters():
         if parameter.is_meta or not bool(parameter.isnan().any()):

@@ -1,8 +1,15 @@
 """Heads turn the features of a fusion into the output of one task."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from lamina.registry import Registry
 
-HEADS = Registry(
+if TYPE_CHECKING:
+    from lamina.heads.base import HeadConfig
+
+HEADS: Registry[HeadConfig] = Registry(
     "head",
     {
         "causal_lm": "lamina.heads.causal_lm:CausalLM",

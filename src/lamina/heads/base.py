@@ -15,6 +15,8 @@ from torch.nn import functional as F
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dataclasses import Field
+
     from jaxtyping import Bool, Float
     from transformers import PreTrainedModel
 
@@ -73,6 +75,9 @@ class HeadConfig(ABC):
     kind: ClassVar[str]
     inputs: ClassVar[tuple[str, ...]] = ("input_ids",)
     problem_type: ProblemType = "classification"
+
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[object]]]
 
     @property
     def weighs_tokens(self) -> bool:

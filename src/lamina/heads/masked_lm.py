@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import nn
@@ -97,7 +97,7 @@ def _first_equal(model: PreTrainedModel, projection: Projection, parts: Sequence
     except NoInputError:
         return None
     with preserve_model(model):
-        out: Any = model(**inputs, output_hidden_states=True, return_dict=True)
+        out = model(**inputs, output_hidden_states=True, return_dict=True)
         states, logits = out.get("hidden_states"), out.get("logits", out.get("prediction_logits"))
         if states is None or logits is None:
             return None

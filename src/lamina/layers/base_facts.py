@@ -9,13 +9,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
 from lamina.layers.adapters import without_adapters
 from lamina.layers.stack import LayerStack, children_of
+from lamina.utils import JSONObject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Settings of a config on which no hidden state depends in eval mode. All others count. The names of special tokens are
 # among them because modules that compute with one, as RoBERTa does for positions, keep it as an attribute.
@@ -42,7 +46,7 @@ _SCALARS = (bool, int, float, str, torch.dtype)
 class StackSettings:
     """Facts other than weights that change a stack's hidden states; see `config_facts` and `module_facts`."""
 
-    config: dict[str, Any]
+    config: JSONObject
     modules: dict[str, str]
 
     @classmethod
@@ -62,17 +66,17 @@ class StackSettings:
         return None
 
 
-def config_facts(model: nn.Module, stack: LayerStack) -> dict[str, Any]:
+def config_facts(model: nn.Module, stack: LayerStack) -> JSONObject:
     """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
 
     They come from the innermost model around the stack. So they are the same for an encoder alone, inside a model with
     a head, and inside a PEFT wrapper.
     """
-    config: Any = cast("Any", _around(model, stack)).config
+    config = cast("PreTrainedModel", _around(model, stack)).config
     return _related(json.loads(json.dumps(config.to_dict(), default=str)))
 
 
-def _related(settings: Mapping[str, object]) -> dict[str, Any]:
+def _related(settings: Mapping[str, object]) -> JSONObject:
     """Return the settings of a config and its nested configs that may change hidden states."""
     return {
         name: _related(cast("Mapping[str, object]", value)) if isinstance(value, dict) else value

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
 @final
 class PassLock:
-    """A readers-writer lock for the forward passes of one model. `pass_lock` returns it.
+    """A readers-writer lock for the forward passes of one model; `pass_lock` returns it.
 
-    Any number of threads hold it `shared` to run the model. A thread that needs the model for itself holds it
+    Several threads can hold it `shared` at a time to run the model. A thread that needs the model for itself holds it
     `exclusive`: `preserve_model`, for example, changes modes and hooks for a while. A thread that waits for exclusive
-    access goes before threads that begin a pass after it. A thread that holds the lock, shared or exclusive, may
-    acquire it again.
+    access goes before threads that begin a pass after it. Both are reentrant within a thread.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeAlias, overload
 
 from torch import Tensor
 
@@ -21,4 +21,76 @@ class Processor(Protocol):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str]) -> Any:
         """Write the files that `AutoProcessor.from_pretrained` reads."""
+        ...
+
+
+class Generator(Protocol):
+    """A model that writes text, with the `generate` of transformers."""
+
+    def generate(self, **arguments: Any) -> Tensor:
+        """Return token ids `[sequences, tokens]`."""
+        ...
+
+
+class Tokenizer(Processor, Protocol):
+    """A tokenizer of transformers, whose own stubs are narrower than what it accepts and returns.
+
+    A token that the tokenizer lacks is None, and so is its id. Only tokenizers for translation have languages.
+    """
+
+    is_fast: bool
+    model_max_length: int
+    truncation_side: Literal["left", "right"]
+    chat_template: object
+    init_kwargs: dict[str, object]
+    special_tokens_map: dict[str, object]
+    added_tokens_decoder: dict[int, object]
+    all_special_ids: list[int]
+    bos_token: str | None
+    bos_token_id: int | None
+    eos_token: str | None
+    eos_token_id: int | None
+    mask_token: str | None
+    mask_token_id: int | None
+    pad_token_id: int | None
+    unk_token_id: int | None
+    src_lang: str | None
+    tgt_lang: str | None
+
+    def __len__(self) -> int:
+        """Return the number of tokens, with those that were added."""
+        ...
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return token -> id."""
+        ...
+
+    def num_special_tokens_to_add(self, pair: bool = False) -> int:
+        """Return how many special tokens a text gets, or a pair of texts."""
+        ...
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+    @overload
+    def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]: ...
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str]:
+        """Return the token with an id, or the tokens with several ids."""
+        ...
+
+    def decode(self, token_ids: Sequence[int] | Tensor, **options: bool) -> str:
+        """Return the text of token ids."""
+        ...
+
+    def batch_decode(self, sequences: Sequence[Sequence[int]] | Tensor, **options: bool) -> list[str]:
+        """Return the text of each row of token ids."""
+        ...
+
+    def get_chat_template(self) -> str:
+        """Return the template that turns a chat into a text."""
+        ...
+
+    def apply_chat_template(
+        self, conversation: Sequence[Mapping[str, object]], *, tokenize: Literal[False], add_generation_prompt: bool
+    ) -> str:
+        """Return the text of a chat."""
         ...

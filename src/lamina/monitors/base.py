@@ -13,7 +13,7 @@ from lamina.registry import Registry
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-AGGREGATIONS = Registry(
+AGGREGATIONS: Registry[Aggregation] = Registry(
     "aggregation",
     {
         "last_score": "lamina.monitors.last_score:LastScore",

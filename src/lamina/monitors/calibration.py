@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Self, TypedDict, Unpack, final
 
 from lamina.errors import ConfigError
 
@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 Interval = tuple[float, float]
+
+
+class Facts(TypedDict, total=False):
+    """The fields of `Calibration` that say what was measured; see there."""
+
+    task: str
+    split: str
+    asked: float | None
+    data: str
+    date: str
 
 
 @final
@@ -90,7 +100,7 @@ class Calibration:
         threshold: float | None = None,
         confidence: float = 0.95,
         guarantee: bool = False,
-        **facts: Any,  # noqa: ANN401
+        **facts: Unpack[Facts],
     ) -> Self:
         """Choose the lowest threshold with a false positive rate of at most `false_positive_rate`; measure the rates.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Self, final
 
 import torch
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.monitors.monitor import GetLogits
-    from lamina.utils import JSON
+    from lamina.utils import JSON, JSONObject
 
 
 @final
@@ -92,7 +92,7 @@ class Cascade:
         return {"first": self.first.to_dict(), "second": self.second.to_dict(), "sure": self.sure, "name": self.name}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+    def from_dict(cls, fields: JSONObject) -> Self:
         """Build a cascade from the fields that `to_dict` returned."""
         both = {key: Monitor.from_dict(fields[key]) for key in ("first", "second")}
         return cls(**{**fields, **both})

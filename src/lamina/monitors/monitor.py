@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, final, get_args
+from typing import TYPE_CHECKING, Literal, final, get_args
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from lamina.monitors.reply_drift import DriftSketch, DriftWatcher
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float
 
-    from lamina.utils import JSON
+    from lamina.utils import JSON, JSONObject
 
 Scale = Literal["probability", "log_odds"]
 # Returns the logits [rows, tokens, classes] of a reader, from its name and a mask [batch] of the rows that are wanted.
@@ -187,7 +187,7 @@ class Monitor:
         }
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Monitor:
+    def from_dict(cls, fields: JSONObject) -> Monitor:
         """Build a monitor from the fields that `to_dict` returned."""
         calibration = None if fields["calibration"] is None else Calibration(**fields["calibration"])
         aggregate = AGGREGATIONS.from_dict(fields["aggregate"])

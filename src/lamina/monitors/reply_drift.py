@@ -91,7 +91,7 @@ class DriftSketch:
         return {name: list(own) for name, own in self.values.items()}
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+    def from_dict(cls, fields: Mapping[str, Sequence[float]]) -> Self:
         """Build a sketch from what `to_dict` returned."""
         return cls({name: [float(value) for value in own] for name, own in fields.items()})
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
     from lamina.prediction.predict import Answers, Prepared
-    from lamina.store.files import Fields
+    from lamina.utils import JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +262,7 @@ class Partial:
 
     lines: Path  # file with the rows, as JSON lines
     note: Path  # JSON file with `same` and the numbers below
-    same: Fields  # arguments of the run, which must be equal to resume
+    same: JSONObject  # arguments of the run, which must be equal to resume
     size: int = 0  # bytes of `lines` that are complete
     rows: int = 0  # complete rows in `lines`
     read: int = 0  # rows of the source that were parsed for them
@@ -271,7 +271,7 @@ class Partial:
 
     @classmethod
     @contextmanager
-    def open(cls, output: Path, same: Fields, *, resume: bool) -> Iterator[Partial]:
+    def open(cls, output: Path, same: JSONObject, *, resume: bool) -> Iterator[Partial]:
         """Open and lock the partial output for `output`.
 
         With `resume`, rows of an earlier run stay if that run had the arguments `same`.
@@ -296,7 +296,7 @@ class Partial:
                 if not partial.note.is_file():  # no row is complete, so there is nothing to resume from
                     beside.unlink(missing_ok=True)
 
-    def _go_on(self, state: Fields) -> None:
+    def _go_on(self, state: JSONObject) -> None:
         for name, now in self.same.items():
             if (before := state["same"].get(name)) != now:
                 raise ConfigError(
@@ -318,7 +318,7 @@ class Partial:
         with convert_errors(lambda reason: StoreError(f"{where} ({reason}); {left}")):
             yield
 
-    def add(self, rows: Sequence[Fields], *, read: int) -> None:
+    def add(self, rows: Sequence[JSONObject], *, read: int) -> None:
         """Append output rows for the next `read` rows of the source, and record how much is complete."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode(errors="replace")
         state = (self.size + len(data), self.rows + len(rows), self.read + read, self.skipped, self.bad)
@@ -346,7 +346,7 @@ class Partial:
             self.note.unlink(missing_ok=True)
             self.lines.unlink(missing_ok=True)
 
-    def _flat_rows(self) -> Iterator[Fields]:
+    def _flat_rows(self) -> Iterator[JSONObject]:
         with self.lines.open(encoding="utf-8") as file:
             for line in file:
                 row = json.loads(line)
@@ -367,7 +367,7 @@ def _cells(name: str, answer: object) -> Iterator[tuple[str, object]]:
         yield name, json.dumps(answer, ensure_ascii=False) if isinstance(answer, list) else answer
 
 
-def _to_csv(rows: Iterator[Fields], path: Path) -> None:
+def _to_csv(rows: Iterator[JSONObject], path: Path) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = None
         for row in rows:
@@ -377,7 +377,7 @@ def _to_csv(rows: Iterator[Fields], path: Path) -> None:
             writer.writerow(row)
 
 
-def _to_parquet(rows: Iterator[Fields], path: Path) -> None:
+def _to_parquet(rows: Iterator[JSONObject], path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -403,7 +403,7 @@ class Chunk:
 class Answered:
     """The outcome of a `Chunk`: output rows, and errors."""
 
-    rows: list[Fields] = field(default_factory=list)
+    rows: list[JSONObject] = field(default_factory=list)
     read: int = 0
     problems: list[DataError] = field(default_factory=list)
     failed: LaminaError | None = None  # the error that ends the run after these rows
@@ -482,7 +482,7 @@ class Answering:
         examples: Sequence[object],
         problems: list[DataError],
         prepared: Prepared | LaminaError | None = None,
-    ) -> Iterator[Fields]:
+    ) -> Iterator[JSONObject]:
         if not examples:
             return
         try:

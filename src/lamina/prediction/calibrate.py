@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 import torch
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lamina.bank import ReaderBank
-    from lamina.data.encode import TokenRange
+    from lamina.data.encode import TokenRange, Windows
     from lamina.layers.types import Processor
+    from lamina.tasks.outputs import Label
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 
@@ -132,7 +133,7 @@ def calibrate(  # noqa: PLR0913
         asked=scored.asked() if isinstance(monitor, Cascade) else None,
     )
     calibration = scored.counted(calibration, positives)
-    chosen: Any = {"threshold": calibration.threshold, "calibration": calibration}
+    chosen = {"threshold": calibration.threshold, "calibration": calibration}
     if isinstance(monitor, Cascade):
         monitor = replace(monitor, second=replace(monitor.second, **chosen))
     else:
@@ -161,7 +162,7 @@ class TextScores:
             None: they were not computed.
     """
 
-    running: Sequence[np.ndarray[Any, Any]]
+    running: Sequence[np.ndarray]
     features: Sequence[Tensor] | None = None
 
     def highest(self) -> list[float]:
@@ -209,9 +210,9 @@ def score_texts(
 
     With `features`, the readers' features are computed too, for a sketch.
     """
-    inputs: Any = group.inputs
+    inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
-    pieces: dict[str, list[list[tuple[int, np.ndarray[Any, Any]]]]] = defaultdict(lambda: [[] for _ in range(texts)])
+    pieces: dict[str, list[list[tuple[int, np.ndarray]]]] = defaultdict(lambda: [[] for _ in range(texts)])
     sums: dict[str, Tensor] = {}
     batches = _running_scores(runner, group, task, monitors, options, finished=finished, features=features)
     for rows, by_name, mask, sums_of_batch in batches:
@@ -250,8 +251,8 @@ def _running_scores(
     text where only it has labels. `finished` is as in `monitoring.scores_of_monitors`. Raises NotFiniteError if a score
     is NaN.
     """
-    inputs: Any = group.inputs
-    tokenizer: Any = tokenizer_of(cast("Any", runner.processor))
+    inputs = cast("Windows", group.inputs)
+    tokenizer = tokenizer_of(cast("Processor", runner.processor))
     special = torch.tensor(sorted({*tokenizer.all_special_ids} - {tokenizer.unk_token_id}), dtype=torch.long)
     second = task.split(group.part).pairs and task.kind.judges_second  # only the second text is judged
     batches = length_batches(inputs.lengths, options.scoring_batch_size)
@@ -294,11 +295,11 @@ def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool |
     """
     wanted = {task.labels.index(label) for label in positive}
 
-    def is_positive(label: Any) -> bool | None:  # noqa: ANN401
-        if task.problem_type == "multi_label":
-            own = [label[number] for number in wanted]
-            return True if any(mark > 0 for mark in own) else None if IGNORED in own else False
+    def is_positive(label: Label) -> bool | None:
         own = label if isinstance(label, tuple | list) else [label]
+        if task.problem_type == "multi_label":
+            marks = [own[number] for number in wanted]
+            return True if any(mark > 0 for mark in marks) else None if IGNORED in marks else False
         return True if not wanted.isdisjoint(own) else None if IGNORED in own else False
 
     return [is_positive(label) for label in task.split(split).labels]

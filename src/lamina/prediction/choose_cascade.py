@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, cast, final
 
 import torch
 
@@ -21,6 +21,7 @@ from lamina.train.options import PassOptions
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
     from lamina.tasks.task import Task
+    from lamina.utils import JSONObject
 
 # fractions of the flagged positives that the first monitor may lose, from the safest cascade to the cheapest
 _LOST = (0.0, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
@@ -124,7 +125,7 @@ def choose_cascade(  # noqa: PLR0913
     (group,) = scoring_groups(runner, {first.reader: task}, split, options)
     labels = positives_of(task, split, flags)
     halves = _halves(labels, seed)
-    rates: dict[str, Any] = {"confidence": confidence, "task": task.name, "split": split}
+    rates: JSONObject = {"confidence": confidence, "task": task.name, "split": split}
 
     alone = replace(first, name="first", threshold=None), replace(second, name="second", threshold=None)
     scored = score_texts(runner, group, task, alone, options)
@@ -188,7 +189,7 @@ def _fitted(
     labels: Sequence[bool | None],
     halves: tuple[list[int], list[int]],
     rate: float,
-    facts: dict[str, Any],
+    facts: JSONObject,
 ) -> Calibration:
     """Choose a threshold on the first half of the rows, and measure its error rates on the second half.
 
@@ -216,7 +217,7 @@ def _candidates(
         raise ConfigError("choose_cascade: no positive row has a token that is scored. Check the texts.")
     lows = dict.fromkeys(float(highest[min(len(highest) - 1, math.floor(lost * len(highest)))]) for lost in _LOST)
     # calibrations and sketches of the monitors alone do not hold for the cascade
-    bare: dict[str, Any] = {"calibration": None, "sketch": None}
+    bare: JSONObject = {"calibration": None, "sketch": None}
     return [
         Cascade(
             replace(first, threshold=low, **bare), replace(second, threshold=None, **bare), name=f"cascade {number}"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from lamina.train.base import Runner
     from lamina.train.plan import Group
     from lamina.train.results import Scores
+    from lamina.utils import JSONObject
 
 logger = logging.getLogger(__name__)
 
@@ -175,12 +176,12 @@ def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision
         raise ConfigError(f"evaluate: backend is '{backend}' with {what}; it is for banks, in float32.")
 
 
-def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> dict[str, Any]:
+def _more(results: Results, metrics: Sequence[str], *, per_class: bool, errors: int, compared: bool) -> JSONObject:
     """Return what `evaluate` adds to a reader's scores: tables, wrong answers, and a comparison.
 
     `results` are the reader's results; `per_class`, `errors` and `compared` say what is asked for, as in `evaluate`.
     """
-    more: dict[str, Any] = {}
+    more: JSONObject = {}
     if per_class:
         more["per_class"] = results.per_class()
     if errors:
@@ -228,7 +229,7 @@ def scoring_groups(runner: Runner, tasks: Mapping[str, Task], split: str, option
     return groups
 
 
-def _as_trained(runner: Runner, name: str, options: PassOptions) -> dict[str, Any]:
+def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:
     """Return a learner's "max_length", "stride" and "add_prefix_space": from the options, else from its training."""
     how = {
         option: runner.trained_with([name], option) if (value := getattr(options, option)) is None else value

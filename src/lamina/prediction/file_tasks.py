@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from lamina.bank.reader import Info
     from lamina.heads.base import HeadConfig, TaskLike
+    from lamina.utils import JSONObject
 
 WHOLE = "model"  # name of the task of a whole model
 
@@ -110,7 +111,7 @@ def _task(
     if "columns" not in info and kind.has_classes and "label" not in chosen:
         got = f"reader '{name}' does not say which columns it learnt from"
         raise ConfigError(f"evaluate: {got}. Name them: labels={{'{name}': column}}, or --label {name}=COLUMN.")
-    columns: dict[str, Any] = {**info.get("columns", {}), **chosen}
+    columns: JSONObject = {**info.get("columns", {}), **chosen}
     is_binary = len(head.labels) == 2 and kind.single_label(head.problem_type)
     sources: dict[str, Any] = dict(files)
     try:

@@ -99,7 +99,7 @@ def _scores(
     """Return the scores of each reply. `messages` are pairs of a role and a text."""
     text, spans = _rendered(bank, messages)
     replies = [number for number, (role, _) in enumerate(messages) if role == "assistant"]
-    tokenizer: Any = tokenizer_of(bank.processor)
+    tokenizer = tokenizer_of(bank.processor)
     encoded = tokenizer(text, return_tensors="pt", return_offsets_mapping=True, add_special_tokens=False)
     offsets, ids = encoded["offset_mapping"][0], encoded["input_ids"].to(bank.device)
     limit = length_limit(bank.model, tokenizer)

@@ -7,7 +7,7 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -25,6 +25,7 @@ from lamina.train.groups import checked_target, encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.plan import Group
+from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -45,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-Answers: TypeAlias = dict[str, Any]  # reader name (or kind) -> prediction, in JSON types; see `predict`
+Answers: TypeAlias = JSONObject  # reader name (or kind) -> prediction, in JSON types; see `predict`
 
 _TRAINED = ("max_length", "stride", "add_prefix_space")  # options of training that decide how examples are read
 
@@ -352,7 +353,7 @@ class Predictor:
         if not prepared.count:
             return []
         results = yield from self._results_by_pass(prepared, budget)
-        answers: list[list[object]] = []
+        answers: list[Sequence[object]] = []
         for name in self.names:
             answers.append(results[name].raw_predictions() if raw else results[name].predictions())
         return [dict(zip(self.names, row, strict=True)) for row in zip(*answers, strict=True)]

@@ -7,6 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, TypeVar
 
 from lamina.errors import ConfigError, LaminaError, MissingExtraError, first_line
@@ -89,7 +90,7 @@ class _Worker:
         return self._work(item)
 
 
-def import_ray(op: str) -> Any:
+def import_ray(op: str) -> ModuleType:
     """Import Ray and return the module; raise MissingExtraError if it is not installed."""
     try:
         import ray
@@ -100,14 +101,14 @@ def import_ray(op: str) -> Any:
 
 
 @contextmanager
-def connected(ray: Any, address: str, op: str) -> Iterator[None]:
+def connected(ray: ModuleType, address: str, op: str) -> Iterator[None]:
     """Connect to the Ray cluster at `address` inside the `with` block, unless this process is already connected."""
     if ray.is_initialized():
         yield
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else a cluster that is started here reports to Ray's makers
     _check_address(address, op)
-    options: dict[str, Any] = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
+    options: dict[str, object] = {"address": address, "logging_level": "ERROR", "log_to_driver": False}
     if address == LOCAL:
         options |= {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
     try:

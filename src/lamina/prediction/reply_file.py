@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
@@ -167,7 +167,7 @@ def _pairs(table: Table, columns: ReplyColumns) -> list[tuple[str, str]]:
 
 def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, str]]:
     """Return (prompt, reply) for each chat; the tokenizer's chat template writes the prompt."""
-    tokenizer: Any = tokenizer_of(processor)
+    tokenizer = tokenizer_of(processor)
     begins = tokenizer("").input_ids[:1] == [tokenizer.bos_token_id]  # a second begin token would be added
     first = tokenizer.bos_token if begins and tokenizer.bos_token else ""
     texts: list[tuple[str, str]] = []
@@ -179,7 +179,7 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
             raise _bad(table, row, column, f"the cell {problem}.") from None
         if problem := chat_problem(chat):
             raise _bad(table, row, column, f"the cell {problem}.")
-        last: Mapping[str, Any] = chat[-1]
+        last = chat[-1]
         if last["role"] != REPLIES or not word_spans(last["content"]):
             problem = "the chat does not end with a reply: a message with the role 'assistant' and a text"
             raise _bad(table, row, column, f"{problem}. Correct the row or remove it.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,6 +12,7 @@ from lamina.tasks.class_results import class_scores
 from lamina.tasks.split import is_missing
 
 if TYPE_CHECKING:
+    from lamina.tasks.outputs import Label
     from lamina.tasks.split import Split
     from lamina.tasks.task import Task
 
@@ -45,8 +46,8 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
     logistic = LogisticRegression(max_iter=1000)
     several = task.problem_type == "multi_label"
     model = {"regression": Ridge(), "multi_label": OneVsRestClassifier(logistic)}.get(task.problem_type, logistic)
-    targets: Any = torch.tensor(labels).numpy() if several else labels
-    learnt: Any = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]"), model)
+    targets = torch.tensor(labels).numpy() if several else labels
+    learnt = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]"), model)
     learnt.fit(texts, targets)
     if task.problem_type == "classification":
         logits = torch.full((len(held), len(task.labels)), _NEVER)
@@ -57,7 +58,7 @@ def tfidf_scores(task: Task, split: str) -> dict[str, float]:
     return class_scores(task.metrics, logits, torch.tensor(truths), task)
 
 
-def _labelled(split: Split) -> tuple[list[str], Sequence[Any]]:
+def _labelled(split: Split) -> tuple[list[str], Sequence[Label]]:
     """Return the texts and labels of a split's rows that have a label. The texts of a pair are joined."""
     rows = [(text, label) for text, label in zip(split.texts, split.labels, strict=True) if not is_missing(label)]
     return [text if isinstance(text, str) else " ".join(text) for text, _ in rows], [label for _, label in rows]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, cast, final
 
 import numpy as np
 
@@ -178,9 +178,18 @@ def monitor(  # noqa: PLR0913
     bank = ReaderBank(base if device is None else base.to(device), processor=processor)  # pyright: ignore[reportArgumentType]
     tasks = _tasks(parts, str(positive))
     live = _add_candidates(bank, tasks["train"], seed)
-    how: dict[str, Any] = {"learning_rate": learning_rate, "max_length": max_length, "seed": seed, "cache": "auto"}
-    known: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "keep": "last", "progress": progress}
-    fit(bank, dict.fromkeys(bank, tasks["train"]), **how, **known)
+    fit(
+        bank,
+        dict.fromkeys(bank, tasks["train"]),
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        max_length=max_length,
+        seed=seed,
+        keep="last",
+        cache="auto",
+        progress=progress,
+    )
     flags = [tag for tag in tasks["train"].labels if tag != "O"]
     candidates = [
         Monitor(name, flags, aggregate, scale="log_odds", name=f"{name}, {type(aggregate).__name__}")
@@ -199,7 +208,7 @@ def monitor(  # noqa: PLR0913
     }
     chosen = _rates(unseen["calibration"], parts["calibration"], rate, confidence, None)
     found = _rates(unseen["test"], parts["test"], rate, confidence, chosen.threshold)
-    facts: dict[str, Any] = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True}
+    facts = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True}
     found = replace(found, **facts, data=digest, date=datetime.now(UTC).date().isoformat())
     best = replace(best, threshold=found.threshold, calibration=found, sketch=unseen["calibration"].sketch())
     rival = _tfidf_recall(parts, rate, confidence)
@@ -282,7 +291,7 @@ def _needed(rate: float, confidence: float) -> int:
 
 def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> tuple[PreTrainedModel, Processor]:
     """Return the model and its tokenizer. A model given by name is loaded, with its language model head if saved."""
-    own: Any = None
+    own: Processor | None = None
     if isinstance(model, str | Path):
         loaded, own = load(model, writing_class(model))
     else:
@@ -375,7 +384,7 @@ def _compared(scores: Mapping[str, TextScores], replies: Sequence[LabelledReply]
     return dict(sorted(auroc.items(), key=lambda item: -item[1]))
 
 
-def _auroc(scores: np.ndarray[Any, Any], positive: np.ndarray[Any, Any]) -> float:
+def _auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     """Return the probability that a positive text has a higher score than a negative one; a tie counts half."""
     from scipy.stats import rankdata
 
@@ -414,10 +423,10 @@ def _tfidf_recall(parts: Parts, rate: float, confidence: float) -> float | None:
 
     texts = {part: [f"{one.prompt}\n{one.reply}" for one in own] for part, own in parts.items()}
     positive = {part: [one.positive for one in own] for part, own in parts.items()}
-    words: Any = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]", sublinear_tf=True)
-    rival: Any = make_pipeline(words, LogisticRegression(max_iter=1000, class_weight="balanced"))
+    words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]", sublinear_tf=True)
+    rival = make_pipeline(words, LogisticRegression(max_iter=1000, class_weight="balanced"))
     rival.fit(texts["train"], positive["train"])
     scores = {part: rival.decision_function(texts[part]).tolist() for part in ("calibration", "test")}
-    how: dict[str, Any] = {"confidence": confidence, "guarantee": True}
-    chosen = Calibration.of(scores["calibration"], positive["calibration"], false_positive_rate=rate, **how)
+    own, truths = scores["calibration"], positive["calibration"]
+    chosen = Calibration.of(own, truths, false_positive_rate=rate, confidence=confidence, guarantee=True)
     return Calibration.of(scores["test"], positive["test"], threshold=chosen.threshold, confidence=confidence).recall

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from lamina.errors import ConfigError, DataError, MissingExtraError
 from lamina.tasks.metrics import BOUNDS
-from lamina.utils import atomic_write
+from lamina.utils import JSONObject, atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Rows: TypeAlias = Sequence[Mapping[str, Any]]  # rows of a table of results: column -> cell
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
 
-Mark: TypeAlias = dict[str, Any]  # one row of a chart's data, as Vega-Lite reads it
+Mark: TypeAlias = JSONObject  # one row of a chart's data, as Vega-Lite reads it
 FORMATS = (".png", ".svg", ".html")
 MOST_BARS = 4  # with more readers than this, their importances are drawn as a heat map instead of bars
 FEW_LAYERS = 9  # up to this many layers, the bar charts of readers stand side by side

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, final
 
 from lamina.report.chart_files import Mark, chart_package, in_order
+from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     Chart = alt.Chart | alt.LayerChart | alt.FacetChart
     Channels = dict[str, Any]  # keyword arguments of altair's methods
 
-Spec: TypeAlias = dict[str, Any]  # a Vega-Lite specification or config
+Spec: TypeAlias = JSONObject  # a Vega-Lite specification or config
 Domain: TypeAlias = tuple[float, float]  # lowest and highest value of an axis
 
 LAYER = "layer (0 = embeddings)"

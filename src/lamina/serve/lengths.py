@@ -10,7 +10,7 @@ from lamina.errors import LaminaError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from lamina.data.batches import Tokenizer
+    from lamina.layers.types import Tokenizer
 
 Side: TypeAlias = Literal["left", "right"]  # the side on which a text that is too long loses tokens
 

@@ -591,7 +591,7 @@ def _check_size(config: Reader, bank: ReaderBank, folder: Path) -> None:
         raise damaged(folder / READER, what)
 
 
-def _config(table: Registry, saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
+def _config(table: Registry[Any], saved: Mapping[str, JSON]) -> Any:  # noqa: ANN401
     """Return the fusion or head config for saved settings. Settings under names of older versions are renamed."""
     for old, new in _RENAMED.items():
         if old in saved and new in {field.name for field in fields(table.get(str(saved.get("name"))))}:

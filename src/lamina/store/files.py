@@ -22,7 +22,7 @@ import os
 import shutil
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from filelock import FileLock, Timeout
 from pydantic import TypeAdapter
@@ -40,10 +40,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from lamina.utils import JSON
+    from lamina.utils import JSON, JSONObject
 
 Files = dict[str, "Callable[[Path], object]"]  # name in a folder -> function that writes the file at the given path
-Fields: TypeAlias = dict[str, Any]  # an object in a JSON file
 T = TypeVar("T")
 
 WORK, LOCK, PLAN = ".lamina-swap", ".lamina-lock", "plan.json"
@@ -279,12 +278,12 @@ def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
     path.write_bytes(text + b"\n")
 
 
-def read_json(path: Path) -> Fields:
+def read_json(path: Path) -> JSONObject:
     """Read a file that holds one JSON object; raise StoreError if it is missing, damaged, or holds something else."""
     fields: object = _read(path, lambda content: parse_json(content.decode()), "JSON", MAX_BYTES)
     if not isinstance(fields, dict):
         raise damaged(path, "holds no JSON object")
-    return cast("Fields", fields)
+    return cast("JSONObject", fields)
 
 
 def _read(path: Path, parse: Callable[[bytes], T], form: str, most: int | None = None) -> T:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast, final
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, cast, final
 
 import numpy as np
 import torch
@@ -17,15 +17,19 @@ from lamina.bank.recorded_base import LINEAR
 from lamina.errors import ConfigError, convert_errors, require_packages
 from lamina.store.export import fusion_part, head_part
 from lamina.store.files import damaged
-from lamina.utils import atomic_write
+from lamina.utils import JSONObject, atomic_write
 
 if TYPE_CHECKING:
     from os import PathLike
 
+    import numpy.typing as npt
     from torch import Tensor
 
     from lamina.bank import ReaderBank
 
+    Array: TypeAlias = npt.NDArray[np.generic]
+
+T = TypeVar("T")
 _POOLINGS = ("mean", "first", "last", "")
 _KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors file
 
@@ -110,18 +114,18 @@ class LinearReader:
             MissingExtraError: If scikit-learn is not installed.
         """
         require_packages("linear reader", "sklearn", "sklearn")
-        linear: Any = import_module("sklearn.linear_model")
+        linear = import_module("sklearn.linear_model")
         weight, bias = self.weight.numpy(), self.bias.numpy()
         if self.problem_type == "regression":
             return _filled(linear.LinearRegression(), weight[0], float(bias[0]))
         if self.problem_type == "multi_label":
             multiclass, labels = (import_module(f"sklearn.{name}") for name in ("multiclass", "preprocessing"))
-            model = cast("Any", multiclass).OneVsRestClassifier(linear.LogisticRegression())
+            model = multiclass.OneVsRestClassifier(linear.LogisticRegression())
             rows = zip(weight, bias, strict=True)
             model.estimators_ = [
                 _filled(linear.LogisticRegression(), row[None], np.array([own]), np.arange(2)) for row, own in rows
             ]
-            model.label_binarizer_ = cast("Any", labels).LabelBinarizer().fit(np.eye(len(bias), dtype=int))
+            model.label_binarizer_ = labels.LabelBinarizer().fit(np.eye(len(bias), dtype=int))
             return model
         if len(bias) == 2:
             weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
@@ -161,7 +165,7 @@ class LinearReader:
             StoreError: If the file cannot be written.
         """
         require_packages("linear reader", "onnx", "onnx")
-        onnx: Any = import_module("onnx")
+        onnx = import_module("onnx")
         helper, single = onnx.helper, onnx.TensorProto.FLOAT
         ends = [
             helper.make_tensor_value_info(name, single, ["rows", size])
@@ -179,7 +183,7 @@ class LinearReader:
             beside.write_bytes(model.SerializeToString())
 
     @property
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> JSONObject:
         """All fields except the tensors, JSON-ready."""
         return {
             "layers": list(self.layers),
@@ -189,9 +193,9 @@ class LinearReader:
         }
 
 
-def _filled(model: Any, weight: Any, bias: Any, classes: Any = None) -> Any:  # noqa: ANN401
+def _filled(model: T, weight: Array, bias: Array | float, classes: Array | None = None) -> T:
     """Set the coefficients of a scikit-learn model as if it had been fitted, and return it."""
-    model.coef_, model.intercept_, model.n_features_in_ = weight, bias, weight.shape[-1]
+    vars(model).update(coef_=weight, intercept_=bias, n_features_in_=weight.shape[-1])
     if classes is not None:
-        model.classes_ = classes
+        vars(model)["classes_"] = classes
     return model

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from lamina.errors import StoreError, UnknownNameError, convert_errors
-from lamina.store.files import Fields, damaged, read_json
+from lamina.store.files import damaged, read_json
+from lamina.utils import JSONObject  # pydantic reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +44,7 @@ class SavedFacts(BaseModel):
             return cls._checked(path, fields)
 
     @classmethod
-    def _checked(cls, path: Path, fields: Fields) -> Self:
+    def _checked(cls, path: Path, fields: JSONObject) -> Self:
         """Return the object with the given fields of the file `path`; raise an error for the first invalid field.
 
         Raises:
@@ -86,7 +87,7 @@ class StackFacts(SavedFacts):
     layers: int
     width: int
     fingerprint: str | None
-    config: Fields | None = None
+    config: JSONObject | None = None
     modules: dict[str, str] | None = None
 
 
@@ -129,7 +130,7 @@ class ProcessorFacts(SavedFacts):
     """
 
     files: list[str]
-    facts: Fields
+    facts: JSONObject
 
 
 class Manifest(SavedFacts):
@@ -147,7 +148,7 @@ class Manifest(SavedFacts):
     format: int
     lamina: str
     base: BaseFacts
-    info: Fields
+    info: JSONObject
     readers: list[str]
     processor: ProcessorFacts | None = None
 
@@ -166,13 +167,13 @@ class ReaderFacts(SavedFacts):
         borrowed: Fingerprint of the base model's tensors that the head uses; None if it uses none.
     """
 
-    fusion: Fields
-    head: Fields
+    fusion: JSONObject
+    head: JSONObject
     stack: str
     seed: int
     layers: list[int]
     parameters: int
-    info: Fields
+    info: JSONObject
     borrowed: str | None = None
 
 
@@ -188,7 +189,7 @@ class EditsRecord(SavedFacts):
 
     format: int
     architecture: str
-    edits: list[Fields]
+    edits: list[JSONObject]
     files: list[str] = []
 
 

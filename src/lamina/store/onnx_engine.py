@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Protocol, final
 from weakref import ref
 
 import numpy as np
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.layers.types import Batch
+
+    class Session(Protocol):
+        """An `InferenceSession` of onnxruntime."""
+
+        def run(
+            self, output_names: Sequence[str], input_feed: Mapping[str, np.ndarray], run_options: object
+        ) -> Sequence[np.ndarray]:
+            """Return the outputs with these names for an input."""
+            ...
+
 
 _OP = "onnx"
 _PROBES = ((2, 9), (1, 5))  # rows and tokens of the batches on which the answers are compared with PyTorch's
@@ -43,7 +53,7 @@ class OnnxEngine:
         names: Names of the readers that it answers for.
     """
 
-    def __init__(self, bank: ReaderBank, session: Any, facts: OnnxFacts, names: frozenset[str]) -> None:  # noqa: ANN401
+    def __init__(self, bank: ReaderBank, session: Session, facts: OnnxFacts, names: frozenset[str]) -> None:
         self.facts, self.names, self._session = facts, names, session
         self._weights = _Weights(bank, {name: str(facts.outputs[name].digest) for name in names})
         self._options = import_module("onnxruntime").RunOptions()
@@ -109,7 +119,7 @@ class OnnxEngine:
     def _logits(self, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
         """Run the session on a batch, and return reader name -> logits in float32."""
         given = {name: np.asarray(batch[name].to(torch.int64)) for name in self.facts.inputs}
-        found: list[Any] = self._session.run(list(names), given, self._options)
+        found = self._session.run(list(names), given, self._options)
         return {name: torch.as_tensor(logits) for name, logits in zip(names, found, strict=True)}
 
     def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:

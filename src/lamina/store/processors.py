@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -13,13 +13,13 @@ from lamina.store.manifest import BASE, PROCESSOR, ProcessorFacts, library_versi
 from lamina.store.models import load_processor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, MutableMapping
+    from collections.abc import Callable, Iterable, Mapping, MutableMapping
     from pathlib import Path
 
     from transformers import PreTrainedModel
 
-    from lamina.layers.types import Processor
-    from lamina.utils import JSON
+    from lamina.layers.types import Processor, Tokenizer
+    from lamina.utils import JSON, JSONObject
 
 # Attributes that a caller may set on a loaded tokenizer, and that its files do not always hold.
 _SET = ("truncation_side", "model_max_length")
@@ -41,14 +41,13 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     """
     facts: dict[str, JSON] = {}
     for part in _PARTS:
-        owner: Any = getattr(processor, part.replace(" ", "_"), None)
-        if hasattr(owner, "to_dict"):
-            facts[part] = _digest(_settings(owner.to_dict()))
-    tokenizer: Any = getattr(processor, "tokenizer", processor)
+        if (settings := _settings_of(getattr(processor, part.replace(" ", "_"), None))) is not None:
+            facts[part] = _digest(settings)
+    tokenizer = _tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         if not facts:
-            to_dict: Any = getattr(processor, "to_dict", None)
-            facts["settings"] = _digest(_settings(to_dict())) if to_dict else type(processor).__name__
+            settings = _settings_of(processor)
+            facts["settings"] = type(processor).__name__ if settings is None else _digest(settings)
         return facts
     facts |= {"size": len(tokenizer), "vocabulary": _digest(sorted(tokenizer.get_vocab().items()))}
     added = {number: str(token) for number, token in tokenizer.added_tokens_decoder.items()}
@@ -56,7 +55,7 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     facts["special tokens"] = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
     facts |= {name: getattr(tokenizer, name, None) for name in _SET}
     if (backend := getattr(tokenizer, "backend_tokenizer", None)) is not None:
-        state: dict[str, Any] = json.loads(backend.to_str())
+        state: JSONObject = json.loads(backend.to_str())
         facts["model"] = _digest({name: value for name, value in state["model"].items() if name != "vocab"})
         facts |= {part.replace("_", "-"): _digest(state[part]) for part in ("normalizer", "pre_tokenizer")}
         facts["post-processor"] = _digest(state["post_processor"])
@@ -66,7 +65,18 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     return facts
 
 
-def _settings(fields: dict[str, Any]) -> dict[str, Any]:
+def _tokenizer_of(processor: object) -> Tokenizer:
+    """Return the tokenizer that a processor contains; a processor that contains none is returned itself."""
+    return cast("Tokenizer", getattr(processor, "tokenizer", processor))
+
+
+def _settings_of(part: object) -> JSONObject | None:
+    """Return the settings of a processor, or of a part of one; None if it has none."""
+    to_dict: Callable[[], JSONObject] | None = getattr(part, "to_dict", None)
+    return None if to_dict is None else _settings(to_dict())
+
+
+def _settings(fields: JSONObject) -> JSONObject:
     """Return the settings of a processor, without those that only say where it comes from."""
     return {name: value for name, value in fields.items() if name not in _NOISE}
 
@@ -98,7 +108,7 @@ def load_saved_processor(saved: ProcessorFacts, folder: Path, model: PreTrainedM
     """Load the processor saved in a bank's folder; None if its files are not there."""
     place = folder / PROCESSOR if saved.files else folder / BASE
     processor = load_processor(place, model) if place.is_dir() else None
-    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    tokenizer = _tokenizer_of(processor)
     for name in _SET:
         if processor is not None and name in saved.facts:
             setattr(tokenizer, name, saved.facts[name])
@@ -162,11 +172,11 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     """Return `processor_facts` from a cache; recompute them if the size or a limit of a tokenizer has changed."""
-    tokenizer: Any = getattr(processor, "tokenizer", processor)
+    tokenizer = _tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
-    parts: list[Any] = [getattr(processor, part.replace(" ", "_"), None) for part in _PARTS]
-    settings = _digest([_settings(part.to_dict()) for part in parts if hasattr(part, "to_dict")])
+    parts = [_settings_of(getattr(processor, part.replace(" ", "_"), None)) for part in _PARTS]
+    settings = _digest([part for part in parts if part is not None])
     key = len(tokenizer), settings, *(getattr(tokenizer, name, None) for name in _SET)
     if processor not in _facts or _facts[processor][0] != key:
         _facts[processor] = key, processor_facts(processor)

@@ -210,7 +210,7 @@ def _as_array(samples: object) -> npt.NDArray[np.generic] | None:
     return array if array.dtype.kind in "fiub" else None
 
 
-def _mono(name: str, values: npt.NDArray[Any]) -> Samples:
+def _mono(name: str, values: npt.NDArray[np.generic]) -> Samples:
     """Return samples averaged over their channels, as float32 `[samples]`; the longer of two axes is time.
 
     Raises DataError, naming the clip `name`, unless the values are floats or integers of 8 (unsigned), 16 or 32 bits.

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from transformers import PreTrainedModel
 
-    from lamina.layers.types import Batch, Processor
+    from lamina.layers.types import Batch, Processor, Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -251,12 +251,12 @@ class _WithoutSpecialTokens:
         return self._tokenizer(texts, add_special_tokens=False, **options)
 
 
-def _adds_end(tokenizer: Any) -> bool:
+def _adds_end(tokenizer: Tokenizer) -> bool:
     """Return whether a tokenizer adds its end token to every text."""
     return tokenizer.eos_token is not None and tokenizer("a")["input_ids"][-1] == tokenizer.eos_token_id
 
 
-def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Any) -> Iterator[tuple[str, list[Span]]]:
+def _joined(pairs: Iterable[tuple[str, str]], tokenizer: Tokenizer) -> Iterator[tuple[str, list[Span]]]:
     """Join each prompt, reply and end token to one text; yield it, and the characters of reply and end token.
 
     The end token is left out if the tokenizer adds its own.

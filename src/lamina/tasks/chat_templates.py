@@ -18,11 +18,10 @@ from lamina.tasks.split import Split
 from lamina.utils import JSON
 
 if TYPE_CHECKING:
-    from lamina.layers.types import Processor
+    from lamina.layers.types import Processor, Tokenizer
 
 Message: TypeAlias = Mapping[str, JSON]  # "role" and "content"
 Span: TypeAlias = tuple[int, int]  # first character, and the one after the last
-Tokenizer: TypeAlias = Any  # transformers' stubs of chat templates are narrower than what they accept and return
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REPLIES = "assistant"  # the role whose messages are replies
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -110,7 +109,7 @@ def render(chat: Chat, processor: Processor, *, prompt: bool = False, op: str = 
         ConfigError: If there is no chat template, the template fails, or it writes earlier messages differently once
             others follow.
     """
-    tokenizer: Tokenizer = tokenizer_of(processor)
+    tokenizer = tokenizer_of(processor)
     messages = list(chat.messages)
     if not tokenizer.chat_template:
         got = f"{type(tokenizer).__name__} has no chat template, which turns a chat into a text"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
-from typing import Any, TypedDict, final
+from typing import TypedDict, cast, final
 
 import numpy as np
 import torch
@@ -202,7 +202,7 @@ def positive_id(task: TaskLike, metrics: Sequence[str]) -> int | None:
     return None
 
 
-def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[Any], count: int) -> list[WrongAnswer]:
+def error_rows(wrong: Iterable[WrongAnswer], texts: Sequence[object], count: int) -> list[WrongAnswer]:
     """Return the `count` most confident wrong predictions with their texts.
 
     In a regression, the predictions with the largest errors come first.
@@ -223,10 +223,10 @@ def _confidence(answer: WrongAnswer) -> float:
     return answer.get("confidence", abs(answer.get("error", 0.0)))
 
 
-def _with_text(answer: WrongAnswer, example: Any) -> WrongAnswer:  # noqa: ANN401
+def _with_text(answer: WrongAnswer, example: object) -> WrongAnswer:
     """Return a wrong prediction with its example under "text": the text, a pair as a list, or the name of a file."""
-    text: JSON = list(example) if isinstance(example, tuple) else getattr(example, "name", example)
-    return {**answer, "text": text}
+    text = list(example) if isinstance(example, tuple) else getattr(example, "name", example)
+    return {**answer, "text": cast("JSON", text)}
 
 
 def wrong_answers(logits: Tensor, targets: Tensor, task: TaskLike) -> Iterator[WrongAnswer]:

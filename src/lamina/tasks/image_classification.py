@@ -345,7 +345,7 @@ def image_processor(processor: object) -> ImageProcessingMixin:
     return candidate
 
 
-def target_of(processor: Any) -> Target:
+def target_of(processor: Processor) -> Target:
     """Return the output size of an image processor, found by running it on three images of different sizes.
 
     The processor's settings would not be enough, because processors use `size` and `crop_size` in many ways.
@@ -361,7 +361,7 @@ def target_of(processor: Any) -> Target:
     return Target(small[2], small[3], fixed=wide == small)
 
 
-def _shape(processor: Any, size: tuple[int, int]) -> tuple[int, ...]:
+def _shape(processor: Processor, size: tuple[int, int]) -> tuple[int, ...]:
     """Return the shape of the image processor's output for an image of `size`; ConfigError if the processor fails."""
     try:
         return tuple(processor([Image.new("RGB", size)], return_tensors="pt")["pixel_values"].shape)

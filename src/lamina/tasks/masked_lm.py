@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypedDict, final
+from typing import TYPE_CHECKING, TypedDict, cast, final
 
 import regex
 from torch import Tensor
@@ -79,7 +79,7 @@ class Masking:
         """Return the masking for a tokenizer or a processor that has one; raise ConfigError if it has no mask token."""
         mask_token(processor)
         tokenizer = tokenizer_of(processor)
-        return cls(int(tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
+        return cls(cast("int", tokenizer.mask_token_id), frozenset(tokenizer.all_special_ids), len(tokenizer))
 
     def hide(self, ids: Sequence[int], seed: int) -> tuple[list[int], list[int]]:
         """Mask tokens of one row.

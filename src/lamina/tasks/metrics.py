@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -298,7 +298,7 @@ def span_table(predictions: Tags, targets: Tags, labels: Sequence[str]) -> list[
     return _class_rows(types, counts)
 
 
-def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[Any]:
+def spans_of(tags: Sequence[int], labels: Sequence[str]) -> set[tuple[str, int, int]]:
     """Return the spans that seqeval finds in one text's tags; `tags` are ids, and `labels` the names of all tags."""
     from seqeval.metrics.sequence_labeling import get_entities
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, runtime_checkable
+from typing import NotRequired, Protocol, TypeAlias, TypedDict, TypeVar, runtime_checkable
 
 from torch import Tensor
 
@@ -109,7 +109,7 @@ class Results(Protocol[OutputsT, AnswerT]):
         """Return the JSON-ready prediction for each example."""
         return []
 
-    def raw_predictions(self) -> list[Any]:
+    def raw_predictions(self) -> Sequence[object]:
         """Return predictions with logits in place of probabilities; kinds without logits return `predictions`."""
         return self.predictions()
 

@@ -7,11 +7,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import pyarrow as pa
 
-from lamina.data.arrow import Column, chunks, dataset_of, derived, encodable
+from lamina.data.arrow import Cell, Column, chunks, dataset_of, derived, encodable
 from lamina.data.encode import pairs_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, DataError
@@ -41,7 +41,7 @@ class Split:
     def __init__(
         self,
         rows: datasets.Dataset,
-        open_text: Callable[[Any, int], object] | None = None,
+        open_text: Callable[[Cell, int], object] | None = None,
         labels: datasets.Dataset | None = None,
         strata: datasets.Dataset | None = None,
     ) -> None:
@@ -68,7 +68,7 @@ class Split:
         return cls(dataset_of(_tables({name: cells for name, cells in columns.items() if cells is not None})))
 
     @classmethod
-    def of_texts(cls, texts: Sequence[Any]) -> Split:
+    def of_texts(cls, texts: Sequence[Cell]) -> Split:
         """Return a split of unlabelled texts or pairs of texts, for a single use in `predict`.
 
         The texts stay in memory. They are written to Arrow only if something reads `rows`.
@@ -90,13 +90,13 @@ class Split:
         return self.rows if self._other_labels is None else self._other_labels
 
     @cached_property
-    def texts(self) -> Sequence[Any]:
+    def texts(self) -> Sequence[Cell]:
         """The examples: texts, pairs of texts, or files that are opened on access."""
         second = ["text_pair"] * self.pairs or ["row"] * (self._open_text is not None)
         return Column(self.rows, ["text", *second], self._open_text)
 
     @property
-    def open_text(self) -> Callable[[Any, int], object] | None:
+    def open_text(self) -> Callable[[Cell, int], object] | None:
         """The function that returns an example from its cells, as passed to the constructor.
 
         None if cells are examples.

@@ -212,7 +212,7 @@ class Runner(ABC):
         options: PassOptions,
         *,
         names: Collection[str] | None = None,
-        more: Callable[[Results, Sequence[str]], Mapping[str, Any]] | None = None,
+        more: Callable[[Results, Sequence[str]], Mapping[str, object]] | None = None,
         progress: bool = False,
         collected: dict[str, Results] | None = None,
     ) -> Scores:

@@ -9,7 +9,7 @@ import statistics
 import sys
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -269,7 +269,8 @@ class Engine:
             return
         parameters = [parameter for learner in learners for parameter in learner.parameters]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        flat: Any = self._accelerator.reduce(torch.cat([gradient.flatten() for gradient in gradients]), "sum")
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        flat = cast("Tensor", self._accelerator.reduce(flat, "sum"))
         for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 

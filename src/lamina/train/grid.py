@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from lamina.bank import Reader, ReaderBank
 from lamina.errors import ConfigError, LaminaError, UnknownNameError, check_known, error_context
@@ -23,7 +23,11 @@ from lamina.train.options import FitOptions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from lamina.utils import JSON
+    from _typeshed import DataclassInstance
+
+    from lamina.utils import JSON, JSONObject
+
+    Config = DataclassInstance | type[DataclassInstance]  # a config, or its class
 
 METHOD = "fusion"  # key whose values are whole fusions
 READER_KEYS = ("stack", "seed")  # keys that are fields of the reader itself
@@ -51,10 +55,10 @@ class RunSpec:
     name: str
     task: str
     reader: Reader | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: JSONObject = field(default_factory=dict)
     learning_rate: float | None = None
     epochs: int | None = None
-    options: dict[str, Any] = field(default_factory=dict)
+    options: JSONObject = field(default_factory=dict)
     edits: tuple[tuple[str, dict[str, JSON]], ...] = ()
     repeat: int = 0
 
@@ -99,8 +103,8 @@ def check_count(op: str, grid: Mapping[str, Sequence[object]]) -> None:
         raise ConfigError(f"{op}: it has {count:,} settings; a grid has at most {MOST_RUNS:,}.")
 
 
-def keys_of(fusion: Any, head: Any) -> list[str]:  # noqa: ANN401
-    """Return every full key that a grid may have for readers with this fusion and head (configs, or their classes)."""
+def keys_of(fusion: Config, head: Config) -> list[str]:
+    """Return every full key that a grid may have for readers with this fusion and head."""
     parts = [f"fusion.{field.name}" for field in fields(fusion) if field.init]
     parts += [f"head.{field.name}" for field in fields(head) if field.init and field.name not in _TASK_FIELDS]
     return [METHOD, *parts, *READER_KEYS, *RUN_KEYS]
@@ -170,7 +174,7 @@ def _axes(reader: Reader, grid: Mapping[str, Sequence[object]], op: str) -> dict
             continue
         full = ""
         for fusion in axes.get(METHOD, [reader.fusion]):
-            full = full_key(key, keys_of(fusion, reader.head), f"{op}, {type(fusion).__name__}")
+            full = full_key(key, keys_of(cast("Config", fusion), reader.head), f"{op}, {type(fusion).__name__}")
         if full in axes:
             raise ConfigError(f"{op}: '{full}' is there twice; a key can have one list only.")
         axes[full] = _values(full, grid[key], op)
@@ -227,7 +231,7 @@ def _shown(value: object) -> JSON:
         return [_shown(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    kind: Any = type(value)
+    kind = cast("type[DataclassInstance]", type(value))
     changed = [f"{f.name}={getattr(value, f.name)!r}" for f in fields(kind) if getattr(value, f.name) != f.default]
     return f"{kind.__name__}({', '.join(changed)})"
 

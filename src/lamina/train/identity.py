@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lamina.train.learner import Learner
     from lamina.train.options import FitOptions
     from lamina.train.plan import Group, Plan
-    from lamina.utils import JSON
+    from lamina.utils import JSON, JSONObject
 
     Facts = dict[str, dict[str, JSON]]
     """Where a fact belongs ("in 'cola'" for a learner, "" for the whole run) -> name of the fact -> value."""
@@ -174,7 +174,7 @@ def seal(run: Mapping[str, Facts], state: Mapping[str, JSON]) -> str:
     return f'{{"format": {FORMAT}, "checksum": "{xxhash.xxh3_128_hexdigest(content.encode())}", "content": {content}}}'
 
 
-def unseal(path: Path) -> tuple[dict[str, Facts], dict[str, Any]]:
+def unseal(path: Path) -> tuple[dict[str, Facts], JSONObject]:
     """Read a file that holds what `seal` returned, and return the run's identity and its state.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from lamina.train.options import FitOptions
     from lamina.train.parameter_groups import ParameterGroup
-    from lamina.utils import JSON
+    from lamina.utils import JSON, JSONObject
 
 BASE = ".base"  # name of a base model that is trained with its readers; no reader can have it, since names have no dot
 
@@ -199,7 +199,7 @@ class Learner:
                     tensors[f"optimizer/{number}/{key}"] = value.detach().cpu().clone()
         return {name: tensor.contiguous() for name, tensor in tensors.items()}
 
-    def from_tensors(self, tensors: dict[str, Tensor], progress: dict[str, Any]) -> None:
+    def from_tensors(self, tensors: dict[str, Tensor], progress: JSONObject) -> None:
         """Restore a saved state: weights, best weights, optimizer and progress.
 
         Args:

@@ -140,7 +140,7 @@ class ModelRunner(Runner):
         Raises:
             ConfigError: If the head does not fit.
         """
-        config: Any = self.model.config
+        config = self.model.config
         before = dict(vars(config))
         try:
             if reason := self.kind.model_problem(self.model):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from lamina.errors import ConfigError, require_packages
 from lamina.tasks.metrics import LOWER
-from lamina.utils import atomic_write
+from lamina.utils import JSONObject, atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from lamina.tasks.outputs import Results
 
 IMPORTANCES = ("reader", "epoch", "step", "layer", "importance")  # columns of `FitResult.importances`
-Scores: TypeAlias = dict[str, dict[str, Any]]  # learner name -> metric -> score, and entries such as tables of classes
+Scores: TypeAlias = dict[str, JSONObject]  # learner name -> metric -> score, and entries such as tables of classes
 Interval: TypeAlias = dict[str, tuple[float, float]]  # metric -> ends of the interval of its score
-TableRow: TypeAlias = dict[str, Any]  # column -> value; which columns there are depends on metrics and grids
+TableRow: TypeAlias = JSONObject  # column -> value; which columns there are depends on metrics and grids
 Number = TypeVar("Number", float, "pd.Series")
 
 

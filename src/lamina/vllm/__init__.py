@@ -10,5 +10,5 @@ output.lamina["sentiment"]["prompt"]  # {"label": "positive", "probabilities": {
 ```
 
 `plugin` puts three hooks into an engine: `worker` reads the states of each step, `transport` hands the scores from the
-worker to the frontend, and `answers` turns them into the answers of a request.
+worker to the frontend, and `frontend` turns them into the answers of a request (`answers`).
 """

@@ -7,19 +7,19 @@ sequences.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, cast, final
 
 import numpy as np
 import torch
 
-from lamina.errors import LaminaError
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.vllm.layout import KEY, Layout, ReaderColumns
+from lamina.vllm.layout import Layout, ReaderColumns
 from lamina.vllm.monitors import Verdict
 from lamina.vllm.worker import StepScores
 
 if TYPE_CHECKING:
     from lamina.utils import JSON
+    from lamina.vllm.worker import Message
 
 
 @final
@@ -49,7 +49,7 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         self.monitors: dict[str, Verdict] = {}
         self.ended_by: str | None = None
 
-    def on_message(self, message: Mapping[str, Any]) -> None:
+    def on_message(self, message: Message) -> None:
         """Add a message from the scheduler: scores of one or several steps, and verdicts."""
         for part in message["scores"]:
             self.add(StepScores(*part))
@@ -166,101 +166,3 @@ def answer(reader: ReaderColumns, scores: torch.Tensor) -> dict[str, JSON] | Non
         above = [label for label, value in zip(by_label, values, strict=True) if value > 0.5]
         return {"labels": above, "probabilities": by_label}
     return {"label": list(by_label)[values.index(max(values))], "probabilities": by_label}
-
-
-def install(engine: Any, layout: Layout) -> None:
-    """Make a frontend of vLLM check which readers a request chooses, and give its outputs an attribute `lamina`.
-
-    Args:
-        engine: An `LLMEngine` or `AsyncLLM`.
-        layout: The engine's readers.
-    """
-    processor = engine.output_processor
-    process_inputs, add_request = engine.input_processor.process_inputs, processor.add_request
-    process_outputs = processor.process_outputs
-
-    def check_and_process(request_id: str, prompt: object, params: Any, *args: Any, **kwargs: Any) -> Any:
-        _check_choice(params, layout)
-        if kwargs.get("resumable"):
-            raise ValueError(
-                "vllm: the prompt comes in pieces, as a stream; readers need the whole prompt. Send it whole."
-            )
-        return process_inputs(request_id, prompt, params, *args, **kwargs)
-
-    def add_and_follow(request: Any, *args: Any, **kwargs: Any) -> None:
-        add_request(request, *args, **kwargs)
-        state = processor.request_states[request.request_id]
-        if not hasattr(state, KEY):
-            names = layout.asked(_arguments(request.sampling_params or request.pooling_params))
-            _attach(state, Answers(layout, names, state.prompt_len))
-
-    def collect_and_process(engine_core_outputs: list[Any], *args: Any, **kwargs: Any) -> Any:
-        for output in engine_core_outputs:
-            params = output.kv_transfer_params
-            if params and KEY in params:
-                message = params.pop(KEY)
-                output.kv_transfer_params = params or None
-                if (state := processor.request_states.get(output.request_id)) is not None:
-                    state.lamina.on_message(message)
-        return process_outputs(engine_core_outputs, *args, **kwargs)
-
-    engine.input_processor.process_inputs = check_and_process
-    processor.add_request, processor.process_outputs = add_and_follow, collect_and_process
-
-
-def _check_choice(params: Any, layout: Layout) -> None:
-    """Raise ValueError if a request names an unknown reader. Let a pooling request skip the prefix cache."""
-    try:
-        layout.asked(_arguments(params))
-    except LaminaError as error:
-        raise ValueError(str(error)) from error  # vLLM answers a ValueError with the status of a bad request
-    if layout.pooling:
-        params.skip_reading_prefix_cache = True  # readers of whole texts need the states of every token
-
-
-def _arguments(params: Any) -> Any:
-    """Return a request's free-form arguments, from its `SamplingParams` or `PoolingParams`."""
-    return getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None)
-
-
-def keep_answers(output: Any) -> None:
-    """Make an output class keep the attribute `lamina` when vLLM builds it from a pooling output."""
-    convert = output.from_base
-    if hasattr(convert, KEY):
-        return
-
-    def convert_with_answers(base: Any) -> Any:
-        converted = convert(base)
-        if hasattr(base, KEY):
-            converted.lamina = base.lamina
-        return converted
-
-    vars(convert_with_answers)[KEY] = True
-    output.from_base = staticmethod(convert_with_answers)
-
-
-def _attach(state: Any, answers: Answers) -> None:
-    """Set the attribute `lamina` on each output that vLLM creates from a request's `state`.
-
-    A `CompletionOutput` gets the answers about its sequence. A `RequestOutput` gets the answers about its first
-    sequence. If a monitor ended a sequence, its finish reason is "content_filter", and its stop reason is the name of
-    the monitor.
-    """
-    state.lamina = answers
-    new_completion, make_output = state._new_completion_output, state.make_request_output
-
-    def completion_with_answers(*args: Any, **kwargs: Any) -> Any:
-        completion = new_completion(*args, **kwargs)
-        completion.lamina = answers
-        if answers.ended_by is not None:
-            completion.finish_reason, completion.stop_reason = "content_filter", answers.ended_by
-        return completion
-
-    def output_with_answers(*args: Any, **kwargs: Any) -> Any:
-        output = make_output(*args, **kwargs)
-        if output is not None:
-            first = output.outputs[0] if isinstance(output.outputs, list) else None
-            output.lamina = getattr(first, KEY, answers)  # a pooling output has no sequences
-        return output
-
-    state._new_completion_output, state.make_request_output = completion_with_answers, output_with_answers

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
@@ -15,6 +15,21 @@ from lamina.vllm.layout import KEY, Layout
 
 if TYPE_CHECKING:
     from lamina.vllm.answers import Answers
+    from lamina.vllm.frontend_types import (
+        ChatServing,
+        CompletionServing,
+        PoolingContext,
+        PoolingRequest,
+        PoolingServing,
+        Request,
+        Response,
+        ResponseChoice,
+        ResponsesServing,
+        Result,
+        Results,
+        Serving,
+        StatusResponse,
+    )
 
 
 class Choice(NamedTuple):
@@ -32,18 +47,18 @@ class Choice(NamedTuple):
 Latest = dict[int, Choice]  # index of a choice -> its latest state
 
 
-def install_chat(serving: Any, layout: Layout) -> None:
-    """Add the field `lamina` to the responses of `/v1/chat/completions`; `serving` is an `OpenAIServingChat`."""
+def install_chat(serving: ChatServing, layout: Layout) -> None:
+    """Add the field `lamina` to the responses of `/v1/chat/completions`."""
     _check_requests(serving, "create_chat_completion", layout)
     full, stream = serving.chat_completion_full_generator, serving.chat_completion_stream_generator
 
-    async def full_with_answers(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
+    async def full_with_answers(request: object, results: Results, *args: object, **kwargs: object) -> Response:
         latest: Latest = {}
         response = await full(request, _remember(results, latest), *args, **kwargs)
         _fill(response, {index: choice.answers for index, choice in latest.items()})
         return response
 
-    def stream_with_answers(request: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
+    def stream_with_answers(request: object, results: Results, *args: object, **kwargs: object) -> AsyncIterator[str]:
         latest: Latest = {}
         return _fill_chunks(stream(request, _remember(results, latest), *args, **kwargs), latest)
 
@@ -51,18 +66,20 @@ def install_chat(serving: Any, layout: Layout) -> None:
     serving.chat_completion_stream_generator = stream_with_answers
 
 
-def install_completion(serving: Any, layout: Layout) -> None:
-    """Add the field `lamina` to the responses of `/v1/completions`; `serving` is an `OpenAIServingCompletion`."""
+def install_completion(serving: CompletionServing, layout: Layout) -> None:
+    """Add the field `lamina` to the responses of `/v1/completions`."""
     _check_requests(serving, "create_completion", layout)
     respond, stream = serving.request_output_to_completion_response, serving.completion_stream_generator
 
-    def respond_with_answers(results: list[Any], *args: Any, **kwargs: Any) -> Any:
+    def respond_with_answers(results: Sequence[Result], *args: object, **kwargs: object) -> Response:
         response = respond(results, *args, **kwargs)
         outputs = [output for result in results for output in result.outputs]
         _fill(response, {index: output.lamina for index, output in enumerate(outputs)})
         return response
 
-    def stream_with_answers(request: Any, inputs: Any, results: AsyncIterator[Any], *args: Any, **kwargs: Any) -> Any:
+    def stream_with_answers(
+        request: Request, inputs: object, results: Results, *args: object, **kwargs: object
+    ) -> AsyncIterator[str]:
         latest: Latest = {}
         remembered = _remember(results, latest, choices=request.n or 1)
         return _fill_chunks(stream(request, inputs, remembered, *args, **kwargs), latest)
@@ -71,14 +88,16 @@ def install_completion(serving: Any, layout: Layout) -> None:
     serving.completion_stream_generator = stream_with_answers
 
 
-def install_responses(serving: Any, _layout: Layout) -> None:
-    """Let responses of `/v1/responses` say that a monitor ended the text; `serving` is an `OpenAIServingResponses`.
+def install_responses(serving: ResponsesServing, _layout: Layout) -> None:
+    """Let responses of `/v1/responses` say that a monitor ended the text.
 
     Their status is then "incomplete", for the reason "content_filter", and the field `lamina` has the answers.
     """
     full = serving.responses_full_generator
 
-    async def full_with_reason(request: Any, params: Any, results: Any, context: Any, *args: Any, **kwargs: Any) -> Any:
+    async def full_with_reason(
+        request: object, params: object, results: object, context: object, *args: object, **kwargs: object
+    ) -> StatusResponse:
         from openai.types.responses.response import IncompleteDetails
 
         response = await full(request, params, results, context, *args, **kwargs)
@@ -92,14 +111,16 @@ def install_responses(serving: Any, _layout: Layout) -> None:
     serving.responses_full_generator = full_with_reason
 
 
-def install_pooling(serving: Any, layout: Layout) -> None:
+def install_pooling(serving: PoolingServing, layout: Layout) -> None:
     """Add the field `lamina` to the texts of a response of `/pooling`, `/v1/embeddings` or `/classify`.
 
-    Responses that hold bytes instead of JSON stay unchanged. `serving` is a `PoolingBaseServing`.
+    Responses that hold bytes instead of JSON are left as they are.
     """
     init, build = serving._init_ctx, serving._build_response
 
-    async def check_and_init(processor: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    async def check_and_init(
+        processor: object, request: PoolingRequest, *args: object, **kwargs: object
+    ) -> PoolingContext:
         chosen = (request.model_extra or {}).get("vllm_xargs")
         try:
             layout.asked(chosen)
@@ -110,7 +131,7 @@ def install_pooling(serving: Any, layout: Layout) -> None:
             context.pooling_params.extra_kwargs = {**(context.pooling_params.extra_kwargs or {}), **chosen}
         return context
 
-    def build_with_answers(context: Any) -> Any:
+    def build_with_answers(context: PoolingContext) -> object:
         response = build(context)
         if not isinstance(response, JSONResponse):
             return response
@@ -123,11 +144,11 @@ def install_pooling(serving: Any, layout: Layout) -> None:
     serving._init_ctx, serving._build_response = check_and_init, build_with_answers
 
 
-def _check_requests(serving: Any, method: str, layout: Layout) -> None:
+def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
     """Make a request method answer with status 422 if the readers cannot answer the request."""
-    create: Callable[..., Any] = getattr(serving, method)
+    create: Callable[..., Awaitable[object]] = getattr(serving, method)
 
-    async def check_and_create(request: Any, *args: Any, **kwargs: Any) -> Any:
+    async def check_and_create(request: Request, *args: object, **kwargs: object) -> object:
         try:
             layout.asked(request.vllm_xargs)
             if request.use_beam_search:
@@ -140,13 +161,12 @@ def _check_requests(serving: Any, method: str, layout: Layout) -> None:
     setattr(serving, method, check_and_create)
 
 
-async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 1) -> AsyncIterator[Any]:
-    """Yield the results of an engine unchanged, and store each choice's state in `latest`.
+async def _remember(results: Results, latest: Latest, choices: int = 1) -> Results:
+    """Yield the results of an engine unchanged, and store the state of each choice in `latest`.
 
     Args:
-        results: `RequestOutput`s, or pairs (index of the prompt, `RequestOutput`), each with the tokens since the last
-            one.
-        latest: A dict that is filled with the choices.
+        results: The results, each with the tokens since the one before.
+        latest: Filled with the choices.
         choices: Number of choices per prompt.
     """
     async for item in results:
@@ -158,12 +178,12 @@ async def _remember(results: AsyncIterator[Any], latest: Latest, choices: int = 
         yield item
 
 
-def _fill(response: Any, answers: dict[int, Answers]) -> None:
+def _fill(response: Response, answers: dict[int, Answers]) -> None:
     """Add the readers' answers to each choice of a response. The response itself gets the answers of its first choice.
 
     The keys of `answers` are the choices' indices. A response without choices, such as an error, is left alone.
     """
-    choices = getattr(response, "choices", ())  # an error has none
+    choices: Sequence[ResponseChoice] = getattr(response, "choices", ())  # an error has none
     for choice in choices:
         choice.lamina = answers[choice.index].to_dict()
     if choices:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, final, get_args
+from typing import TYPE_CHECKING, Literal, Self, final, get_args
 
 from lamina.bank.monitoring import saved_monitors
 from lamina.errors import BaseMismatchError, ConfigError, check_known
@@ -149,7 +149,7 @@ class Layout:
         """Number of columns in the matrix of token scores."""
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)
 
-    def asked(self, extra_args: Mapping[str, Any] | None) -> list[str]:
+    def asked(self, extra_args: Mapping[str, object] | None) -> list[str]:
         """Return the names of the readers that a request chooses in its `extra_args`; all of them if it chooses none.
 
         Raises:

@@ -6,10 +6,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from lamina.vllm.engine_types import Configured, EngineConfig, Route, Runner, Scheduler
+    from lamina.vllm.frontend_types import Frontend
     from lamina.vllm.layout import Layout
+
+    class ConfiguredFrontend(Frontend, Configured, Protocol):
+        """A frontend with the config of its engine."""
+
+    RouteT = TypeVar("RouteT", bound=Route)
+
+T = TypeVar("T")
 
 
 def register() -> None:
@@ -33,11 +42,11 @@ def register() -> None:
 
 
 def _hook(
-    owner: type,
+    owner: type[T],
     method: str,
     *,
     before: Callable[..., None] | None = None,
-    after: Callable[[Any], None],
+    after: Callable[[T], None],
 ) -> None:
     """Wrap a method of a class, so that a call runs `before`, the method, and then `after(instance)`.
 
@@ -48,7 +57,7 @@ def _hook(
         return
 
     @wraps(original)
-    def hooked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def hooked(self: T, *args: object, **kwargs: object) -> object:
         if before is not None:
             before(*args, **kwargs)
         result = original(self, *args, **kwargs)
@@ -59,7 +68,7 @@ def _hook(
     setattr(owner, method, hooked)
 
 
-def _layout(vllm_config: Any) -> Layout | None:
+def _layout(vllm_config: EngineConfig) -> Layout | None:
     """Return the layout of the readers for an engine with this config; None if it has no readers.
 
     In that case nothing else of Lamina is imported.
@@ -71,7 +80,7 @@ def _layout(vllm_config: Any) -> Layout | None:
     return Layout.from_config(vllm_config.additional_config, pooling=vllm_config.model_config.runner_type == "pooling")
 
 
-def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
+def _check_frontend(vllm_config: EngineConfig, *_args: object, **_kwargs: object) -> None:
     """Check, before the engine starts, that the readers can run in it; warn about untried combinations."""
     if (layout := _layout(vllm_config)) is not None:
         import vllm
@@ -83,7 +92,7 @@ def _check_frontend(vllm_config: Any, *_args: Any, **_kwargs: Any) -> None:
         warn_untried(layout, vllm.__version__, str(config.dtype).removeprefix("torch."))
 
 
-def _start_frontend(engine: Any) -> None:
+def _start_frontend(engine: ConfiguredFrontend) -> None:
     """Install the hooks of a frontend, if its engine was started with a bank."""
     if (layout := _layout(engine.vllm_config)) is not None:
         from vllm.entrypoints.openai.chat_completion.serving import OpenAIServingChat
@@ -92,11 +101,11 @@ def _start_frontend(engine: Any) -> None:
         from vllm.entrypoints.pooling.base.serving import PoolingBaseServing
         from vllm.outputs import ClassificationRequestOutput, EmbeddingRequestOutput
 
-        from lamina.vllm import answers, http
+        from lamina.vllm import frontend, http
 
-        answers.install(engine, layout)
+        frontend.install(engine, layout)
         for output in (EmbeddingRequestOutput, ClassificationRequestOutput) if layout.pooling else ():
-            answers.keep_answers(output)
+            frontend.keep_answers(output)
         # the routes of a server are made after its engine
         _hook(OpenAIServingChat, "__init__", after=partial(_start_route, http.install_chat))
         _hook(OpenAIServingCompletion, "__init__", after=partial(_start_route, http.install_completion))
@@ -104,13 +113,13 @@ def _start_frontend(engine: Any) -> None:
         _hook(PoolingBaseServing, "__init__", after=partial(_start_route, http.install_pooling))
 
 
-def _start_route(install: Callable[[Any, Layout], None], serving: Any) -> None:
+def _start_route(install: Callable[[RouteT, Layout], None], serving: RouteT) -> None:
     """Install the hooks of an OpenAI-compatible route, if its engine was started with a bank."""
     if (layout := _layout(serving.engine_client.vllm_config)) is not None:
         install(serving, layout)
 
 
-def _start_scheduler(scheduler: Any) -> None:
+def _start_scheduler(scheduler: Scheduler) -> None:
     """Install the hooks of a scheduler, if its engine was started with a bank."""
     if (layout := _layout(scheduler.vllm_config)) is not None:
         from lamina.vllm import transport
@@ -118,7 +127,7 @@ def _start_scheduler(scheduler: Any) -> None:
         transport.install(scheduler, layout)
 
 
-def _start_worker(runner: Any) -> None:
+def _start_worker(runner: Runner) -> None:
     """Install the hooks of a model runner, if its engine was started with a bank."""
     if (layout := _layout(runner.vllm_config)) is not None:
         from lamina.vllm import pooling_models, worker
@@ -126,7 +135,7 @@ def _start_worker(runner: Any) -> None:
         worker.install(runner, layout, pooling_models.TextReaders if layout.pooling else worker.EngineReaders)
 
 
-def _refuse_second_runner(runner: Any) -> None:
+def _refuse_second_runner(runner: Configured) -> None:
     """Raise ConfigError if an engine with a bank uses vLLM's second model runner, which is not supported."""
     if _layout(runner.vllm_config) is not None:
         from lamina.errors import ConfigError

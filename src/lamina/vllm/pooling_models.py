@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar, final
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from lamina.bank import ReaderBank
     from lamina.layers import LayerStack
+    from lamina.vllm.engine_types import Runner
 
 
 @final
@@ -35,7 +36,7 @@ class TextReaders:
 
     method: ClassVar[str] = "_pool"
 
-    def __init__(self, layout: Layout, runner: Any) -> None:
+    def __init__(self, layout: Layout, runner: Runner) -> None:
         self._layout, self._runner = layout, runner
         bank, stack = load_bank(layout, runner, _check_readers)
         readers = {name: bank[name].to(runner.device) for name in layout.readers}

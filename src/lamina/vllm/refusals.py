@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lamina.vllm.engine_types import EngineConfig
     from lamina.vllm.layout import Layout
 
 logger = logging.getLogger("vllm.lamina")  # vLLM shows what is logged under its own name
 TRIED = ("0.32.0",)  # versions of vLLM with which the tests have run
 
 
-def check_engine(config: Any) -> None:
+def check_engine(config: EngineConfig) -> None:
     """Raise ConfigError if an engine runs its model in a way that readers do not support.
 
     Args:
-        config: The `VllmConfig` of the engine.
+        config: The config of the engine.
     """
     model = config.model_config
     pooler, stored = model.pooler_config, getattr(model.hf_config, "quantization_config", None)

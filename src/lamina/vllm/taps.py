@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from lamina.errors import ConfigError
 
 if TYPE_CHECKING:
     from lamina.layers import LayerStack
+    from lamina.vllm.engine_types import Runner
 
 _STATE = "lamina_state"  # name of the buffer in a block that holds the block's input
 _CALLS = "lamina_calls"  # name of the buffer in a block that counts its passes
@@ -70,7 +71,7 @@ class Taps:
         self._seen = counts
 
 
-def tap(runner: Any, stack: LayerStack) -> Taps:
+def tap(runner: Runner, stack: LayerStack) -> Taps:
     """Install `Taps` in a model runner's model, and check the engine's warm-up passes."""
     dummy_run = runner._dummy_run
     taps = Taps(
@@ -81,7 +82,7 @@ def tap(runner: Any, stack: LayerStack) -> Taps:
         dtype=runner.model_config.dtype,
     )
 
-    def dummy_run_and_check(*args: Any, **kwargs: Any) -> Any:
+    def dummy_run_and_check(*args: object, **kwargs: object) -> object:
         result = dummy_run(*args, **kwargs)
         taps.check()
         return result
@@ -107,7 +108,7 @@ def _tapped(block: type[nn.Module]) -> type[nn.Module]:
         what = f"blocks of the class {block.__name__} take no argument hidden_states"
         raise ConfigError(f"vllm: {what}, so their states are not found. Use a model of another class.")
 
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: nn.Module, *args: Tensor, **kwargs: Tensor) -> object:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         state, residual = given["hidden_states"], given.get("residual")
         if residual is not None:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, final
+from typing import TYPE_CHECKING, final
 
 from vllm.v1.engine import FinishReason
 from vllm.v1.request import RequestStatus
@@ -14,8 +14,14 @@ from lamina.vllm.layout import KEY, Layout
 from lamina.vllm.monitors import RequestMonitors
 from lamina.vllm.worker import ATTRIBUTE, StepScores
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
-def install(scheduler: Any, layout: Layout) -> None:
+    from lamina.vllm.engine_types import ClientOutputs, Scheduler, TokenOutput
+    from lamina.vllm.worker import Message
+
+
+def install(scheduler: Scheduler, layout: Layout) -> None:
     """Make a vLLM scheduler send a request's scores along with its tokens, and end requests that a monitor flags.
 
     The scores travel in `kv_transfer_params`, the only free-form field of an `EngineCoreOutput`; the frontend takes
@@ -23,7 +29,7 @@ def install(scheduler: Any, layout: Layout) -> None:
     """
     update_from_output, sender = scheduler.update_from_output, _Sender(scheduler, layout)
 
-    def update_and_send(scheduler_output: object, model_runner_output: object) -> dict[int, Any]:
+    def update_and_send(scheduler_output: object, model_runner_output: object) -> Mapping[int, ClientOutputs]:
         scores = getattr(model_runner_output, ATTRIBUTE, {})
         prompts = {name: scheduler.requests[name].num_prompt_tokens for name in scores if name in scheduler.requests}
         outputs = update_from_output(scheduler_output, model_runner_output)
@@ -37,13 +43,13 @@ def install(scheduler: Any, layout: Layout) -> None:
 class _Sender:
     """The scores and monitors of one scheduler's requests, until the requests end."""
 
-    def __init__(self, scheduler: Any, layout: Layout) -> None:
+    def __init__(self, scheduler: Scheduler, layout: Layout) -> None:
         self._scheduler, self._layout = scheduler, layout
         # A step of a prompt in pieces has no output, so its scores wait for the first output of the request.
         self._waiting: dict[str, list[StepScores]] = defaultdict(list)
         self._monitors: dict[str, RequestMonitors] = {}
 
-    def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: list[Any]) -> None:
+    def send(self, scores: dict[str, StepScores], prompts: dict[str, int], outputs: Sequence[TokenOutput]) -> None:
         """Attach scores and verdicts to the outputs of a step.
 
         Args:
@@ -62,9 +68,10 @@ class _Sender:
             parts = self._waiting.pop(output.request_id, None)
             if parts is None:
                 continue
-            message: dict[str, Any] = {"scores": [tuple(part) for part in parts]}
+            message: Message = {"scores": [(part.first, part.tokens, part.prompt) for part in parts]}
             if monitors := self._monitors.get(output.request_id):
-                message["monitors"] = {name: tuple(verdict) for name, verdict in monitors.verdicts.items()}
+                verdicts = monitors.verdicts.items()
+                message["monitors"] = {name: (verdict.score, verdict.flagged_at) for name, verdict in verdicts}
             if self._layout.on_flag == "end" and output.finish_reason is None and output.request_id in flagged:
                 message["ended_by"] = flagged[output.request_id]
                 output.finish_reason = FinishReason.ABORT  # not STOP, which would cut the last token off the text

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, Protocol, TypedDict, cast, final
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
     from lamina.layers import LayerStack
+    from lamina.vllm.engine_types import BlockTable, CacheConfig, Runner
     from lamina.vllm.layout import Layout
 
 WAITING = 64  # tokens that wait at most for the readers of whole prompts; a few at a time cost as much as many
@@ -47,6 +48,20 @@ class StepScores(NamedTuple):
     prompt: bytes | None
 
 
+class Message(TypedDict):
+    """What the scheduler sends to the frontend with new tokens of a request.
+
+    Attributes:
+        scores: The fields of `StepScores`, of one or several steps.
+        monitors: Monitor name -> the fields of its `Verdict`; left out if there are no monitors.
+        ended_by: Name of the monitor that ends the request.
+    """
+
+    scores: list[tuple[int, bytes, bytes | None]]
+    monitors: NotRequired[dict[str, tuple[float, int | None]]]
+    ended_by: NotRequired[str]
+
+
 class StepReaders(Protocol):
     """Base class of the readers of a bank in one engine.
 
@@ -61,13 +76,13 @@ class StepReaders(Protocol):
         ...
 
 
-def install(runner: Any, layout: Layout, kind: Callable[[Layout, Any], StepReaders]) -> None:
-    """Make a vLLM model runner run readers in each step. Called after its model was loaded.
+def install(runner: Runner, layout: Layout, kind: Callable[[Layout, Runner], StepReaders]) -> None:
+    """Make a model runner of vLLM run readers on each step; called after its model was loaded.
 
     Args:
-        runner: A `GPUModelRunner` or `CPUModelRunner` (V1).
+        runner: The model runner.
         layout: The readers to run.
-        kind: Class of the readers: `EngineReaders` for generated texts, `TextReaders` for whole texts.
+        kind: Class of the readers: of the tokens of a text that is written, or of whole texts.
 
     Raises:
         ConfigError: If the engine has settings with which the readers' answers would be wrong or missing.
@@ -78,7 +93,7 @@ def install(runner: Any, layout: Layout, kind: Callable[[Layout, Any], StepReade
     original, parallel = getattr(runner, readers.method), runner.vllm_config.parallel_config
     answers = parallel.rank % parallel.tensor_parallel_size == 0  # workers that share the weights have equal states
 
-    def run_and_score(*args: Any, **kwargs: Any) -> Any:
+    def run_and_score(*args: object, **kwargs: object) -> object:
         scores = readers.read_step(*args) if answers else {}
         output = original(*args, **kwargs)
         setattr(getattr(output, "_model_runner_output", output), ATTRIBUTE, scores)
@@ -102,7 +117,7 @@ class EngineReaders:
 
     method: ClassVar[str] = "sample_tokens"
 
-    def __init__(self, layout: Layout, runner: Any) -> None:
+    def __init__(self, layout: Layout, runner: Runner) -> None:
         self._layout, self._runner = layout, runner
         bank, stack = load_bank(layout, runner, _check_readers)
         readers = {name: bank[name].to(runner.device) for name in layout.readers}
@@ -115,10 +130,11 @@ class EngineReaders:
         # The engine returns the state after the last block before the final norm, but layer `depth` is after it: the
         # engine's own output. At least one layer must be asked for, or the engine returns its output alone.
         self._layers = [layer for layer in layers if layer < self._depth] or [0]
-        if hasattr(runner.get_model(), "set_aux_hidden_state_layers"):
+        set_layers: Callable[[tuple[int, ...]], None] | None
+        if (set_layers := getattr(runner.get_model(), "set_aux_hidden_state_layers", None)) is not None:
             self._taps = None
             runner.use_aux_hidden_state_outputs = True
-            runner.get_model().set_aux_hidden_state_layers(tuple(self._layers))
+            set_layers(tuple(self._layers))
             # vLLM stores compiled code under a hash of the settings, and the code returns the states of these layers
             runner.vllm_config.additional_config["lamina_layers"] = self._layers
         else:
@@ -179,7 +195,7 @@ class EngineReaders:
         logits = token_logits(stack_pass)
         return torch.cat([logits[name][0] for name in self._layout.names(whole=False)], dim=-1)
 
-    def _prompt_logits(self, request: str, table: Any, row: int, last: int) -> bytes | None:
+    def _prompt_logits(self, request: str, table: BlockTable, row: int, last: int) -> bytes | None:
         """Return the logits of readers that pool whole prompts, if this step ends the prompt; else None.
 
         Args:
@@ -211,7 +227,7 @@ class _Buffers:
         pending: Tokens that `pooled` has not read yet.
     """
 
-    def __init__(self, layout: Layout, whole: Mapping[str, ReaderModule], runner: Any, block_size: int) -> None:
+    def __init__(self, layout: Layout, whole: Mapping[str, ReaderModule], runner: Runner, block_size: int) -> None:
         config = runner.kv_cache_config
         slots = config.num_blocks * config.kv_cache_groups[cache_group(config)].kv_cache_spec.block_size
         self.tokens = torch.full((slots, layout.token_columns), torch.nan)
@@ -232,10 +248,10 @@ class _Buffers:
                 group.add(states, segments.to(self._device))
 
 
-def cache_group(config: Any) -> int:
-    """Return the number of the cache-block group that holds all tokens of a request, from a `KVCacheConfig`.
+def cache_group(config: CacheConfig) -> int:
+    """Return the number of the group of cache blocks that holds all tokens of a request, from the cache's config.
 
-    Raises ConfigError if there is no such group: every layer has a sliding window or keeps no tokens.
+    Raises ConfigError if every layer has a sliding window or keeps no tokens, so that there is no such group.
     """
     for number, group in enumerate(config.kv_cache_groups):
         if type(group.kv_cache_spec).__name__ == "FullAttentionSpec":
@@ -243,7 +259,7 @@ def cache_group(config: Any) -> int:
     raise ConfigError("vllm: no layer of the model keeps all tokens in the cache, so readers cannot run beside it.")
 
 
-def _slots_of(table: Any, row: int, first: int, last: int) -> Tensor:
+def _slots_of(table: BlockTable, row: int, first: int, last: int) -> Tensor:
     """Return the cache slots of the tokens at positions `first` to `last - 1`, for the request in row `row`."""
     positions = np.arange(first, last)
     blocks = table.block_table.np[row, positions // table.block_size].astype(np.int64)
@@ -251,7 +267,7 @@ def _slots_of(table: Any, row: int, first: int, last: int) -> Tensor:
 
 
 def load_bank(
-    layout: Layout, runner: Any, check: Callable[[ReaderBank, LayerStack, Layout], None]
+    layout: Layout, runner: Runner, check: Callable[[ReaderBank, LayerStack, Layout], None]
 ) -> tuple[ReaderBank, LayerStack]:
     """Load the bank's readers, check that its base is the engine's model, and return the bank and the stack they read.
 

@@ -1,0 +1,184 @@
+"""The attributes of vLLM's objects that readers use. vLLM is not installed where types are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Method: TypeAlias = Callable[..., object]  # a method of an object of vLLM, or a function that replaces it
+
+
+class TextConfig(Protocol):
+    """The size of a model, from its `PretrainedConfig`."""
+
+    num_hidden_layers: int
+    hidden_size: int
+
+
+class PoolerConfig(Protocol):
+    """How an engine pools texts."""
+
+    enable_chunked_processing: bool | None
+
+
+class ModelConfig(Protocol):
+    """The model of an engine."""
+
+    model: str
+    revision: str | None
+    dtype: torch.dtype
+    runner_type: str
+    quantization: str | None
+    hf_config: object
+    hf_text_config: TextConfig
+    pooler_config: PoolerConfig | None
+
+
+class ParallelConfig(Protocol):
+    """The processes of an engine."""
+
+    rank: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+
+
+class EngineConfig(Protocol):
+    """A `VllmConfig`."""
+
+    additional_config: dict[str, object]
+    model_config: ModelConfig
+    parallel_config: ParallelConfig
+    speculative_config: object | None
+    lora_config: object | None
+    kv_transfer_config: object | None
+
+
+class Configured(Protocol):
+    """A part of an engine that holds the engine's config: a frontend, a scheduler or a model runner."""
+
+    vllm_config: EngineConfig
+
+
+class Route(Protocol):
+    """A route of an OpenAI-compatible server."""
+
+    engine_client: Configured
+
+
+class CacheSpec(Protocol):
+    """How the cache blocks of a group of layers are laid out."""
+
+    block_size: int
+
+
+class CacheGroup(Protocol):
+    """Layers that share their cache blocks."""
+
+    kv_cache_spec: CacheSpec
+
+
+class CacheConfig(Protocol):
+    """A `KVCacheConfig`."""
+
+    num_blocks: int
+    kv_cache_groups: Sequence[CacheGroup]
+
+
+class Buffer(Protocol):
+    """The same numbers on the device and on the CPU."""
+
+    gpu: Tensor
+    np: np.ndarray
+
+
+class BlockTable(Protocol):
+    """The cache blocks of the requests in a batch, one row per request."""
+
+    block_size: int
+    block_table: Buffer
+    slot_mapping: Buffer
+
+
+class InputBatch(Protocol):
+    """The requests of a step, in the order of their rows."""
+
+    req_ids: Sequence[str]
+    num_reqs: int
+    block_table: Sequence[BlockTable]
+    num_computed_tokens_cpu: np.ndarray
+    token_ids_cpu: np.ndarray
+
+
+class NewRequest(Protocol):
+    """A request that begins in a step."""
+
+    req_id: str
+
+
+class ScheduledStep(Protocol):
+    """A `SchedulerOutput`."""
+
+    num_scheduled_tokens: Mapping[str, int]
+    scheduled_new_reqs: Sequence[NewRequest]
+
+
+class StepState(Protocol):
+    """What a model runner keeps between the pass of a step and the choice of the tokens."""
+
+    scheduler_output: ScheduledStep
+    hidden_states: Tensor
+    aux_hidden_states: Sequence[Tensor]
+
+
+class Request(Protocol):
+    """A request, in the scheduler or in the worker."""
+
+    num_prompt_tokens: int
+
+
+class Runner(Configured, Protocol):
+    """A `GPUModelRunner` or `CPUModelRunner` (V1)."""
+
+    model_config: ModelConfig
+    kv_cache_config: CacheConfig
+    device: torch.device
+    max_num_tokens: int
+    requests: Mapping[str, Request]
+    input_batch: InputBatch
+    query_start_loc: Buffer
+    execute_model_state: StepState | None
+    use_aux_hidden_state_outputs: bool
+    _dummy_run: Method
+
+    def get_model(self) -> nn.Module:
+        """Return the loaded model."""
+        ...
+
+
+class TokenOutput(Protocol):
+    """An `EngineCoreOutput`: the new tokens of one request."""
+
+    request_id: str
+    finish_reason: object | None
+    kv_transfer_params: dict[str, object] | None
+
+
+class ClientOutputs(Protocol):
+    """The outputs of a step that go to one client."""
+
+    outputs: Sequence[TokenOutput]
+
+
+class Scheduler(Configured, Protocol):
+    """A scheduler (V1)."""
+
+    requests: Mapping[str, Request]
+    update_from_output: Callable[[object, object], Mapping[int, ClientOutputs]]
+
+    def finish_requests(self, request_ids: str, finished_status: object) -> object:
+        """End a request."""
+        ...

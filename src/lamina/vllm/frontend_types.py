@@ -1,0 +1,175 @@
+"""The attributes of vLLM's frontend and server that readers use. vLLM is not installed where types are checked."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from lamina.vllm.engine_types import Method, Route
+
+if TYPE_CHECKING:
+    from lamina.utils import JSON
+    from lamina.vllm.answers import Answers
+
+
+class Completion(Protocol):
+    """A `CompletionOutput`: one sequence of a request, so far."""
+
+    index: int
+    token_ids: Sequence[int]
+    finish_reason: str | None
+    stop_reason: int | str | None
+    lamina: Answers
+
+
+class Output(Protocol):
+    """A `RequestOutput`, or the output of a request to a pooling model."""
+
+    outputs: Sequence[Completion] | object
+    lamina: Answers
+
+
+class RequestState(Protocol):
+    """What a frontend keeps for a request."""
+
+    prompt_len: int
+    lamina: Answers
+    _new_completion_output: Callable[..., Completion]
+    make_request_output: Callable[..., Output | None]
+
+
+class Params(Protocol):
+    """The `SamplingParams` or `PoolingParams` of a request."""
+
+    skip_reading_prefix_cache: bool | None
+
+
+class NewRequest(Protocol):
+    """A request that a frontend sends to the engine."""
+
+    request_id: str
+    sampling_params: Params | None
+    pooling_params: Params | None
+
+
+class InputProcessor(Protocol):
+    """The part of a frontend that checks requests."""
+
+    process_inputs: Method
+
+
+class OutputProcessor(Protocol):
+    """The part of a frontend that makes the outputs of requests."""
+
+    request_states: Mapping[str, RequestState]
+    add_request: Method
+    process_outputs: Method
+
+
+class Frontend(Protocol):
+    """An `LLMEngine` or `AsyncLLM`."""
+
+    input_processor: InputProcessor
+    output_processor: OutputProcessor
+
+
+class OutputClass(Protocol):
+    """A class of outputs that vLLM converts from pooling outputs."""
+
+    from_base: Callable[[Output], Output]
+
+
+class Result(Protocol):
+    """A `RequestOutput` of a model that writes."""
+
+    outputs: Sequence[Completion]
+
+
+# The results of an engine: `RequestOutput`s, or pairs of prompt index and `RequestOutput`.
+Results: TypeAlias = "AsyncIterator[Result | tuple[int, Result]]"
+
+
+class Request(Protocol):
+    """A request to write."""
+
+    n: int | None
+    use_beam_search: bool
+    vllm_xargs: Mapping[str, object] | None
+
+
+class ResponseChoice(Protocol):
+    """A choice of a response."""
+
+    index: int
+    lamina: dict[str, JSON]
+
+
+class Response(Protocol):
+    """A response, to which attributes are added."""
+
+    lamina: dict[str, JSON]
+
+
+class Serving(Route, Protocol):
+    """A route on which models write."""
+
+    create_error_response: Method
+
+
+class ChatServing(Serving, Protocol):
+    """An `OpenAIServingChat`."""
+
+    chat_completion_full_generator: Callable[..., Awaitable[Response]]
+    chat_completion_stream_generator: Callable[..., AsyncIterator[str]]
+
+
+class CompletionServing(Serving, Protocol):
+    """An `OpenAIServingCompletion`."""
+
+    request_output_to_completion_response: Callable[..., Response]
+    completion_stream_generator: Callable[..., AsyncIterator[str]]
+
+
+class StatusResponse(Response, Protocol):
+    """A response of `/v1/responses`."""
+
+    status: str
+    incomplete_details: object
+
+
+class ResponsesServing(Route, Protocol):
+    """An `OpenAIServingResponses`."""
+
+    responses_full_generator: Callable[..., Awaitable[StatusResponse]]
+
+
+class PoolingParams(Protocol):
+    """How a request to a pooling model is computed."""
+
+    extra_kwargs: dict[str, object] | None
+
+
+class PoolingResult(Protocol):
+    """The output for one text."""
+
+    lamina: Answers
+
+
+class PoolingContext(Protocol):
+    """A request to a pooling model while it is served."""
+
+    pooling_params: PoolingParams
+    final_res_batch: Sequence[PoolingResult]
+
+
+class PoolingRequest(Protocol):
+    """A request to a pooling model; `model_extra` has the fields that its class does not declare."""
+
+    model_extra: Mapping[str, Mapping[str, object] | None] | None
+
+
+class PoolingServing(Route, Protocol):
+    """A `PoolingBaseServing`."""
+
+    _init_ctx: Callable[..., Awaitable[PoolingContext]]
+    _build_response: Callable[[PoolingContext], object]
