@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import glob
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -98,6 +100,16 @@ def is_dir(path: str | Path) -> bool:
 def is_file(path: str | Path) -> bool:
     """Return whether `path` is a file. A name that is too long gives False; pathlib before 3.14 raises an error."""
     return os.path.isfile(path)  # noqa: PTH113
+
+
+def similar_file(path: str | Path) -> str:
+    """Return a suggestion for the message about a missing file: the file beside it with the closest name, or ""."""
+    path = Path(path)
+    with suppress(OSError, ValueError):  # a folder that does not exist or cannot be read, or a path with a null byte
+        names = [file.name for file in itertools.islice(path.parent.iterdir(), 1000) if file.is_file()]
+        close = difflib.get_close_matches(path.name, names, n=1)
+        return f" Did you mean '{path.with_name(close[0])}'?" if close else ""
+    return ""
 
 
 @contextmanager

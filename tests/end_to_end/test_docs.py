@@ -85,11 +85,6 @@ def training() -> Names:
     return {**with_bank(), "datasets": datasets, "samples": tone(rate=44100)}
 
 
-def editing() -> Names:
-    names = with_bank()
-    return {**names, "model": bert(num_hidden_layers=6)}
-
-
 def concepts() -> Names:
     names = with_bank()
     head = lamina.SequenceClassification(("no", "yes"), pooling="first", linear=False)
@@ -114,7 +109,7 @@ def printed_alone(_names: Names, printed: str) -> None:
 
 
 def of_editing(names: Names, _printed: str) -> None:
-    assert names["result"].best["mrpc"]["epoch"] in (1, 2, 3)
+    assert names["result"].best["films"]["epoch"] in (1, 2, 3)
 
 
 def of_concepts(names: Names, _printed: str) -> None:
@@ -205,7 +200,7 @@ PAGES: dict[str, tuple[Callable[[], Names], Callable[[Names, str], None]]] = {
     "README.md": (dict, printed_alone),
     "docs/all.md": (dict, printed_alone),
     "docs/concepts.md": (concepts, of_concepts),
-    "docs/editing.md": (editing, of_editing),
+    "docs/editing.md": (dict, of_editing),
     "docs/extending.md": (dict, printed_alone),
     "docs/files.md": (dict, printed_alone),
     "docs/guides/a-million-texts.md": (dict, printed_alone),

@@ -80,7 +80,7 @@ class EditFacts(TypedDict):
 
 def edit(  # noqa: PLR0913
     model: ModelArgument,
-    out: Annotated[Path | None, Option("-o", "--out", metavar="OUT", help="Folder to save to.")] = None,
+    out: Annotated[Path | None, Option("-o", "--output", "--out", metavar="OUT", help="Folder to save to.")] = None,
     truncate: Annotated[int | None, Option(metavar="N", help="Keep the bottom N blocks and drop the others.")] = None,
     keep: Annotated[str | None, Option(metavar="LAYERS", help=_KEEP)] = None,
     drop: Annotated[str | None, Option(metavar="LAYERS|auto:N", help=_DROP)] = None,

@@ -234,7 +234,7 @@ def _show(scores: Scores, tasks: Mapping[str, Task]) -> None:
         for metric in values
         if metric not in ("per_class", "errors", *_COMPARED)
     ]
-    columns = ["reader", "task", "metric", "value", "95 % interval", "always one answer", "TF-IDF"]
+    columns = ["reader", "scored on", "metric", "value", "95 % interval", "always one answer", "TF-IDF"]
     columns = columns if any("tfidf" in values for values in scores.values()) else columns[:-1]
     print_table("", columns, [row[: len(columns)] for row in rows])
     for reader, values in scores.items():

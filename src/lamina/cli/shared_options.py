@@ -19,7 +19,7 @@ _SAVED = "Folder or hub id of a saved bank, or of a whole model that Lamina fine
 _BASE = "Folder or hub id of the bank's base model. Default: the model that the bank names."
 _DEVICE = 'Device to run on, such as "cpu" or "cuda". "auto" uses a GPU if there is one.'
 _DATA = (
-    "Folder of the recipe's data files, with a subfolder per preset (known public data set). "
+    "Folder of the data files, with a subfolder per preset (known public data set). "
     "Default: files are relative to the current folder, and presets are loaded from the hub."
 )
 _TEXT = 'Column of texts, images or audio in a file. Default: the only one, or a usual name ("sentence", "text").'

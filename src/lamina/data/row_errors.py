@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lamina.errors import DataError
-from lamina.utils import is_dir, is_file
+from lamina.utils import is_dir, is_file, similar_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,14 +17,17 @@ def existing(path: str | Path) -> Path:
     """Return the path of a file; raise DataError if it does not exist or is a folder."""
     if not is_file(path):
         problem = "is a folder" if is_dir(path) else "is not there"
-        raise DataError(f"read: {path} {problem}; a file is needed.", path=str(path))
+        raise DataError(f"read: {path} {problem}; a file is needed.{similar_file(path)}", path=str(path))
     return Path(path)
 
 
 def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
     """Return the DataError for a file without the column `name`; `known` are the names of its columns."""
+    known = list(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
     reason = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
-    return DataError(f"read: {path} {reason}.", path=str(path), column=name)
+    return DataError(f"read: {path} {reason}.{hint}", path=str(path), column=name)
 
 
 def missing_value(path: object, row: int, column: str) -> DataError:

@@ -209,6 +209,7 @@ class _Plan:
         )
         rows, tokens = pluralize(len(self.counts), "row"), f"{int(self.counts.sum()):,} states per layer"
         where = f"{decimal(needed)} to write into {pluralize(len(self.parts), 'file')} of {folder}"
+        where = where if needed else f"{folder} has all of them already"
         logger.info("extract: %s, %s, %d layers, %s: %s", rows, tokens, len(self.layers), self.dtype, where)
         check_room(folder, needed)
         if not is_file(folder / PLAN):

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, mod
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from lamina.errors import ConfigError, DataError, LaminaError, UnknownNameError, first_line
-from lamina.utils import read_bytes
+from lamina.utils import read_bytes, similar_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -154,13 +154,15 @@ def read_yaml(path: Path) -> YamlFile:
     try:
         node, fields = parse_yaml(read_bytes(path, _MAX_BYTES).decode("utf-8"), str(path))
     except OSError as error:
-        raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.") from error
+        hint = similar_file(path)
+        raise DataError(f"recipe: {path} cannot be read ({error.strerror}); it must be a YAML file.{hint}") from error
     except LaminaError:
         raise
     except Exception as error:  # PyYAML's constructors raise errors of many types
         raise DataError(f"recipe: {path} is not YAML; {' '.join(str(error).split())}.", path=str(path)) from error
     if node is None or not isinstance(fields, dict):
-        raise DataError(f"recipe: {path} holds no keys; it needs 'model' and 'tasks'.", path=str(path))
+        needs = "it needs 'model' and 'tasks'. A recipe is a YAML file"
+        raise DataError(f"recipe: {path} holds no keys; {needs}.", path=str(path))
     return YamlFile(fields, node)
 
 

@@ -346,8 +346,8 @@ class Engine:
         """Log an epoch's scores to the trackers, and print them in one line above the progress bar."""
         values = {f"{name}/{key}": value for name, metrics in scores.items() for key, value in metrics.items()}
         self._accelerator.log(values, step=self.steps)
-        if not bar.disable:
-            shown = [f"{name} {metrics[self.learners[name].metric]:.3f}" for name, metrics in scores.items() if metrics]
+        shown = [f"{name} {metrics[self.learners[name].metric]:.3f}" for name, metrics in scores.items() if metrics]
+        if shown and not bar.disable:
             more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
             bar.write(f"epoch {self._epoch + 1}: {', '.join(shown[:_SHOWN])}{more}", file=sys.stderr)
 
