@@ -128,6 +128,15 @@ def test_missing_file(tmp_path: Path):
         read_table(tmp_path / "none.tsv")
 
 
+def test_a_missing_file_or_column_suggests_the_closest_name(tmp_path: Path):
+    file = put(tmp_path, "reviews.tsv", "sentence\tlabel\nx\t1\n")
+    (tmp_path / "review.tsv").mkdir()  # a folder is no suggestion
+    with pytest.raises(DataError, match=rf"reviews\.tv is not there; a file is needed\. Did you mean '{file}'\?$"):
+        read_table(tmp_path / "reviews.tv")
+    with pytest.raises(DataError, match=r"its columns are: sentence, label\. Did you mean 'label'\?$"):
+        read_table(file).column("lable")
+
+
 def test_unknown_ending(tmp_path: Path):
     with pytest.raises(DataError, match=r"ends in '\.xlsx'; the endings known are \.tsv, \.csv, \.jsonl"):
         read_table(put(tmp_path, "a.xlsx", "x"))

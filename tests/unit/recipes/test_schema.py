@@ -283,6 +283,9 @@ def test_what_is_no_recipe(load: Any, text: str, message: str):
 def test_a_file_that_is_not_there_or_not_text(tmp_path: Path):
     with pytest.raises(DataError, match=r"recipe: .*none\.yaml cannot be read \(No such file or directory\)"):
         load_recipe(tmp_path / "none.yaml")
+    (tmp_path / "one.yaml").write_text("")
+    with pytest.raises(DataError, match=r"Did you mean '.*one\.yaml'\?$"):
+        load_recipe(tmp_path / "none.yaml")
     with pytest.raises(DataError, match="cannot be read"):
         load_recipe(tmp_path)
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00model")
