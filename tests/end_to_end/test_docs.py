@@ -159,18 +159,20 @@ def of_three_columns(names: Names, _printed: str) -> None:
     assert "epochs: 6" in recipe  # as above, where the readers learn
     put(Path("messages.yaml"), recipe.replace("epochs: 6", "epochs: 3"))
     (commands,) = re.findall(r"```sh\n(.*?)```", text, flags=re.DOTALL)
-    assert [shlex.split(line)[1] for line in commands.splitlines()] == ["train", "evaluate", "predict", "serve"]
+    lines = [shlex.split(line, comments=True)[1:] for line in commands.splitlines()]
+    assert [line[0] for line in lines] == ["train", "evaluate", "predict", "predict", "serve"]
     printed: list[str] = []
-    for line in commands.splitlines()[:3]:
+    for line in lines[:4]:
         with redirect_stdout(io.StringIO()) as out, pytest.MonkeyPatch.context() as patch:
             patch.setattr(app, "quiet", lambda: None)  # its changes would outlast the test
             with pytest.raises(SystemExit) as ended:
-                main(shlex.split(line)[1:])
+                main(line)
         assert ended.value.code in (0, None)
         printed.append(out.getvalue())
     assert "21 steps" in printed[0]
     assert "always one answer" in printed[1]
     assert "delivery" in printed[2]
+    assert printed[3] == "48 rows in answers.csv, 0 skipped\n"
     with TestClient(create_app(lamina.ReaderBank.from_pretrained("out/bank"))) as client:
         answer = client.post("/predict", json={"inputs": "My parcel is awful. I need it today."})
     assert (answer.status_code, "delivery" in answer.text) == (200, True)

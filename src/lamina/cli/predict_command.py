@@ -71,10 +71,10 @@ def predict(  # noqa: PLR0913
     if output is None and any(for_output.values()):
         option = next(name for name, is_given in for_output.items() if is_given)
         raise ConfigError(f"predict: --{option} was given, but no --output.")
-    examples: Texts = []
-    if output is None:
-        examples = texts or (from_stdin() if file is None else from_file(file, text=text, pair=pair))
+    if output is None and file is None:
+        texts = texts or from_stdin()  # before the bank is opened, so that missing texts are an error at once
     from lamina import prediction
+    from lamina.prediction.bulk import learnt_columns
 
     target = options.open_on(bank_or_model, base=model, device=device)
     names = _reader_names(target, readers)
@@ -97,6 +97,9 @@ def predict(  # noqa: PLR0913
         line = f"{pluralize(result.rows, 'row')} in {result.output}, {result.skipped:,} skipped"
         print_json(result) if as_json else print(line)
         return
+    examples: Texts = texts or []
+    if file is not None:
+        examples = from_file(file, text=text, pair=pair, learnt=learnt_columns(target, names))
     size = batch_size or 32
     progress = sys.stderr.isatty() and len(examples) > size
     answers = prediction.predict(
@@ -133,20 +136,21 @@ def from_stdin() -> list[str]:
     return [line.removesuffix("\r") for line in lines]
 
 
-def from_file(path: Path, *, text: str | None = None, pair: str | None = None) -> Texts:
+def from_file(path: Path, *, text: str | None = None, pair: str | None = None, learnt: Sequence[str] = ()) -> Texts:
     """Return the texts of a file, or pairs of texts.
 
     Args:
         path: The file.
-        text: Column of the texts. None: the only column, or one with a usual name.
+        text: Column of the texts. None: the only column, the only one of `learnt`, or one with a usual name.
         pair: Column of the second texts. None: no pairs.
+        learnt: Columns that the readers learnt from.
 
     Raises:
         DataError: If the file cannot be read or lacks a column.
     """
     from lamina.prediction.bulk import read_examples, usual_column
 
-    columns = [text or usual_column(path), *([pair] if pair else [])]
+    columns = [text or usual_column(path, learnt), *([pair] if pair else [])]
     return cast("Texts", [example for _, examples, _ in read_examples(path, columns) for example in examples])
 
 

@@ -22,7 +22,10 @@ _DATA = (
     "Folder of the data files, with a subfolder per preset (known public data set). "
     "Default: files are relative to the current folder, and presets are loaded from the hub."
 )
-_TEXT = 'Column of texts, images or audio in a file. Default: the only one, or a usual name ("sentence", "text").'
+_TEXT = (
+    "Column of texts, images or audio in a file. "
+    'Default: the only one, the one that the readers learnt from, or a usual name ("sentence", "text").'
+)
 _RAY = "Run cells in parallel as Ray tasks: on this machine (local), on the running cluster (auto) or at HOST:PORT."
 
 _BACKEND = (

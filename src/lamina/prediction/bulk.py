@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, final
 
 import torch
 
+from lamina.bank import ReaderBank
 from lamina.data.arrow import chunks
 from lamina.data.batches import Budget
 from lamina.data.read import existing, read_chunks
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.bank import ReaderBank
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
     from lamina.prediction.predict import Answers, Prepared
@@ -108,7 +108,7 @@ def predict_file(  # noqa: PLR0913
             it). CSV and Parquet have a column for each part of a prediction, such as "cola.label" and
             "cola.probabilities.yes", with lists as JSON.
         text: Column of the text, or of the path of the image or audio clip, relative to the source's folder. None: the
-            only column, or the first that exists of "sentence", "text", "image" and "audio".
+            only column, the one that the readers learnt from, or the first of "sentence", "text", "image" and "audio".
         text_pair: Column of the second text. None: the examples are no pairs.
         readers: Names of the readers that answer. None: all readers of the bank.
         kind: Kind of task that a whole model is used for. None: what its head is for.
@@ -176,7 +176,8 @@ def predict_file(  # noqa: PLR0913
     if clash := [name for name in predictor.names if name in _OWN and output.suffix.lower() != ".jsonl"]:
         came = f"a reader is called '{clash[0]}', as a column that the output has anyway"
         raise ConfigError(f"predict: {came}. Rename it (bank.rename), or write JSONL.")
-    columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
+    text = text or usual_column(source, learnt_columns(bank_or_model, predictor.names))
+    columns = [text, *([text_pair] if text_pair else [])]
     source = existing(source)
     same = {
         "source": str(source.resolve()),
@@ -201,19 +202,34 @@ def predict_file(  # noqa: PLR0913
     return FileResult(output, partial.rows, partial.skipped)
 
 
-def usual_column(source: Path) -> str:
-    """Return the text column of a file, for a user who names none: the only column, or one with a usual name.
+def learnt_columns(bank_or_model: ReaderBank | PreTrainedModel, readers: Sequence[str] | None = None) -> list[str]:
+    """Return the text columns that some readers of a bank learnt from; a whole model and readers of pairs have none.
+
+    `readers` are the names of the readers. None: all readers of the bank.
+    """
+    if not isinstance(bank_or_model, ReaderBank):
+        return []
+    infos = [bank_or_model[name].info.get("columns", {}) for name in readers or bank_or_model]
+    return list(dict.fromkeys(str(own["text"]) for own in infos if "text" in own and "text_pair" not in own))
+
+
+def usual_column(source: Path, learnt: Sequence[str] = ()) -> str:
+    """Return the text column of a file, for a user who names none.
+
+    It is the only column, the only one of the columns `learnt`, or one with a usual name.
 
     Raises:
-        DataError: If there are several columns and none has a usual name.
+        DataError: If there are several columns and none of them fits.
     """
     first = next(read_chunks(source, rows=1, on_bad_row=lambda _: None), None) or next(read_chunks(source, rows=1))
     names = list(first.columns)
-    column = names[0] if len(names) == 1 else next((name for name in USUAL_COLUMNS if name in names), None)
+    known = [name for name in learnt if name in names]
+    usual = known if len(known) == 1 else [name for name in USUAL_COLUMNS if name in names]
+    column = names[0] if len(names) == 1 else next(iter(usual), None)
     if column is None:
         raise DataError(
             f"read: {source} has no column {' or '.join(map(repr, USUAL_COLUMNS))}; its columns are: "
-            f"{', '.join(names)}. Name one of these.",
+            f"{', '.join(names)}. Name one of these with `text` (--text).",
             path=str(source),
         )
     return column

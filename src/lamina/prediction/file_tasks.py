@@ -129,4 +129,4 @@ def _task(
         if error.column is None or error.row is not None:
             raise
         hint = f"Name the columns of reader '{name}', as in --label {name}=COLUMN or --text COLUMN"
-        raise DataError(f"{str(error).rstrip('.')}. {hint}.", path=error.path, column=error.column) from error
+        raise DataError(f"{error} {hint}.", path=error.path, column=error.column) from error
