@@ -109,7 +109,7 @@ def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
     if not present:
         raise DataError(f"task: {table.path} has no row with a label in column '{column}'.", path=table.path)
     fate = "are left out" if spec.missing_labels == "drop" else "give no loss and no score for it"
-    what = f"%s: %d of %d rows have no label in column '%s' and {fate} (%s)"
+    what = f"%s: %d of %d rows have no label in column '%s' and {fate} (rows %s)"
     logger.warning(f"task: {what}", table.path, len(dropped), len(table), column, listed(dropped))
     rest = table.select_rows(present)
     return rest if spec.missing_labels == "drop" else replace(rest, whole=table, places=present)

@@ -37,7 +37,9 @@ def warn_of_cases(name: str, labels: Sequence[str]) -> None:
     first: dict[str, str] = {}
     for label in labels:
         if (other := first.setdefault(label.casefold(), label)) != label:
-            logger.warning("task %s: the classes '%s' and '%s' differ in upper and lower case only", name, other, label)
+            hint = "if they are one class, write them alike"
+            what = f"task %s: the classes '%s' and '%s' differ in upper and lower case only; {hint}"
+            logger.warning(what, name, other, label)
 
 
 def check_spec(spec: ColumnSpec) -> None:

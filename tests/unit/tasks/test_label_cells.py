@@ -245,7 +245,10 @@ def test_whole_numbers_with_a_point_may_be_classes(caplog: pytest.LogCaptureFixt
 
 def test_names_that_differ_in_case_only_are_told(caplog: pytest.LogCaptureFixture):
     assert read(["Pos", "neg", "pos"] * 3).labels == ("Pos", "neg", "pos")
-    assert "task task: the classes 'Pos' and 'pos' differ in upper and lower case only" in caplog.messages
+    assert (
+        "the classes 'Pos' and 'pos' differ in upper and lower case only; if they are one class, write them alike"
+        in caplog.text
+    )
 
 
 def test_a_positive_class_may_be_a_number_or_a_bool():

@@ -178,7 +178,7 @@ def test_replies_that_are_blank(caplog: pytest.LogCaptureFixture):
         of(rows, text="prompt", text_pair="reply")
     task = of(rows, text="prompt", text_pair="reply", missing_labels="drop")
     assert len(task.split("train")) == 2
-    assert "2 of 4 rows have no label in column 'reply' and are left out (3, 4)" in caplog.text
+    assert "2 of 4 rows have no label in column 'reply' and are left out (rows 3, 4)" in caplog.text
     chats = of([{"messages": CHATS[0]}, {"messages": chat("is")}], missing_labels="drop")
     assert len(chats.split("train")) == 1
 

@@ -77,9 +77,9 @@ def test_rows_without_a_label_are_masked_where_another_task_shares_them(caplog: 
     }
     assert sorted(caplog.messages) == [
         "task: task/train: 16 of 48 rows have no label in column 'mood' and give no loss and no score for it "
-        "(1, 4, 7, 10, 13, 16, 19, 22, 25, 28, ...)",
+        "(rows 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, ...)",
         "task: task/validation: 4 of 12 rows have no label in column 'mood' and give no loss and no score for it "
-        "(1, 4, 7, 10)",
+        "(rows 1, 4, 7, 10)",
     ]
     bank = bank_for(**tasks)
     result = train(bank, tasks, epochs=2, batch_size=8)
