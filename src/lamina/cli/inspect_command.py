@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lamina.editing.block_picture import StackPicture
     from lamina.layers import LayerStack
     from lamina.monitors.cascade import AnyMonitor
+    from lamina.store.manifest import ReaderFacts
     from lamina.utils import JSON
 
 _PICTURE = "Draw the weights of an inserted layer before and after training to this .png, .svg or .html file."
@@ -86,7 +87,7 @@ def inspect(  # noqa: PLR0913
 ) -> None:
     """Show the layers of a model and the module at which each one is read.
 
-    For the folder of a bank with monitors, show the monitors with their rates.
+    For the folder of a bank, show its readers, and its monitors with their rates.
 
     With --inserted-weights, draw an inserted layer before and after training, and print the mean weights of all
     inserted layers, on the diagonal and off it.
@@ -99,9 +100,10 @@ def inspect(  # noqa: PLR0913
         raise ConfigError(
             "inspect: an option says what to draw, but there is no file to draw to. Use --inserted-weights OUT.png."
         )
-    if monitors := _monitors(model):
-        plain = [_without_sketch(monitor.to_dict()) for monitor in monitors]
-        print_json(plain) if as_json else _show_monitors(model, monitors)
+    from lamina.store.bank_folder import saved_readers
+
+    if readers := saved_readers(model):
+        _inspect_bank(model, readers, as_json=as_json)
         return
     facts = describe(model, weights=weights)
     if as_json:
@@ -118,12 +120,34 @@ def inspect(  # noqa: PLR0913
         print("\n".join(f"  {line}" for line in drawn(picture)))
 
 
-def _monitors(folder: str) -> list[AnyMonitor]:
-    """Return the monitors saved in the folder of a bank; [] if it is no such folder or has none."""
-    from lamina.bank.monitoring import saved_monitors
-    from lamina.store.bank_folder import saved_infos
+def _inspect_bank(folder: str, readers: Mapping[str, ReaderFacts], *, as_json: bool) -> None:
+    """Print the readers and the monitors of a saved bank; as JSON its monitors, or its readers if it has none.
 
-    return list(saved_monitors(saved_infos(folder)).values())
+    `readers` is reader name -> the settings that were saved with it.
+    """
+    from lamina.bank.monitoring import saved_monitors
+
+    monitors = list(saved_monitors({name: saved.info for name, saved in readers.items()}).values())
+    if as_json and monitors:
+        print_json([_without_sketch(monitor.to_dict()) for monitor in monitors])
+    elif as_json:
+        print_json({name: saved.model_dump() for name, saved in readers.items()})
+    else:
+        rows = [_reader_cells(name, saved) for name, saved in readers.items()]
+        print_table(f"Readers of {folder}", ("reader", "fusion", "layers", "learnt from", "parameters", "score"), rows)
+        if monitors:
+            _show_monitors(folder, monitors)
+
+
+def _reader_cells(name: str, saved: ReaderFacts) -> list[object]:
+    """Return the row of a reader in the table of readers: the columns that it learnt from, its size and its score."""
+    from lamina.layers.selectors import ranges
+
+    columns, metric, scores = (saved.info.get(key) for key in ("columns", "metric", "scores"))
+    learnt = ", ".join(f"{key}={column}" for key, column in columns.items()) if isinstance(columns, dict) else ""
+    score = scores.get(str(metric)) if isinstance(scores, dict) else None
+    scored = f"{metric} {score:.3f}" if isinstance(score, int | float) else ""
+    return [name, saved.fusion["name"], ranges(saved.layers), learnt, saved.parameters, scored]
 
 
 def _without_sketch(fields: Mapping[str, JSON]) -> dict[str, JSON]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lamina.bank import NAME, Reader, ReaderBank
-from lamina.bank.reader import MONITORS, Info
+from lamina.bank.reader import MONITORS
 from lamina.bank.recorded_base import check_recorded_base
 from lamina.editing.record import location_of, set_location
 from lamina.errors import (
@@ -431,15 +431,15 @@ def _load_bank(
     return bank.eval()
 
 
-def saved_infos(folder: str) -> dict[str, Info]:
-    """Return reader name -> the `info` dict that was saved with the reader, from a local folder of a bank.
+def saved_readers(folder: str) -> dict[str, ReaderFacts]:
+    """Return reader name -> the settings that were saved with the reader, from a local folder of a bank.
 
     A folder that holds no saved bank gives {}. Raises StoreError if the bank is damaged.
     """
     path = Path(folder)
     if not is_file(path / MANIFEST):
         return {}
-    return {name: ReaderFacts.read(path / READERS / name / READER).info for name in _read_manifest(path).readers}
+    return {name: ReaderFacts.read(path / READERS / name / READER) for name in _read_manifest(path).readers}
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -58,6 +58,23 @@ def test_inserted_layers_are_counted_without_weights_too(lamina, base: Path, tmp
     assert json.loads(ran.out)["parameters"] == model.num_parameters() > tiny_model().num_parameters()
 
 
+def test_the_folder_of_a_bank_shows_its_readers(lamina, bank_folder: Path, tmp_path: Path):
+    folder = shutil.copytree(bank_folder, tmp_path / "bank")
+    reader = folder / "readers" / "mood" / "reader.json"
+    facts = json.loads(reader.read_text())
+    facts["info"] |= {
+        "columns": {"text": "ticket", "label": "team"},
+        "metric": "accuracy",
+        "scores": {"accuracy": 0.75},
+    }
+    reader.write_text(json.dumps(facts))
+    ran = lamina("inspect", folder)
+    assert (ran.code, ran.err) == (0, "")
+    for shown in ("mood", "who", "text=ticket, label=team", "accuracy 0.750", f"{facts['parameters']:,}"):
+        assert shown in ran.out
+    assert set(json.loads(lamina("inspect", folder, "--json").out)) == {"mood", "who"}
+
+
 def test_two_stacks(lamina, tmp_path: Path):
     FAMILIES["bart"].config().save_pretrained(tmp_path)
     assert list(json.loads(lamina("inspect", tmp_path, "--json").out)["stacks"]) == ["encoder", "decoder"]
