@@ -113,18 +113,23 @@ def similar_file(path: str | Path) -> str:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path, kind: type[Exception] = Exception) -> Iterator[Path]:
     """Yield a temporary path in the folder of `path`; at the end, rename the file written there to `path`.
 
     So `path` holds either its old content or all of the new content, even if the process dies. The file is flushed to
     disk before it is renamed. If the `with` block raises, the temporary file is removed and `path` stays as it was.
     Parent folders are created.
 
+    Args:
+        path: The file.
+        kind: Errors of the `with` block that mean that the file cannot be written. Give OSError if the block does more
+            than write, such as run a model: other errors then pass through.
+
     Raises:
         StoreError: If the file cannot be written.
     """
     hint = "Check the rights and the space there."
-    with convert_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}")):
+    with convert_errors(lambda reason: StoreError(f"save: {path} cannot be written ({reason}). {hint}"), kind):
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}{get_ident()}")  # `remove_leftovers` knows this form
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from threading import Barrier, Thread
 
+import pytest
 import torch
 
+from lamina.errors import StoreError
 from lamina.utils import atomic_write, pluralize, remove_leftovers, seed_torch
 
 
@@ -39,6 +41,13 @@ def test_two_threads_replace_a_file_each_whole(tmp_path: Path):
     assert len(set(met)) == 2
     assert path.read_text() in ("one", "two")
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_errors_of_other_kinds_pass_through_a_write(tmp_path: Path):
+    for error, expected in ((OSError("full"), StoreError), (RuntimeError("other"), RuntimeError)):
+        with pytest.raises(expected), atomic_write(tmp_path / "a.txt", OSError):
+            raise error
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_what_is_left_of_a_file_itself_is_swept(tmp_path: Path):

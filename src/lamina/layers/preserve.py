@@ -142,6 +142,18 @@ def evaluating(*modules: nn.Module) -> Generator[None]:
 
 
 @contextmanager
+def preserve_training(model: nn.Module) -> Generator[None]:
+    """Put a model in eval mode inside the `with` block; then restore its mode, and which parameters are trainable."""
+    trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        with evaluating(model):
+            yield
+    finally:
+        for parameter, requires_grad in trainable:
+            parameter.requires_grad_(requires_grad)
+
+
+@contextmanager
 def eval_mode(*modules: nn.Module) -> Generator[None]:
     """Put modules in eval mode and compute no gradients within the `with` block; then restore both."""
     with evaluating(*modules), torch.no_grad():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal, final, get_args
 
 import numpy as np
 import torch
@@ -23,10 +23,11 @@ from lamina.errors import ConfigError, DataError, StoreError, check_known
 from lamina.layers import select
 from lamina.layers.discovery import pick_stack
 from lamina.layers.fingerprints import fingerprint_of
+from lamina.layers.preserve import preserve_training
+from lamina.layers.recorded import StatesPooling
 from lamina.layers.wrappers import unwrapped
 from lamina.prediction.bulk import usual_column
 from lamina.store.files import check_room, claimed, read_json, write_json
-from lamina.store.manifest import FORMAT
 from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 PLAN, LENGTHS, TABLE = "extract.json", "lengths.npy", "rows.jsonl"
 _FILE_BYTES = 1 << 28  # size of one file of states: a killed run loses the work for at most one file
-_POOLINGS = ("first", "last", "mean")
+_PLAN_FORMAT = 1  # version of the content of PLAN
 _DTYPES = ("float16", "float32")
 
 
@@ -61,7 +62,7 @@ def extract(  # noqa: PLR0913
     *,
     layers: Selector = "all",
     stack: str | None = None,
-    pooling: Literal["first", "last", "mean"] | None = None,
+    pooling: StatesPooling | None = None,
     dtype: Literal["float16", "float32"] = "float16",
     text: str | None = None,
     text_pair: str | None = None,
@@ -103,28 +104,30 @@ def extract(  # noqa: PLR0913
         StoreError: If the folder holds other files, or the disk is too small.
     """
     check_known("extract", [dtype], _DTYPES, "dtype")
-    check_known("extract", [pooling] if pooling else [], _POOLINGS, "pooling")
-    bank, folder = ReaderBank(unwrapped(model), processor), Path(output)
-    source_stack = pick_stack(bank.stacks, stack, op="extract")
-    if source_stack.name == "decoder":
-        raise ConfigError("extract: the stack is 'decoder', whose texts would be its outputs. Use the encoder.")
-    texts, table = _read(Path(source), text, text_pair)
-    limit = length_limit(bank.model, check_tokenizer(processor), max_length)
-    inputs = TextInputs.of(Split.of(texts), processor, EncodeOptions(part="predict", max_length=limit))
-    chosen = tuple(select(layers, source_stack.layers, op="extract"))
-    plan = _Plan(bank, inputs, source_stack, chosen, pooling, dtype, limit)
-    with claimed(folder, [PLAN, STATES, LENGTHS, TABLE]):
-        plan.begin(folder)
-        for number in progress_bar(range(len(plan.parts)), show=progress, desc="writing states", unit="file"):
-            if not is_file(folder / plan.name(number)):
-                with atomic_write(folder / plan.name(number)) as path:
-                    plan.write(number, path, batch_size)
-        return plan.finish(folder, table)
+    check_known("extract", [pooling] if pooling else [], get_args(StatesPooling), "pooling")
+    base, folder = unwrapped(model), Path(output)
+    with preserve_training(base):
+        bank = ReaderBank(base, processor)
+        source_stack = pick_stack(bank.stacks, stack, op="extract")
+        if source_stack.name == "decoder":
+            raise ConfigError("extract: the stack is 'decoder', whose texts would be its outputs. Use the encoder.")
+        texts, table = _read(Path(source), text, text_pair)
+        limit = length_limit(bank.model, check_tokenizer(processor), max_length)
+        inputs = TextInputs.of(Split.of(texts), processor, EncodeOptions(part="predict", max_length=limit))
+        chosen = tuple(select(layers, source_stack.layers, op="extract"))
+        plan = _Plan(bank, inputs, source_stack, chosen, pooling, dtype, limit)
+        with claimed(folder, [PLAN, STATES, LENGTHS, TABLE, *plan.names]):
+            plan.begin(folder)
+            for number in progress_bar(range(len(plan.parts)), show=progress, desc="writing states", unit="file"):
+                if not is_file(folder / plan.names[number]):
+                    with atomic_write(folder / plan.names[number], OSError) as path:
+                        plan.write(number, path, batch_size)
+            return plan.finish(folder, table)
 
 
 def _read(source: Path, text: str | None, text_pair: str | None) -> tuple[list[object], Table]:
     """Return the texts (or pairs) of a file, and its table; raise DataError if a row has no text."""
-    table = read_table(source)
+    table = read_table(source, other="lines" if source.suffix.lower() == ".txt" else None)
     columns = [text or usual_column(source), *([text_pair] if text_pair else [])]
     cells = [table.column(column) for column in columns]
     for column, values in zip(columns, cells, strict=True):
@@ -147,7 +150,7 @@ class _Plan:
     inputs: TextInputs
     stack: LayerStack
     layers: tuple[int, ...]
-    pooling: Literal["first", "last", "mean"] | None
+    pooling: StatesPooling | None
     dtype: str
     max_length: int
 
@@ -173,7 +176,7 @@ class _Plan:
     def facts(self) -> dict[str, JSON]:
         """The facts on which the files depend, JSON-ready."""
         return {
-            "format": FORMAT,
+            "format": _PLAN_FORMAT,
             "fingerprint": fingerprint_of(self.stack),
             "texts": self.inputs.digest,
             "stack": self.stack.name,
@@ -184,10 +187,10 @@ class _Plan:
             "files": len(self.parts),
         }
 
-    @staticmethod
-    def name(number: int) -> str:
-        """Return the name of a file of states."""
-        return f"states-{number:05}.npy"
+    @cached_property
+    def names(self) -> list[str]:
+        """The names of the files of states."""
+        return [f"states-{number:05}.npy" for number in range(len(self.parts))]
 
     def begin(self, folder: Path) -> None:
         """Write the plan to the folder; or check that its plan is the same, so that this run continues an earlier one.
@@ -198,14 +201,15 @@ class _Plan:
             StoreError: If the folder has the states of another run, or the disk is too small.
         """
         if is_file(folder / PLAN):
-            differs = [name for name, value in self.facts.items() if read_json(folder / PLAN).get(name) != value]
+            written = read_json(folder / PLAN)
+            differs = [name for name, value in self.facts.items() if written.get(name) != value]
             if differs:
                 what = f"{folder} has states with other {', '.join(differs)}"
                 raise StoreError(f"extract: {what}; a run only continues its own. Give another folder.")
         needed = sum(
             int(self.row_bytes[rows.start : rows.stop].sum())
-            for number, rows in enumerate(self.parts)
-            if not is_file(folder / self.name(number))
+            for name, rows in zip(self.names, self.parts, strict=True)
+            if not is_file(folder / name)
         )
         rows, tokens = pluralize(len(self.counts), "row"), f"{int(self.counts.sum()):,} states per layer"
         where = f"{decimal(needed)} to write into {pluralize(len(self.parts), 'file')} of {folder}"
@@ -271,8 +275,8 @@ class _Plan:
             write_text(folder / TABLE, "".join(_lines(table)))
         axes = ["rows" if self.pooling else "tokens", "layers", "width"]
         arrays = [
-            StatesArray(file=self.name(number), axes=list(axes), shape=self.shape(number), rows=len(rows))  # pyright: ignore
-            for number, rows in enumerate(self.parts)
+            StatesArray(file=name, axes=list(axes), shape=self.shape(number), rows=len(rows))  # pyright: ignore
+            for number, (name, rows) in enumerate(zip(self.names, self.parts, strict=True))
         ]
         manifest = StatesManifest(
             rows=len(self.counts),

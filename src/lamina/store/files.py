@@ -221,7 +221,8 @@ def _check_names(folder: Path, names: Sequence[str], *, force: bool) -> None:
     """Raise StoreError if a folder has files of these names but not the first, the mark; not with `force`."""
     present = [name for name in names if os.path.lexists(folder / name)]
     if present and names[0] not in present and not force:
-        what = f"holds {', '.join(present)} but no {names[0]}; it was made by something else and is not overwritten"
+        held = f"{', '.join(present[:4])}{' and others' * (len(present) > 4)}"
+        what = f"holds {held} but no {names[0]}; it was made by something else and is not overwritten"
         raise StoreError(f"save: {folder} {what}. Give an empty folder.")
 
 

@@ -91,6 +91,38 @@ def test_a_folder_of_another_run_is_refused(source: Path, tmp_path: Path):
         write(source, tmp_path / "states", layers=[1])
 
 
+def test_the_lines_of_a_text_file_are_texts(tmp_path: Path):
+    (tmp_path / "x.txt").write_text("anna is good\nben\n", encoding="utf-8")
+    assert write(tmp_path / "x.txt", tmp_path / "states", layers=[2]).rows == 2
+
+
+def test_an_error_of_the_model_is_not_one_of_the_disk(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def fails(*_: object) -> Any:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(_Plan, "_compute", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        write(source, tmp_path / "states", layers=[2])
+
+
+def test_files_of_another_model_are_not_used(source: Path, tmp_path: Path):
+    write(source, tmp_path / "states", layers=[2])
+    for name in ("extract.json", "states.json", "lengths.npy", "rows.jsonl"):
+        (tmp_path / "states" / name).unlink()
+    with pytest.raises(StoreError, match=r"holds states-00000.npy but no extract.json"):
+        write(source, tmp_path / "states", layers=[1])
+
+
+def test_the_model_stays_as_it_was(source: Path, tmp_path: Path):
+    model = tiny_model().train()
+    first, *others = model.parameters()
+    first.requires_grad_(False)
+    extract(model, source, tmp_path / "states", processor=tiny_tokenizer(), layers=[0])
+    assert all(module.training for module in model.modules())
+    assert not first.requires_grad
+    assert all(parameter.requires_grad for parameter in others)
+
+
 def test_a_full_disk_is_told_before_the_model_runs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lamina.store.files.shutil.disk_usage", lambda _: type("", (), {"free": 10})())
     with pytest.raises(StoreError, match="free"):
