@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lamina.data.recorded_states import RecordedStates, place_of
-from lamina.errors import ConfigError, DataError, check_known
+from lamina.data.recorded_states import ENDINGS, RecordedStates, place_of
+from lamina.errors import ConfigError, DataError, StoreError, check_known
 from lamina.store.files import write_json
 from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
 from lamina.utils import atomic_write
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from lamina.layers.recorded import StatesPooling
     from lamina.store.states_manifest import StatesAxis
-
-_ENDINGS = (".npy", ".safetensors", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -72,12 +70,12 @@ def describe_states(  # noqa: PLR0913
     max_length: int | None = None,
     table: str | None = None,
 ) -> StatesManifest:
-    """Describe hidden states that another program left in a folder: write `states.json`, and check the files.
+    """Describe hidden states that another program left in a folder: check the files, and write `states.json`.
 
     Args:
         folder: The folder.
         files: The files in the order of the rows, relative to the folder. None: all `.npy`, `.safetensors` or
-            `.parquet` files, in the order of the numbers in their names.
+            `.parquet` files except `lengths`, `mask` and `table`, in the order of the numbers in their names.
         layers: The layers in the files: 0 is the embeddings, i the output of block i. With a `form`, the numbers that
             the program uses, which are one lower in vllm-lens and lmprobe.
         depth: Number of blocks of the model.
@@ -103,7 +101,7 @@ def describe_states(  # noqa: PLR0913
 
     Raises:
         UnknownNameError: If there is no such form.
-        ConfigError: If no axis is "width".
+        ConfigError: If no axis is "width", or no layer is named.
         DataError: If a file is missing or damaged, or does not have these axes.
         StoreError: If the facts contradict each other.
     """
@@ -111,14 +109,18 @@ def describe_states(  # noqa: PLR0913
     known = FORMS[form] if form else StatesForm(tuple(axes or ()), tensor, mask)
     if "width" not in known.axes:
         raise ConfigError(f"states: axes are {', '.join(known.axes) or 'not given'}; one of them is 'width'.")
-    names = sorted_files(Path(folder)) if files is None else list(files)
+    if not layers:
+        raise ConfigError("states: layers is empty; name the layers that are in the files.")
+    names = list(files or ())
+    if files is None:
+        names = [name for name in sorted_files(Path(folder)) if name not in (lengths, known.mask, table)]
     arrays = [
         array
         for name in names
         for array in _arrays(Path(folder), name, known, list(layers), 1 if rows is None else rows)
     ]
     if not arrays:
-        raise DataError(f"states: {folder} has no {', '.join(_ENDINGS)} file.", path=str(folder))
+        raise DataError(f"states: {folder} has no {', '.join(ENDINGS)} file.", path=str(folder))
     ours = [layer + known.shift for layer in layers]
     count = sum(array.rows for array in arrays if ours[0] in (array.layers or ours))
     manifest = StatesManifest(
@@ -135,15 +137,17 @@ def describe_states(  # noqa: PLR0913
         max_length=max_length,
         table=table,
     )
+    if problem := manifest.problem():
+        raise StoreError(f"states: the description of {folder} {problem}. Correct what you say of the files.")
+    RecordedStates(Path(folder), manifest)  # checks the files, before a good manifest would be replaced
     with atomic_write(Path(folder) / STATES) as path:
         write_json(path, manifest.model_dump())
-    RecordedStates.open(folder)
     return manifest
 
 
 def sorted_files(folder: Path) -> list[str]:
     """Return the names of the states files in a folder, ordered by the numbers in their names."""
-    names = [path.name for path in folder.iterdir() if path.suffix in _ENDINGS and path.name != "lengths.npy"]
+    names = [path.name for path in folder.iterdir() if path.suffix in ENDINGS and path.name != "lengths.npy"]
     return sorted(
         names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
     )

@@ -56,6 +56,8 @@ def column_shape(path: Path, column: str) -> tuple[int, ...]:
         if column not in table.schema_arrow.names:
             raise missing_column(path, column, table.schema_arrow.names)
         shape = [table.metadata.num_rows]
+        if shape == [0]:
+            raise DataError(f"states: {path} has no rows.", path=str(path))
         cell = next(table.iter_batches(1, columns=[column])).column(0)[0].as_py()
     while isinstance(cell, list):
         shape.append(len(cell))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from lamina.layers.recorded import RecordedFacts
     from lamina.store.states_manifest import StatesArray
 
+ENDINGS = (".npy", ".safetensors", ".parquet")
 _OPEN = 32  # files that are mapped at a time
 _DTYPES = {"F16": "<f2", "BF16": "<u2", "F32": "<f4", "F64": "<f8", "BOOL": "?", "U8": "u1", "I64": "<i8", "I32": "<i4"}
 _HEADER_BYTES = 100_000_000  # largest header that the safetensors format allows
@@ -77,7 +78,7 @@ class RecordedStates:
         self._masks: list[np.ndarray | None] = [self._mask(array) for array in manifest.arrays]
         self._by_layers = self._group()
         self.lengths = self._lengths()
-        self._starts = [self._token_starts(at) for at in range(len(manifest.arrays))]
+        self._starts = self._token_starts()
 
     @classmethod
     def open(cls, folder: str | PathLike[str]) -> Self:
@@ -96,10 +97,17 @@ class RecordedStates:
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the manifest and of the files' sizes and dates, so that equal states have equal hashes."""
-        stats = [(self.folder / array.file).stat() for array in self.manifest.arrays]
+        """A hash of the manifest and of the files' sizes and dates: equal as long as the files are not changed."""
+        arrays = self.manifest.arrays
+        masks = {array.mask for array in arrays if array.mask and array.mask.endswith(".npy")}
+        names = {array.file for array in arrays} | masks | ({self.manifest.lengths} if self.manifest.lengths else set())
+        stats = [(self.folder / name).stat() for name in sorted(names)]
         files = [(facts.st_size, facts.st_mtime_ns) for facts in stats]
         return hashlib.sha256(json.dumps([self.manifest.model_dump(), files]).encode()).hexdigest()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Copies map the files themselves."""
+        return type(self), (self.folder, self.manifest)
 
     def __len__(self) -> int:
         return self.manifest.rows
@@ -130,7 +138,7 @@ class RecordedStates:
                 if not numbers:
                     continue
                 index = bisect_right(ends, row)
-                part = self._read(arrays[index], row - (ends[index - 1] if index else 0), row)[:, numbers]
+                part = self._read(arrays[index], row - (ends[index - 1] if index else 0), row, numbers)
                 for place, number in enumerate(numbers):
                     states[wanted.index(members[number]), at, : counts[at]] = part[:, place]
         self._let_go()
@@ -149,8 +157,15 @@ class RecordedStates:
 
     # Reading a row
 
-    def _read(self, number: int, local: int, row: int) -> Tensor:
-        """Return the states `[tokens, layers, width]` of a row; `local` is its number in the array."""
+    def _read(self, number: int, local: int, row: int, layers: Sequence[int]) -> Tensor:
+        """Return the states `[tokens, layers, width]` of a row.
+
+        Args:
+            number: Number of the array.
+            local: The row, as its number in the array.
+            row: The row.
+            layers: The layers, as their places in the array.
+        """
         array, place = self.manifest.arrays[number], self._places[number]
         axes, mask, count = array.axes, self._masks[number], int(self.lengths[row])
         index: list[int | slice] = [slice(None)] * len(axes)
@@ -159,12 +174,12 @@ class RecordedStates:
         if "tokens" in axes and mask is None:
             start = 0 if "rows" in axes else int(self._starts[number][local])
             index[axes.index("tokens")] = slice(start, start + count)
-        part = np.array(self._view(place)[tuple(index)])
+        part = self._view(place)[tuple(index)]
         names = [axis for axis in axes if axis != "rows"]
         for axis in ("layers", "tokens"):
             if axis not in names:
                 part, names = part[np.newaxis], [axis, *names]
-        part = part.transpose([names.index(axis) for axis in ("tokens", "layers", "width")])
+        part = part.transpose([names.index(axis) for axis in ("tokens", "layers", "width")])[:, list(layers)]
         if mask is not None and "tokens" in axes:
             part = part[mask[local]]
         return as_tensor(part, bfloat16=place.bfloat16)
@@ -190,7 +205,7 @@ class RecordedStates:
     def _checked_place(self, array: StatesArray) -> Place:
         """Return the place of an array's tensor; raise DataError if the file differs from the manifest."""
         path = self.folder / array.file
-        place = self._place(path, array.tensor, array)
+        place = self._place(path, array.tensor, array.shape)
         if list(place.shape) != array.shape:
             got = f"{array.file} has the shape {list(place.shape)}, and {STATES} says {array.shape}"
             raise DataError(f"states: {self.folder}: {got}. Correct the manifest, or write the states again.")
@@ -199,17 +214,18 @@ class RecordedStates:
             raise DataError(f"states: {self.folder}: {got}; states are floating-point numbers.", path=str(path))
         return place
 
-    def _place(self, path: Path, tensor: str | None, array: StatesArray | None = None) -> Place:
+    def _place(self, path: Path, tensor: str | None, shape: Sequence[int] | None = None) -> Place:
         """Return the place of a tensor in a `.npy`, `.safetensors` or `.parquet` file.
 
-        The last is unpacked to a temporary file.
+        The last is unpacked to a temporary file; `shape` is that of its column. None: the shape of the first cell.
         """
         if not path.is_file():
             raise DataError(f"states: {path} is not there; {STATES} names it.", path=str(path))
-        if path.suffix == ".parquet" and array is not None:
-            file, shape = unpacked(path, tensor or "", array.shape)
+        if path.suffix == ".parquet":
+            column = tensor or ""
+            file, found = unpacked(path, column, column_shape(path, column) if shape is None else shape)
             self._unpacked.append(file)
-            return Place(Path(file.name), 0, "<f4", shape)
+            return Place(Path(file.name), 0, "<f4", found)
         return place_of(path, tensor)
 
     def _mask(self, array: StatesArray) -> np.ndarray | None:
@@ -288,12 +304,13 @@ class RecordedStates:
         """Return the DataError for an array with `has` (as text) tokens, although the rows' lengths give `said`."""
         return DataError(f"states: {self.folder}: {array.file} has {has}, and the lengths of its rows say {said}.")
 
-    def _token_starts(self, number: int) -> np.ndarray:
-        """Return the index of each row's first token, for an array that holds the rows one after the other."""
-        group = next(group for group in self._by_layers if number in group[1])
-        index = group[1].index(number)
-        first = group[2][index - 1] if index else 0
-        return np.cumsum([0, *self.lengths[first : first + self.manifest.arrays[number].rows]])
+    def _token_starts(self) -> list[np.ndarray]:
+        """Return, for each array, the index of each row's first token, if the rows come one after the other."""
+        starts: dict[int, np.ndarray] = {}
+        for _, numbers, ends in self._by_layers:
+            for number, end in zip(numbers, ends, strict=True):
+                starts[number] = np.cumsum([0, *self.lengths[end - self.manifest.arrays[number].rows : end]])
+        return [starts[number] for number in range(len(starts))]
 
 
 def place_of(path: Path, tensor: str | None) -> Place:

@@ -18,7 +18,7 @@ from lamina.data.encode import Encoded, TokenRange, window_table
 from lamina.data.read import Table, read_table
 from lamina.data.recorded_states import RecordedStates
 from lamina.errors import ConfigError, DataError, check_known
-from lamina.tasks.base import PARTS, ColumnSpec
+from lamina.tasks.base import PARTS, ColumnSpec, positive_name
 from lamina.tasks.kind import TextClassKind
 from lamina.tasks.labels import check_names
 from lamina.tasks.rows_in_memory import rows_of
@@ -184,9 +184,8 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
     """
     check_known("task", options, _OPTIONS, "option")
     get = options.get
-    how = {
-        name: options[name] for name in ("problem_type", "missing_labels", "stratify", "positive") if name in options
-    }
+    how = {name: options[name] for name in ("problem_type", "missing_labels", "stratify") if name in options}
+    how["positive"] = positive_name(get("positive"))
     labels = check_names(get("labels"))
     spec = ColumnSpec(kind, "sentence", get("label", "label"), labels=labels, all_columns=True, **how)
     by_part = {part: source for part, source in zip(PARTS, sources, strict=True) if source is not None}

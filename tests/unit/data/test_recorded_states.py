@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tests.support.recorded import manifest, packed, per_request
 
 from lamina.data.describe_states import describe_states
 from lamina.data.recorded_states import RecordedStates
-from lamina.errors import DataError, StoreError, UnknownNameError
+from lamina.errors import ConfigError, DataError, StoreError, UnknownNameError
 
 LAYERS, WIDTH = [1, 3], 8
 
@@ -125,6 +127,63 @@ def test_a_parquet_row_of_another_length_is_named(tmp_path: Path):
     manifest(tmp_path, rows(1, 1, 1), [1], arrays=[array], width=2, pooling="mean")
     with pytest.raises(DataError, match=r"row 1 \(from 0\) has a list of 1 numbers, and the shape says 2"):
         RecordedStates.open(tmp_path)
+
+
+def test_a_mask_in_a_parquet_column(tmp_path: Path):
+    states = torch.randn(2, 3, WIDTH)
+    mask = [[False, True, True], [True, False, False]]
+    pq.write_table(pa.table({"s": states.tolist(), "mask": mask}), tmp_path / "x.parquet")
+    axes = ["rows", "tokens", "width"]
+    describe_states(tmp_path, axes=axes, tensor="s", mask="mask", layers=[1], depth=3)  # pyright: ignore
+    recorded = RecordedStates.open(tmp_path)
+    assert recorded.lengths.tolist() == [2, 1]
+    assert torch.equal(recorded.batch([0])["main"][1][0], states[0, 1:])
+
+
+def test_a_parquet_file_without_rows_is_named(tmp_path: Path):
+    pq.write_table(pa.table({"s": pa.array([], pa.list_(pa.float32()))}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x.parquet has no rows"):
+        describe_states(tmp_path, axes=["rows", "width"], tensor="s", layers=[1], depth=3, pooling="mean")
+
+
+def test_a_refused_description_leaves_a_good_one(tmp_path: Path):
+    folder = packed(tmp_path / "a", rows(2, 3), LAYERS)
+    before = (folder / "states.json").read_text()
+    axes: Any = ["tokens", "layers", "width"]
+    with pytest.raises(StoreError, match="has a layer 3 of a model of depth 2"):
+        describe_states(folder, axes=axes, layers=LAYERS, depth=2, rows=2, lengths="lengths.npy")
+    np.save(folder / "lengths.npy", np.array([2, 9]))
+    with pytest.raises(DataError, match="lengths of its rows say 11"):
+        describe_states(folder, axes=axes, layers=LAYERS, depth=3, rows=2, lengths="lengths.npy")
+    with pytest.raises(ConfigError, match="layers is empty"):
+        describe_states(folder, axes=axes, layers=[], depth=3)
+    assert (folder / "states.json").read_text() == before
+
+
+def test_files_that_the_call_names_are_no_states(tmp_path: Path):
+    np.save(tmp_path / "x.npy", torch.cat(rows(2, 3)).numpy())
+    np.save(tmp_path / "counts.npy", np.array([2, 3]))
+    pq.write_table(pa.table({"label": ["a", "b"]}), tmp_path / "y.parquet")
+    axes: Any = ["tokens", "layers", "width"]
+    facts: Any = {"rows": 2, "lengths": "counts.npy", "table": "y.parquet"}
+    described = describe_states(tmp_path, axes=axes, layers=LAYERS, depth=3, **facts)
+    assert [array.file for array in described.arrays] == ["x.npy"]
+    check(tmp_path, rows(2, 3))
+
+
+def test_a_copy_reads_the_same(tmp_path: Path):
+    recorded = RecordedStates.open(packed(tmp_path / "a", rows(2, 3), LAYERS))
+    expected = recorded.batch([1])["main"][3]  # the file is mapped now
+    for again in (copy.deepcopy(recorded), pickle.loads(pickle.dumps(recorded))):
+        assert torch.equal(again.batch([1])["main"][3], expected)
+
+
+def test_other_lengths_are_another_digest(tmp_path: Path):
+    folder = packed(tmp_path / "a", rows(2, 3), LAYERS)
+    before = RecordedStates.open(folder).digest
+    assert RecordedStates.open(folder).digest == before
+    np.save(folder / "lengths.npy", np.array([3, 2]))
+    assert RecordedStates.open(folder).digest != before
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
