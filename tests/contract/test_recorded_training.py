@@ -49,6 +49,13 @@ def recorded(folder: Path, write: Callable[..., Path], live: Task, **facts: Any)
     return Task.from_states("sequence_classification", labels=live.labels, **parts), folder / "train"
 
 
+def test_a_positive_class_may_be_a_number(tmp_path: Path):
+    folder = packed(tmp_path / "a", [torch.zeros(1, 2, 8)] * 4, LAYERS)
+    labels = [{"label": label} for label in (0, 1, 0, 1)]
+    task = Task.from_states("sequence_classification", train=(folder, labels), validation=(folder, labels), positive=1)
+    assert task.positive == "1"
+
+
 @pytest.mark.parametrize("write", [packed, per_request])
 def test_a_reader_learns_from_recorded_states_what_it_learns_from_the_model(tmp_path: Path, write: Any):
     live = yes_no(train=20, validation=10)
