@@ -66,7 +66,7 @@ class CacheableInputs(Protocol):
 
     @property
     def digest(self) -> str:
-        """A hash of the inputs. Cached states are stored under it."""
+        """A hash of the inputs. Cached states are stored under it, except those of `FramedInputs`."""
         ...
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
@@ -75,11 +75,18 @@ class CacheableInputs(Protocol):
 
 
 @runtime_checkable
-class FramedInputs(CacheableInputs, Protocol):
-    """Encoded audio clips. Their states have one token per frame; states of padding frames are not cached."""
+class FramedInputs(Protocol):
+    """Encoded audio clips. Their states have one token per frame; states of padding frames are not cached.
+
+    It has no properties, since `isinstance` would compute them.
+    """
 
     def frames(self, model: PreTrainedModel) -> list[int] | None:
         """Return the number of frames of each clip; None if it is not known for this model."""
+        ...
+
+    def content_digest(self) -> str:
+        """Return a hash of the content of all clips, which are read for it; cached states are stored under it."""
         ...
 
 
@@ -452,12 +459,13 @@ class _Entry:
         for name in layers.keys() - fingerprints.keys():
             fingerprints[name] = fingerprint_of(bank.stacks[name])
         config = {key: value for key, value in bank.model.config.to_dict().items() if key not in _UNRELATED_SETTINGS}
+        inputs = filler.inputs
         self.facts: Facts = {
             "format": FORMAT,
             "fingerprints": {name: fingerprints[name] for name in layers},
             "config": json.dumps(config, sort_keys=True, default=str),
             "processor": hash_processor(bank.processor),
-            "inputs": filler.inputs.digest,
+            "inputs": inputs.content_digest() if isinstance(inputs, FramedInputs) else inputs.digest,
             "precision": self.settings.precision,
             "rows": len(layout.lengths),
             "tokens": int(layout.starts[-1]),

@@ -332,11 +332,15 @@ class AudioInputs:
 
     @property
     def digest(self) -> str:
-        """A hash of the content of all clips and of the length limit. The first access reads every clip."""
-        return self._digest
+        """A hash that is equal for the same clips in the same order. Files count by their paths and are not read."""
+        return self._split.key
+
+    def content_digest(self) -> str:
+        """Return a hash of the content of all clips and of the length limit. The first call reads every clip."""
+        return self._content_digest
 
     @cached_property
-    def _digest(self) -> str:
+    def _content_digest(self) -> str:
         digest = hashlib.blake2b(f"{self._limit}".encode(), digest_size=16)
         for clip in cast("Sequence[LazyAudio]", self._split.texts):
             content = clip.read()

@@ -16,9 +16,10 @@ from transformers import (
 )
 
 from lamina.data.batches import batch_count, length_batches
+from lamina.data.state_cache import FramedInputs
 from lamina.errors import ConfigError, DataError
 from lamina.tasks import kind_of
-from lamina.tasks.audio_classification import AudioInputs, sample_limit
+from lamina.tasks.audio_classification import AudioInputs, LazyAudio, sample_limit
 from lamina.tasks.base import Inputs
 
 if TYPE_CHECKING:
@@ -143,3 +144,15 @@ def test_files_are_as_their_samples():
     split = KIND.examples([sound_bytes(sound, subtype="FLOAT"), sound], None)
     values = AudioInputs(split, waves(), limit=400).batch([0, 1])["input_values"]
     assert torch.equal(values[0], values[1])
+
+
+def test_clips_are_read_only_for_the_hash_of_their_content(monkeypatch: pytest.MonkeyPatch):
+    made, other = (inputs(waves(), seconds) for seconds in ([0.3], [0.4]))
+    read: list[LazyAudio] = []
+    whole = LazyAudio.read
+    monkeypatch.setattr(LazyAudio, "read", lambda clip: read.append(clip) or whole(clip))
+    assert isinstance(made, FramedInputs)
+    assert made.digest != other.digest
+    assert not read
+    assert made.content_digest() == made.content_digest() != other.content_digest()
+    assert len(read) == 2
