@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -152,6 +152,9 @@ def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
             matrix = matrix / np.sqrt(step.explained_variance_)
         return matrix, -np.asarray(step.mean_, np.float64) @ matrix
     size = step.n_features_in_
+    if getattr(step, "clip", False):  # of MinMaxScaler and MaxAbsScaler
+        problem = f"the step {type(step).__name__} clips its output, which is not linear"
+        raise ConfigError(f"reader: {problem}. Fit the pipeline with clip=False.")
     if _is(step, ("MinMaxScaler",)):
         return np.asarray(step.scale_, np.float64), np.asarray(step.min_, np.float64)
     scale = 1 / np.asarray(np.ones(size) if step.scale_ is None else step.scale_, np.float64)
@@ -168,6 +171,3 @@ def _is(model: object, names: Sequence[str]) -> bool:
     """Return whether a model is an instance of a scikit-learn class in `names`; scikit-learn need not be installed."""
     mro = cast("Sequence[type]", type(model).__mro__)
     return any(kind.__module__.partition(".")[0] == "sklearn" and kind.__name__ in names for kind in mro)
-
-
-ProbePooling = Literal["mean", "first", "last"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from lamina.bank.linear_probes import ProbePooling, linear_probe
+from lamina.bank.linear_probes import linear_probe
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.base import FusionConfig
 from lamina.fusion.concat import Concat
@@ -18,6 +18,7 @@ from lamina.heads.base import IGNORE, HeadConfig, ReadTask
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
+from lamina.layers.recorded import StatesPooling
 from lamina.layers.selectors import ranges
 from lamina.utils import JSONObject, check_range, derive_seed, rank, seed_torch
 
@@ -99,7 +100,7 @@ class Reader:
         probe: object,
         *,
         layers: int | Sequence[int],
-        pooling: ProbePooling | None = "mean",
+        pooling: StatesPooling | None = "mean",
         labels: Sequence[str] | None = None,
         stack: str | None = None,
     ) -> Reader:
@@ -130,8 +131,8 @@ class Reader:
             ConfigError: If the model is not linear or not fitted, or its features or classes do not fit.
         """
         linear, chosen = linear_probe(probe), [layers] if isinstance(layers, int) else list(layers)
-        if chosen != sorted(set(chosen)):
-            raise ConfigError(f"reader: layers are {chosen}; the states of a probe come in ascending order.")
+        if not chosen or chosen[0] < 0 or chosen != sorted(set(chosen)):
+            raise ConfigError(f"reader: layers are {chosen}; the layers of a probe are ascending numbers from 0.")
         weight, bias = linear.by_layer(len(chosen))
         names = tuple(labels or linear.classes or ("value",))
         if len(names) != len(bias):

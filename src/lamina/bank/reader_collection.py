@@ -315,7 +315,7 @@ class ReaderCollection(nn.Module):
         before = self._stacks[0]
         readers = self.select(None, "bank.remap_")
         configs = {
-            name: fusion_after(name, reader, before[reader.stack], by_name[reader.stack], edits)
+            name: fusion_after(name, reader, before[reader.stack], by_name[reader.stack], edits, by_name)
             for name, reader in readers.items()
         }
         for name, reader in readers.items():

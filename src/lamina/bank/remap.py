@@ -10,7 +10,7 @@ from lamina.layers.block_moves import MOVES, Move, moved, order_of
 from lamina.layers.selectors import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from torch import Tensor
 
@@ -24,7 +24,12 @@ _HINT = "Train it again in a new bank on the edited model."
 
 
 def fusion_after(
-    name: str, reader: ReaderModule, before: LayerStack, after: LayerStack, edits: Sequence[Move]
+    name: str,
+    reader: ReaderModule,
+    before: LayerStack,
+    after: LayerStack,
+    edits: Sequence[Move],
+    stacks: Collection[str],
 ) -> FusionConfig:
     """Return a reader's fusion config with the numbers that its layers have after edits of the model.
 
@@ -34,6 +39,7 @@ def fusion_after(
         before: The stack for which the reader was made.
         after: The same stack of the edited model.
         edits: The edits in between, oldest first.
+        stacks: Names of the model's stacks. Which states an edit of anything else changed cannot be known.
 
     Raises:
         ConfigError: If a layer that the reader reads is gone or has other values than before, or if the fusion does not
@@ -42,7 +48,8 @@ def fusion_after(
     config, depth = reader.config.fusion, before.depth
     places = {layer: layer for layer in range(before.layers)}
     for edit in edits:
-        places = {layer: new for layer, now in places.items() if (new := _place(now, edit, before.name)) is not None}
+        now_at = ((layer, _place(now, edit, before.name, stacks)) for layer, now in places.items())
+        places = {layer: now for layer, now in now_at if now is not None}
     if depth in places and before.points[-1].module not in before.blocks:  # its state comes after a norm
         places[depth] = after.depth
     if after.points[-1].module not in after.blocks:
@@ -60,9 +67,12 @@ def fusion_after(
     return replace(config, layers=now) if "layers" in known else replace(config, layer=now[0])
 
 
-def _place(layer: int, edit: Move, stack: str) -> int | None:
-    """Return the number of the layer that has the state of `layer` after an edit; None if no layer has it any more."""
-    if edit.kind in _IN_PLACE or edit.settings.get("identity") is True or layer == 0:
+def _place(layer: int, edit: Move, stack: str, stacks: Collection[str]) -> int | None:
+    """Return the number of the layer that has the state of `layer` after an edit; None if none has it for certain."""
+    is_same = edit.kind in _IN_PLACE or edit.settings.get("identity") is True
+    if not is_same and edit.stack not in (*stacks, "all"):
+        return None  # such as the convolutions below the first block
+    if is_same or layer == 0:
         order = order_of(edit) if edit.stack == stack else None  # identity copies return what they receive
         return layer if order is None or layer == 0 else order.index(layer) + 1
     if edit.stack not in (stack, "all"):

@@ -136,6 +136,20 @@ def test_what_is_no_fitted_linear_model_is_refused(probe: Any, options: Any, err
         Reader.from_sklearn(probe, layers=1, **options)
 
 
+@pytest.mark.parametrize("layers", [[-1, 1], [2, 1], []])
+def test_layers_of_a_probe_ascend_from_0(layers: list[int]):
+    features = RNG.normal(size=(20, 2 * WIDTH))
+    with pytest.raises(ConfigError, match="the layers of a probe are ascending numbers from 0"):
+        Reader.from_sklearn(Ridge().fit(features, features[:, 0]), layers=layers)
+
+
+def test_a_scaler_that_clips_is_refused():
+    features = RNG.normal(size=(20, WIDTH))
+    probe = make_pipeline(MinMaxScaler(clip=True), Ridge()).fit(features, features[:, 0])
+    with pytest.raises(ConfigError, match=r"clips its output, which is not linear. Fit .* with clip=False"):
+        Reader.from_sklearn(probe, layers=1)
+
+
 def test_a_probe_of_another_width_is_refused_when_it_is_added():
     features = RNG.normal(size=(20, 8))
     reader = Reader.from_sklearn(Ridge().fit(features, features[:, 0]), layers=1)

@@ -67,3 +67,10 @@ def test_copies_that_were_trained_and_changed_weights_are_refused():
         bank.model.layers[0].mlp.down_proj.weight += 1
     with pytest.raises(ConfigError, match="weights have changed since the bank was made"):
         bank.remap_()
+
+
+def test_a_layer_among_the_convolutions_below_changes_all_states():
+    bank = bank_on("wav2vec2", low=lamina.SingleLayer(layer=0))
+    lamina.insert_(bank.model, "convolution")
+    with pytest.raises(ConfigError, match="layer 0 is gone or has other values"):
+        bank.remap_()
