@@ -74,11 +74,13 @@ class Edit:
 
 def edits(model: PreTrainedModel) -> list[Edit]:
     """Return a new list of a model's edits, oldest first; raise ConfigError if inserted layers have been lost."""
-    made = recorded(checked_model(model, "edits"))
+    model = checked_model(model, "edits")
+    made = recorded(model)
     for number, edit in enumerate(made):
         if edit.kind == "insert" and not any(later.kind == "merge" for later in made[number:]):
-            # an adapter around a projection adds a name to the path
-            names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters(remove_duplicate=False)}
+            # an adapter around a projection adds a name to the path, and so does a block that is compiled alone
+            paths = (name for name, _ in model.named_parameters(remove_duplicate=False))
+            names = {path.replace(".base_layer.", ".").replace("_orig_mod.", "") for path in paths}
             wanted = [now for all_now in names_now(made, number).values() for now in all_now]
             if lost := [name for name in wanted if name not in names]:
                 problem = f"the inserted layer '{lost[0]}' is no longer in the model: another library has replaced it"
