@@ -109,9 +109,8 @@ def check_recorded_base(
     differs: dict[str, tuple[object, object]] = {
         name: (getattr(facts, name), here) for name, here in own.items() if getattr(facts, name) != here
     }
-    known = model.facts.fingerprint if isinstance(model, RecordedModel) else None
     if not differs and facts.fingerprint is not None:
-        known = known if isinstance(model, RecordedModel) else fingerprint_of(stack)
+        known = model.facts.fingerprint if isinstance(model, RecordedModel) else fingerprint_of(stack)
         if known is not None and known != facts.fingerprint:
             differs["fingerprint"] = (facts.fingerprint, known)
     if differs:

@@ -99,25 +99,29 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
     `path` is the path of the module list that holds the blocks, and `op` the operation, for messages.
     """
     first = tuple(FIRST_BLOCK.get(family_of(model), ()))
-    errors: list[ConfigError] = []
-    before = None
+    errors: list[tuple[ConfigError, Exception]] = []
+    try:
+        before = _build_empty(model, model.config)
+    except Exception as error:  # configs and constructors raise many types of errors
+        problem = f"no model can be built from the config ({type(error).__name__}: {first_line(error)})"
+        raise ConfigError(f"{op}: {problem}. {_HAND}") from error
     for config in cut_configs(model.config, stack.name, stack.depth, order, op):
         try:
-            before = before or _build_empty(model, model.config)
             plan = _Plan(before, _build_empty(model, config), order, path, first)
-        except Exception as error:  # configs and constructors raise many types of errors
+        except Exception as error:
             reason = f"{type(error).__name__}: {first_line(error)}"
             problem = f"with {len(order)} blocks the config does not hold together ({reason})"
-            errors.append(ConfigError(f"{op}: {problem}. Keep another number."))
+            errors.append((ConfigError(f"{op}: {problem}. Keep another number."), error))
             continue
         try:
             plan.attributes = [] if path is None else _changes(plan, stack.depth, path)
             _check_shapes(model, plan)
         except _WrongPlaceError as error:
-            errors.append(ConfigError(f"{op}: {error}"))
+            errors.append((ConfigError(f"{op}: {error}"), error))
             continue
         return plan
-    raise errors[0]
+    problem, cause = errors[0]
+    raise problem from cause
 
 
 def _path_of_blocks(model: PreTrainedModel, stack: LayerStack, op: str) -> str | None:

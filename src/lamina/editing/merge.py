@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from lamina.editing.editable import check_editable, plain_weight
 from lamina.editing.inserted_layer import (
@@ -153,7 +154,8 @@ def _untie_positions(model: PreTrainedModel) -> list[str]:
             if own.value not in (getattr(model.config, own.setting, None) or ()):
                 continue
             weight = shared.get_parameter("weight")
-            copy = nn.Linear(weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
+            # without initial values, which would be drawn from torch's global generator
+            copy = skip_init(nn.Linear, weight.shape[1], weight.shape[0], device=weight.device, dtype=weight.dtype)
             copy.load_state_dict({key: shared.get_parameter(key) for key in ("weight", "bias")})
             copy.requires_grad_(weight.requires_grad)
             owner.add_module(name, copy.train(shared.training))

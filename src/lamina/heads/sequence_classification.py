@@ -202,15 +202,14 @@ class PooledClassificationHead(LabelHead):
         if self.config.encoder_layers:
             for layers in zip(*(head.encoder for head in heads), strict=True):
                 features = encode(layers, features, mask, generators)
-        if self.config.pooling == "first":
+        if self.config.pooling in ("first", "last"):
             if features.shape[2] == 1:  # one vector for the whole text
                 return linear(outputs, dropout(features[:, :, 0], p, generators))
-            first = mask.int().argmax(1)
-            features = features[:, torch.arange(features.shape[1], device=first.device), first]
-            return linear(outputs, dropout(features, p, generators))
-        if self.config.pooling == "last":
-            last = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
-            features = features[:, torch.arange(features.shape[1], device=last.device), last]
+            if self.config.pooling == "first":
+                token = mask.int().argmax(1)
+            else:
+                token = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
+            features = features[:, torch.arange(features.shape[1], device=token.device), token]
             return linear(outputs, dropout(features, p, generators))
         if self.config.pooling == "attention":
             features = F.gelu(attend([head.attention for head in heads], features, mask, generators))

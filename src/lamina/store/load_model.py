@@ -26,6 +26,7 @@ from lamina.store.replay import (
     replay_inserts,
     restore_edits,
     with_inserts,
+    without_numbers,
 )
 from lamina.utils import is_dir
 
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
+# Prefixes from programs that train a model as a part of theirs.
 _OWNERS = ("model.", "backbone.", "base_model.model.", "0.auto_model.")
-_NUMBER = re.compile(r"\.\d+(?=\.)")  # the number of a block in the name of a weight
+# What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
 _WRAPPERS = (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^module\.")
 
 
@@ -183,11 +184,12 @@ def _check_report(model: PreTrainedModel, name: str, report: LoadingInfo, *, new
     if saved and names and names <= {*report["missing_keys"]}:
         some = f"it holds '{min(saved)}', the model needs '{min(names)}'"
         raise damaged(f"the weights of {name}", f"fit no part of a {type(model).__name__}: {some}")
-    forms = {_NUMBER.sub(".#", name.removeprefix(f"{model.base_model_prefix}.")) for name in names}
-    plain = {key: _NUMBER.sub(".#", key.removeprefix(f"{model.base_model_prefix}.")) for key in sorted(saved)}
+    forms = {without_numbers(name.removeprefix(f"{model.base_model_prefix}.")) for name in names}
+    plain = {key: without_numbers(key.removeprefix(f"{model.base_model_prefix}.")) for key in sorted(saved)}
     if cut := [key for key, form in plain.items() if form in forms and "#" in form]:
-        what = "load: %s has weights of blocks that its config.json does not have ('%s' and %d more); they are left out"
-        logger.warning(what, name, cut[0], len(cut) - 1)
+        more = f" and {len(cut) - 1:,} more" if len(cut) > 1 else ""
+        what = "load: %s has weights of blocks that its config.json does not have ('%s'%s); they are left out"
+        logger.warning(what, name, cut[0], more)
     if missing := sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}):
         level = logging.INFO if new_head else logging.WARNING
         logger.log(level, "load: %s has no weights for %s; they start at random", name, ", ".join(missing))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from copy import deepcopy
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ from lamina.layers import stacks
 from lamina.layers.adapters import adapted_layers
 from lamina.layers.stack import by_path
 from lamina.store.models import empty_model
-from lamina.store.replay import LoadingInfo, replay_inserts, weight_problem
+from lamina.store.replay import LoadingInfo, replay_inserts, weight_problem, without_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUMBER = re.compile(r"\.\d+(?=\.)")  # the number of a block in the name of a weight
 _HINT = (
     "Loading builds the model from its config, so that changes by hand are lost. Change blocks with lamina.keep_, "
     "lamina.duplicate_ or lamina.insert_, other parts by their entries of the config."
@@ -48,7 +46,7 @@ def check_reloads(model: PreTrainedModel, op: str) -> None:
     if getattr(model.config, "quantization_config", None) is not None:
         return
     try:
-        problem = _problem(model, "")
+        problem = _problem(model, _rebuilt(model), "")
     except LaminaError as error:
         logger.warning("%s: whether the saved model will load again was not checked: %s", op, error)
         return
@@ -68,24 +66,28 @@ def changed_blocks(model: PreTrainedModel) -> str | None:
     blocks = [block for stack in stacks(model).values() for block in stack.blocks]
     owners = {paths[block].replace("_orig_mod.", "").rpartition(".")[0] for block in blocks if block in paths}
     try:
-        problems = (_problem(model, f"{owner}.") for owner in sorted(owners))
+        empty = _rebuilt(model)
+        problems = (_problem(model, empty, f"{owner}.") for owner in sorted(owners))
         return next((problem for problem in problems if problem is not None), None)
     except LaminaError:
         return None
 
 
-def _problem(model: PreTrainedModel, under: str) -> str | None:
+def _rebuilt(model: PreTrainedModel) -> PreTrainedModel:
+    """Return a model without weights, built from a model's config and edits; LaminaError if that is not possible."""
+    empty = empty_model(deepcopy(model.config), type(model))
+    replay_inserts(empty, edits(model))
+    return empty
+
+
+def _problem(model: PreTrainedModel, empty: PreTrainedModel, under: str) -> str | None:
     """Return why a model could not be built again from its config and its edits, as text; None if it could.
 
     Args:
         model: The model.
+        empty: The model that is built from its config and its edits, without weights.
         under: Only weights whose names begin with this text are compared; "" for all.
-
-    Raises:
-        LaminaError: If no model can be built from the config.
     """
-    empty = empty_model(deepcopy(model.config), type(model))
-    replay_inserts(empty, edits(model))
     own, expected = _shapes(model, under), _shapes(empty, under)
     report = LoadingInfo(
         missing_keys=expected.keys() - own.keys(), unexpected_keys=own.keys() - expected.keys(), mismatched_keys=set()
@@ -116,5 +118,5 @@ def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
     """Return, for each weight shared by several blocks, its names. They differ only in numbers."""
     names: dict[tuple[int, str], list[str]] = {}
     for name, weight in _named(model, under):
-        names.setdefault((id(weight), _NUMBER.sub(".#", name)), []).append(name)
+        names.setdefault((id(weight), without_numbers(name)), []).append(name)
     return {frozenset(group) for group in names.values() if len(group) > 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,14 @@ class LoadingInfo(TypedDict):
     missing_keys: set[str]
     unexpected_keys: set[str]
     mismatched_keys: set[tuple[str, tuple[int, ...], tuple[int, ...]]]  # name, shape in the file, shape in the model
+
+
+_NUMBER = re.compile(r"\.\d+(?=\.)")
+
+
+def without_numbers(name: str) -> str:
+    """Return the name of a weight with "#" in place of the numbers of blocks."""
+    return _NUMBER.sub(".#", name)
 
 
 # The record
@@ -241,10 +250,11 @@ def restore_edits(model: PreTrainedModel, name: str, record: Sequence[Edit]) -> 
     parameters = dict(model.named_parameters())
     here = _named_here(model, record, parameters)
     for number, edit in enumerate(here):
-        if edit.kind in ("truncate", "keep", "drop"):
-            back = [key for key in edit.parameters if key in parameters and edit.kind == "truncate"]
+        if edit.kind == "truncate":
+            back = [key for key in edit.parameters if key in parameters]
             if back and not any(later.kind == "duplicate" for later in here[number + 1 :]):
                 raise _mismatch(name, f"'{back[0]}' was cut off, but it is there")
+        if edit.kind in ("truncate", "keep", "drop"):
             continue
         names = {now for all_now in names_now(here, number).values() for now in all_now}
         if any(later.kind == "merge" for later in here[number:]):

@@ -7,7 +7,7 @@ asks what kind a task is; training, scoring and prediction call the methods of `
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Protocol, cast, final, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast, final
 
 import numpy as np
 from torch import Tensor
@@ -168,7 +168,6 @@ class TextInputs(CacheableWindows):
         return cls(encoded, processor)
 
 
-@runtime_checkable
 class EncodedInputs(Inputs, Protocol):
     """Inputs with windows of texts as rows: a `TextInputs`, or recorded states of such windows."""
 

@@ -25,7 +25,8 @@ def input_column(text: str | int, inputs: str | int | None) -> str | int:
     if inputs is None:
         return text
     if text not in ("sentence", inputs):
-        raise ConfigError(f"task: text is {text!r} and inputs is {inputs!r}; both name the same column. Give one.")
+        got = f"text is {text!r} and inputs is {inputs!r}"
+        raise ConfigError(f"task: {got}; both options name the column of the inputs. Give one.")
     return inputs
 
 

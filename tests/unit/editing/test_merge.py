@@ -99,7 +99,9 @@ def test_positions_get_projections_of_their_own_and_plain_transformers_loads_the
     model, inputs = built("deberta-v2")
     insert_(model, "both", "1-2", init="xavier")  # not in the last block, which is untied too
     inserted, before = run(model, inputs), model.num_parameters()
+    drawn = torch.random.get_rng_state()
     edit = merge_(model)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
     assert model.num_parameters() > before  # the positions have maps of their own now
     assert model.config.share_att_key is False
     torch.testing.assert_close(run(model, inputs), inserted, rtol=0, atol=1e-5)

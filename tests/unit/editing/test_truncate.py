@@ -151,11 +151,21 @@ def test_a_config_that_does_not_say_the_depth():
 def test_a_config_that_does_not_hold_together(monkeypatch):
     model = tiny_model()
 
-    def refuse(*_args, **_kwargs):
-        raise ValueError("1 does not fit")
+    from_dict, refused = type(model.config).from_dict, [1]
+
+    def refuse(fields, **options):
+        if fields["num_hidden_layers"] in refused:
+            raise ValueError("1 does not fit")
+        return from_dict(fields, **options)
 
     monkeypatch.setattr(type(model.config), "from_dict", refuse)
-    with pytest.raises(ConfigError, match=r"with 1 blocks the config does not hold together \(ValueError: 1 does not"):
+    with pytest.raises(
+        ConfigError, match=r"with 1 blocks the config does not hold together \(ValueError: 1 d"
+    ) as error:
+        truncate_(model, 1)
+    assert isinstance(error.value.__cause__, ValueError)
+    refused.append(3)
+    with pytest.raises(ConfigError, match=r"no model can be built from the config \(ValueError: 1 d.* load it anew"):
         truncate_(model, 1)
     assert model.config.num_hidden_layers == len(model.encoder.layer) == 3
 

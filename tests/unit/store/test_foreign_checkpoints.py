@@ -56,6 +56,12 @@ def test_blocks_that_the_config_does_not_have_are_named(tmp_path: Path, caplog: 
     )
 
 
+def test_one_weight_is_named_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    name = "encoder.layer.3.output.dense.bias"
+    load(checkpoint(tmp_path / "model", lambda key: key, {name: torch.zeros(16)}))
+    assert any(f"config.json does not have ('{name}'); they are left out" in said for said in caplog.messages)
+
+
 def test_weights_of_which_none_fits_are_refused(tmp_path: Path):
     with pytest.raises(StoreError, match=r"fit no part of a BertModel: it holds 'net\.emb.*needs 'embeddings"):
         load(checkpoint(tmp_path / "model", lambda name: f"net.{name}"))

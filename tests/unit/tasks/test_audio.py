@@ -91,7 +91,9 @@ def test_parquet_and_tables_of_paths(tmp_path: Path):
         split = Task.from_files(AUDIO, train=tmp_path / file, test=tmp_path / file, **column).split("test")
         assert split.labels == (1, 0)
         assert all(len(clip.open(RATE, MANY)) >= 120 for clip in split.texts)
-    with pytest.raises(ConfigError, match=r"task: text is 'a' and inputs is 'clip'; both name the same column. Give"):
+    with pytest.raises(
+        ConfigError, match=r"text is 'a' and inputs is 'clip'; both options name the column of the inputs"
+    ):
         Task.from_files(AUDIO, train=tmp_path / "a.csv", text="a", inputs="clip")
 
 
