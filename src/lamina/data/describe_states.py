@@ -138,7 +138,7 @@ def describe_states(  # noqa: PLR0913
         table=table,
     )
     if problem := manifest.problem():
-        raise StoreError(f"states: the description of {folder} {problem}. Correct what you say of the files.")
+        raise StoreError(f"states: the description of {folder} {problem}. Correct the arguments.")
     RecordedStates(Path(folder), manifest)  # checks the files, before a good manifest would be replaced
     with atomic_write(Path(folder) / STATES) as path:
         write_json(path, manifest.model_dump())

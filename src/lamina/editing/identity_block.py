@@ -45,13 +45,19 @@ def identity_values(
         return {}
     calls: dict[int, tuple[tuple[object, ...], dict[str, object]]] = {}
     with preserve_model(model):
-        blocks = {layer: copy.deepcopy(stack.blocks[layer - 1]) for layer in layers}
-        for layer in layers:
+        handles = [
             stack.blocks[layer - 1].register_forward_pre_hook(
                 lambda _block, args, kwargs, layer=layer: calls.update({layer: _plain(args, kwargs)}), with_kwargs=True
             )
+            for layer in layers
+        ]
         _run(model, stack)
-        return {layer: _zeros(blocks[layer], *calls[layer], where=_where(model, layer, op)) for layer in layers}
+        for handle in handles:  # a copy of a block would have its hook too
+            handle.remove()
+        return {
+            layer: _zeros(copy.deepcopy(stack.blocks[layer - 1]), *calls[layer], where=_where(model, layer, op))
+            for layer in layers
+        }
 
 
 def _run(model: PreTrainedModel, stack: LayerStack) -> None:

@@ -153,7 +153,9 @@ def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2,
         raise NoInputError("its config has no vocab_size")
     settings: list[tuple[str, object]] = [pair for part in _configs(model) for pair in vars(part).items()]
     special = {0, *(token for key, value in settings if key.endswith(_SPECIAL) for token in _ints(value))}
-    ordinary = torch.tensor([token for token in range(size) if token not in special] or [size - 1])
+    is_ordinary = torch.ones(size, dtype=torch.bool)
+    is_ordinary[[token for token in special if 0 <= token < size]] = False
+    ordinary = is_ordinary.nonzero().flatten() if is_ordinary.any() else torch.tensor([size - 1])
     ids = ordinary[torch.randint(len(ordinary), (rows, tokens), generator=rng)]
     mask = torch.ones(rows, tokens, dtype=torch.long)
     end, pad = getattr(config, "eos_token_id", None), getattr(config, "pad_token_id", None)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Prefixes from programs that train a model as a part of theirs.
+# Prefixes that training programs add when the model is a part of a larger module.
 _OWNERS = ("model.", "backbone.", "base_model.model.", "0.auto_model.")
 # What wrappers add to names of weights: torch.compile, FSDP and checkpointing anywhere, DataParallel in front.
 _WRAPPERS = (r"_orig_mod\.", r"_fsdp_wrapped_module\.", r"_checkpoint_wrapped_module\.", r"^module\.")

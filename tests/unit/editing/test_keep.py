@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from tests.support.tiny import FAMILIES
 from transformers import AutoConfig, AutoModel, BertModel, PretrainedConfig
 
 import lamina
+from lamina.editing import identity_block
 from lamina.editing.block_config import cut_configs
 from lamina.errors import ConfigError, LayerIndexError, UnknownNameError
 from lamina.layers import stacks
@@ -210,3 +213,17 @@ def test_inserted_layers_have_their_initial_weights_wherever_they_are_now():
     weights = inserted_weights(model)
     assert [weight.layer for weight in weights] == [1, 2, 3]
     assert all(torch.equal(weight.start, weight.trained) for weight in weights)
+
+
+def test_identity_copies_are_tried_one_after_the_other(monkeypatch: pytest.MonkeyPatch):
+    tried: list[weakref.ref[Any]] = []
+    search = identity_block._zeros
+
+    def zeros(block: torch.nn.Module, *call: Any, **where: Any) -> dict[str, float]:
+        assert not any(earlier() for earlier in tried)  # a copy of all blocks may be as large as the model
+        tried.append(weakref.ref(block))
+        return search(block, *call, **where)
+
+    monkeypatch.setattr(identity_block, "_zeros", zeros)
+    lamina.duplicate_(FAMILIES["llama"].known(), "all")
+    assert len(tried) > 1

@@ -24,7 +24,7 @@ def test_text_is_padded_on_the_right_and_ends_in_the_end_token():
 
 
 def test_special_tokens_are_kept_out():
-    model = toys.Toy(image_token_id=3, mask_token_id=4, stop_token_ids=[5, 6], vocab_size=9)
+    model = toys.Toy(image_token_id=3, mask_token_id=4, stop_token_ids=[5, 6, -200, 99], vocab_size=9)
     ids = probe_input(model, 60, seed=0).inputs["input_ids"][0]
     assert set(ids.tolist()) == {1, 2, 7, 8}
 
