@@ -59,7 +59,11 @@ def options() -> argparse.Namespace:
     )
     parser.add_argument("--epochs", type=int, default=5, help="of training (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=100, help="of the text, at most (default: %(default)s)")
-    return parser.parse_args()
+    args = parser.parse_args()
+    names = [folder.name for folder in args.clips]
+    if repeated := [name for name in names if names.count(name) > 1]:
+        parser.error(f"two folders are called '{repeated[0]}', and a folder's name is its question. Rename one.")
+    return args
 
 
 if __name__ == "__main__":

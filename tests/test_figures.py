@@ -76,6 +76,15 @@ def test_figures_stand_beside_a_command_that_is_there(page: Path):
     assert unknown_commands(text) == []
 
 
+def test_verdicts_are_in_words_that_the_page_defines():
+    page = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    words = re.findall(r"^- \*\*(.+?)\*\*: ", page, re.MULTILINE)
+    verdicts = [line.split("|")[-2].strip() for line in page.splitlines() if re.match(r"\| (?!claim |-)", line)]
+    assert len(words) == 5
+    assert len(verdicts) > 20
+    assert [verdict for verdict in verdicts if not any(word in verdict for word in words)] == []
+
+
 def test_what_is_missing_is_found():
     bare = "# Scores\n\n| task | score |\n|---|---|\n| mood | .91 |\n"
     assert without_command(bare) == ["# Scores"]

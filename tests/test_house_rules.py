@@ -317,6 +317,12 @@ def test_public_names_are_the_documented_ones_and_at_most_45():
     assert len(public_names()) <= 45
 
 
+def test_the_stability_page_says_how_stable_each_public_name_is():
+    text = (ROOT / "docs" / "stability.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(?:lamina\.)?(\w+)", text))
+    assert [name for name in public_names() if name not in named] == []
+
+
 @pytest.mark.parametrize("room", ["monitors", "studies"])
 def test_the_names_of_public_rooms_are_documented(room: str):
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")

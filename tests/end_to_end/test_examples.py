@@ -91,6 +91,9 @@ def test_a_transcript_and_its_mood(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     tiny_tokenizer().save_pretrained(folder)
     sizes = ["--epochs", "1", "--tokens", "5"]
     arguments = [clips / "low" / "0000.wav", clips, "--model", folder, "--output", tmp_path / "out", *sizes]
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "transcribe", *arguments[:2], tmp_path / "other" / "mood")
+    assert "two folders are called 'mood'" in capsys.readouterr().err
     run(monkeypatch, "transcribe", *arguments)
     printed = capsys.readouterr().out
     assert "the same without the reader: True" in printed

@@ -17,9 +17,9 @@ _FILE = "File of texts: .txt with one text per line, .tsv, .csv, .jsonl or .parq
 _OUTPUT = "Folder to write to; it is created if it does not exist."
 _LAYERS = 'Layers to write, such as "all", "top:4", "2-6" or "0,3,6". Default: all.'
 _POOLING = "Write one state per row: of the first or last token, or the mean. Default: write the states of all tokens."
-_DTYPE = "Type of the numbers."
+_DTYPE = "Number type of the states. float16 takes half the space of float32; its largest number is 65,504."
 _STACK = "Stack of the model. Default: its only one, or the encoder."
-_MAX_LENGTH = "Maximum tokens per row; longer texts lose their end. Default: what the model allows."
+_MAX_LENGTH = "Maximum tokens per row; longer texts are truncated. Default: the model's limit."
 
 
 class Pooling(StrEnum):
@@ -54,8 +54,8 @@ def extract(  # noqa: PLR0913
 ) -> None:
     """Write the hidden states of a model for the texts in a file.
 
-    Readers can then be trained without the model (Task.from_states). The disk space is printed before the model runs.
-    If the command is interrupted, the same command goes on with the first file that is missing.
+    Task.from_states trains readers on them without the model. The command first prints how much disk space the states
+    need. If it is interrupted, run it again: it continues with the first file that is missing.
     """
     from lamina.prediction import extract as write_states
     from lamina.store import load
