@@ -14,7 +14,7 @@ NOT_TIMED := $(addprefix benchmarks/,common.py against.py serve_rivals.py soak.p
 export PYTHONDONTWRITEBYTECODE :=
 INSTALL := pip install --quiet --no-compile
 
-.PHONY: .venv demo report test test-vllm check format bench docs dist clean
+.PHONY: .venv demo report test test-long test-vllm check format bench docs dist clean
 
 .venv: .venv/.demo .venv/.test .venv/.check
 
@@ -43,6 +43,10 @@ report: .venv/.demo .venv/.report
 
 test: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Long pages of the docs and the dry runs of all recipes that come along, which `make test` leaves out.
+test-long: .venv/.test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m full tests/end_to_end/test_docs.py tests/unit/recipes/test_shipped_recipes.py $(ARGS)
 
 # The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
 # others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.

@@ -110,7 +110,7 @@ def some_order(name: str, stack: str) -> list[int]:
     return rng.choices(range(1, depth + 1), k=rng.randint(1, depth + 2))
 
 
-@pytest.mark.parametrize("name", one_in(6, EDITABLE, 0, ("albert", "t5", "wavlm", "modernbert", "gemma2")))
+@pytest.mark.parametrize("name", one_in(12, EDITABLE, 0, ("albert", "t5", "wavlm", "modernbert", "gemma2")))
 def test_any_order_computes_what_its_blocks_do_and_reloads(name, tmp_path: Path):
     family = READABLE[name]
     for stack in family.stacks:
@@ -127,7 +127,7 @@ def test_any_order_computes_what_its_blocks_do_and_reloads(name, tmp_path: Path)
                 assert torch.equal(model(**inputs)[0], again.eval()(**inputs)[0])
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_random_edits_of_random_families(data):
     check_random(data)
@@ -147,7 +147,7 @@ def check_random(data: Any) -> None:
     check_order(name, stack, data.draw(st.lists(st.integers(1, depth), min_size=1, max_size=depth + 3)))
 
 
-@pytest.mark.parametrize("name", one_in(6, EDITABLE, 1, ("t5", "gemma3_text", "mixtral", "dinov2")))
+@pytest.mark.parametrize("name", one_in(12, EDITABLE, 1, ("t5", "gemma3_text", "mixtral", "dinov2")))
 @torch.no_grad()
 def test_identity_copies_change_nothing_or_are_refused_by_name(name):
     family = READABLE[name]
@@ -178,7 +178,7 @@ def generating(name: str) -> Any:
     return family if family.stacks == BOTH else replace(family, auto="AutoModelForCausalLM")
 
 
-@pytest.mark.parametrize("name", one_in(6, [*CAUSAL, "bart-Seq2SeqLM", "t5-Seq2SeqLM"], 2, ("t5-Seq2SeqLM", "gemma2")))
+@pytest.mark.parametrize("name", one_in(12, [*CAUSAL, "bart-Seq2SeqLM", "t5-Seq2SeqLM"], 2, ("t5-Seq2SeqLM", "gemma2")))
 @torch.no_grad()
 def test_generation_with_a_cache_equals_that_without(name):
     family: Family = generating(name)

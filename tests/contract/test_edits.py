@@ -66,7 +66,7 @@ def same_names(model: Any, edit: Edit) -> set[str]:
     return {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in meant}
 
 
-@pytest.mark.parametrize("name", one_in(5, EDITABLE, 0, ONE_BLOCK))
+@pytest.mark.parametrize("name", one_in(10, EDITABLE, 0, ONE_BLOCK))
 def test_reinit_changes_the_maps_of_the_named_block_alone(name):
     model = READABLE[name].known()
     for stack in READABLE[name].stacks:
@@ -79,7 +79,7 @@ def test_reinit_changes_the_maps_of_the_named_block_alone(name):
         assert sum(named[each].ndim >= 2 for each in edit.parameters) == len(edit.parameters) > 1
 
 
-@pytest.mark.parametrize("name", one_in(5, EDITABLE, 1, (*ONE_BLOCK, *OWN_START)))
+@pytest.mark.parametrize("name", one_in(10, EDITABLE, 1, (*ONE_BLOCK, *OWN_START)))
 def test_reinit_of_a_block_sets_all_of_it(name):
     model = READABLE[name].known()
     with torch.no_grad():
@@ -97,7 +97,7 @@ def test_reinit_of_a_block_sets_all_of_it(name):
         assert changed(model, before) == same_names(model, edit) == whole
 
 
-@pytest.mark.parametrize("name", one_in(5, EDITABLE, 2, DEEP))
+@pytest.mark.parametrize("name", one_in(10, EDITABLE, 2, DEEP))
 @torch.no_grad()
 def test_truncate_keeps_the_rest_and_reloads(name, tmp_path: Path):
     family = READABLE[name]
@@ -145,7 +145,7 @@ def parts(value: Any) -> list[Tensor]:
     return [part for each in value for part in parts(each)] if isinstance(value, tuple | list) else []
 
 
-@pytest.mark.parametrize("name", one_in(5, READABLE, 3, ONE_BLOCK))
+@pytest.mark.parametrize("name", one_in(10, READABLE, 3, ONE_BLOCK))
 def test_freeze_stops_the_named_layers_alone(name):
     family = READABLE[name]
     for stack in family.stacks:
@@ -159,7 +159,7 @@ def test_freeze_stops_the_named_layers_alone(name):
             assert set(edit.parameters) == within(model, stack, 1) & set(dict(model.named_parameters()))
 
 
-@pytest.mark.parametrize("name", one_in(5, INSERTABLE, 4))
+@pytest.mark.parametrize("name", one_in(10, INSERTABLE, 4))
 def test_insert_adds_what_it_names_and_changes_nothing(name):
     model = READABLE[name].known()
     before, config = values(model), model.config.to_dict()
