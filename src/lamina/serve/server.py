@@ -53,6 +53,8 @@ _Protocol: Any = AutoHTTPProtocol  # has attributes that uvicorn's annotation of
 class TimedProtocol(_Protocol):
     """uvicorn's protocol of one connection, closed if the headers of a request do not come in time.
 
+    If a client hangs up after it has sent several requests at once, none of them is answered any further.
+
     Args:
         header_timeout_s: Seconds from the first byte of a request, or from the begin of the connection, to its headers.
         options: Arguments of uvicorn's protocol.
@@ -63,6 +65,7 @@ class TimedProtocol(_Protocol):
         self._header_timeout_s = header_timeout_s
         self._waiting: asyncio.TimerHandle | None = None  # the timer, while headers are incomplete
         self._has_begun = False  # whether a part of the headers has come
+        self._answered: Any = None  # the request that is being answered; `cycle` is the latest that has come
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the timer for the headers of the first request."""
@@ -80,9 +83,20 @@ class TimedProtocol(_Protocol):
             self._stop_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer, because the connection is gone."""
+        """Stop the timer, and tell the application that the client has gone.
+
+        uvicorn tells it for the latest request only. If a client has sent several at once, an earlier one is answered.
+        """
         self._stop_waiting()
+        if self._answered is not None and not self._answered.response_complete:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:  # noqa: ANN401
+        """Note which request is answered; uvicorn calls this when the answer of each begins."""
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _is_under_way(self) -> bool:
         """Return whether a request's headers are complete and its answer is not."""

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import pytest
 from fastapi import HTTPException, Request
 from tests.support.stored import tiny_bank
+from tests.unit.serve.test_generate import writing_bank
+from tests.unit.serve.test_generate_live import Gate
 
 from lamina.serve import Settings, create_app
 from lamina.serve.disconnects import wait_while_connected
-from lamina.serve.server import server_of
+from lamina.serve.server import Server, server_of
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    settings = Settings.of(header_timeout=0.5)
-    server = server_of(create_app(tiny_bank(), settings), settings)
+@contextmanager
+def running(server: Server) -> Iterator[int]:
+    """Run a server within the `with` block, and yield its port."""
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     end = time.monotonic() + 30
@@ -31,6 +34,13 @@ def port() -> Iterator[int]:
     yield server.servers[0].sockets[0].getsockname()[1]
     server.should_exit = True
     thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    settings = Settings.of(header_timeout=0.5)
+    with running(server_of(create_app(tiny_bank(), settings), settings)) as port:
+        yield port
 
 
 def received(connection: socket.socket) -> bytes:
@@ -73,6 +83,29 @@ def test_a_request_whose_headers_came_in_time_may_take_longer(port: int):
         time.sleep(0.8)
         connection.sendall(body)
         assert received(connection).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("requests", [1, 2, 5])
+def test_a_client_that_sends_several_requests_and_hangs_up_ends_its_text(
+    requests: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    app = create_app(bank := writing_bank())
+    (gate := Gate(bank)).pause = 0.05
+    server = server_of(app, Settings.of())
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "handlers", [caplog.handler])
+    body = b'{"inputs": "the film is good", "stream": true}'
+    head = ["POST /generate HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    with running(server) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(("\r\n".join([*head, "", ""]).encode() + body) * requests)
+        assert b"200" in connection.recv(100)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed by a reset
+        connection.close()
+        end = time.monotonic() + 10
+        while app.state.generator.running and time.monotonic() < end:
+            time.sleep(0.02)
+        time.sleep(0.2)
+        assert gate.passes < 12
+    assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
