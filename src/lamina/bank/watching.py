@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int
 
     from lamina.bank.reader_collection import ReaderCollection
-    from lamina.layers.types import Generator, Tokenizer
+    from lamina.layers.types import Tokenizer, WritingModel
 
 Watched = Literal["output", "both"]
 Prompts = Inputs | Tensor | str | Sequence[str]  # what a tokenizer returns, token ids, or texts
@@ -471,7 +471,7 @@ def stream(
         with new_watch(on_token=put) as watching:
             more = [watching.stopping] if stop else []
             more.append(StopOnEvent(left, watching.discard))
-            cast("Generator", model).generate(**prompts, **options, stopping_criteria=[*criteria, *more])
+            cast("WritingModel", model).generate(**prompts, **options, stopping_criteria=[*criteria, *more])
 
     with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
         _ = stop and watching.stopping

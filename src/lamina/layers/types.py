@@ -24,7 +24,7 @@ class Processor(Protocol):
         ...
 
 
-class Generator(Protocol):
+class WritingModel(Protocol):
     """A model that writes text, with the `generate` of transformers."""
 
     def generate(self, **arguments: Any) -> Tensor:

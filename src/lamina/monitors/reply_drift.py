@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lamina.errors import ConfigError
@@ -220,9 +219,9 @@ class DriftWatcher:
 
     def update(
         self,
-        scores: float | Sequence[float] | NDArray[Any] | Tensor,
-        lengths: int | Sequence[int] | NDArray[Any] | Tensor,
-        features: Float[Tensor, " dim"] | Float[Tensor, "replies dim"] | NDArray[Any] | None = None,
+        scores: float | Sequence[float] | np.ndarray | Tensor,
+        lengths: int | Sequence[int] | np.ndarray | Tensor,
+        features: Float[Tensor, " dim"] | Float[Tensor, "replies dim"] | np.ndarray | None = None,
     ) -> DriftAlarm | None:
         """Add one reply or several, in their order. Return the alarm of this run, or None while there is none.
 
@@ -272,7 +271,7 @@ class DriftWatcher:
             return self._alarm
 
 
-def _listed(values: float | Sequence[float] | NDArray[Any] | Tensor) -> list[Any]:
+def _listed(values: float | Sequence[float] | np.ndarray | Tensor) -> list[Any]:
     """Return one number, or several in a sequence, an array or a tensor, as a list."""
     plain: Any = values.tolist() if isinstance(values, np.ndarray | Tensor) else values
     return list(plain) if isinstance(plain, Sequence) else [plain]

@@ -5,7 +5,7 @@ A run's coordinates are its properties by which tables and figures arrange it: t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from lamina.errors import ConfigError, check_known
 from lamina.recipes.report_file import Cell, Curves, PivotTable, Point, Report
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from lamina.recipes.schema import Recipe
     from lamina.recipes.summary_table import SummaryRow
     from lamina.recipes.table_layouts import AxisLayout, Coordinates, FigureRecipe, Published, TableRecipe
+    from lamina.utils import JSONObject
 
 
 def check_metrics(recipe: Recipe, task: str, known: Sequence[str]) -> None:
@@ -102,7 +103,7 @@ def _fill_table(recipe: Recipe, layout: TableRecipe, rows: Sequence[SummaryRow])
     return PivotTable(title, part, names, columns, cells, layout.digits, layout.scale, **about)
 
 
-def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> dict[str, Any]:
+def _printed(paper: Published, rows: Sequence[str], columns: Sequence[str]) -> JSONObject:
     """Return the `PivotTable` fields with a paper's own numbers, for the given rows and columns."""
     values, others = (
         {row: {column: line[column] for column in columns if column in line} for row, line in numbers.items()}

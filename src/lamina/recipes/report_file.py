@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import FiniteFloat, StringConstraints, TypeAdapter
 
 from lamina.errors import StoreError, convert_errors
 from lamina.store.files import damaged, read_json
-from lamina.utils import is_file, write_text
+from lamina.utils import JSONObject, is_file, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ _Drawn = Annotated[
 _Number = FiniteFloat | int
 _Printed = dict[str, dict[str, _Number]]  # row -> column -> number, as a paper prints it
 # A row of a table of results: column -> value. Its columns depend on the task's metrics and the method's settings.
-TableRow: TypeAlias = dict[str, Any]
+TableRow: TypeAlias = JSONObject
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lamina.cells.run_cells import Cell, Shelf
 from lamina.errors import StoreError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from lamina.recipes.schema import Recipe
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
+    from lamina.utils import JSONObject
 
 # options that do not change what a run learns, so that a run may be resumed with other values
 _UNCHECKED = {"resume", "progress", "tensorboard", "trackers", "save_steps", "num_workers", "cache_dir"}
@@ -189,7 +190,7 @@ class SeparateRuns:
         if wanted and self.recipe.keep == "best":
             move(place, self.folder / "models" / slug(self.specs[name].task))
 
-    def _identity(self, name: str) -> dict[str, Any]:
+    def _identity(self, name: str) -> JSONObject:
         """Return everything that decides what the run `name` learns, JSON-ready.
 
         It is saved with the run's results, and compared when the run is resumed; see

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from fastapi import FastAPI
@@ -22,6 +22,8 @@ from lamina.store.models import writing_class
 from lamina.utils import JSON, check_range
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from ray.serve import Application, Deployment
 
 APPLICATION = "lamina"  # name on the cluster; deploying under it again replaces the replicas one after the other
@@ -154,7 +156,7 @@ def _deployment(build: Callable[[], FastAPI], settings: Settings, replicas: Repl
     )
 
 
-def _ray_serve() -> Any:
+def _ray_serve() -> ModuleType:
     """Return the module `ray.serve`; raise MissingExtraError if it is not installed."""
     try:
         from ray import serve
@@ -163,7 +165,7 @@ def _ray_serve() -> Any:
     return serve
 
 
-def _ray() -> Any:
+def _ray() -> ModuleType:
     """Return the module `ray`, imported only here because Ray is optional."""
     import ray
 

@@ -18,7 +18,7 @@ from lamina.layers.fingerprints import fingerprint_of
 from lamina.recipes.report_file import STUDY
 from lamina.store.files import damaged, read_steady, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
-from lamina.utils import JSON, pluralize
+from lamina.utils import JSON, JSONObject, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,11 +102,11 @@ class _StudyFacts(SavedFacts):
     format: int
     lamina: str
     name: str
-    settings: dict[str, Any]
-    figures: dict[str, dict[str, Any]]
+    settings: JSONObject
+    figures: dict[str, JSONObject]
     conclusions: list[str]
     table: str
-    pivot: dict[str, Any] | None = None
+    pivot: JSONObject | None = None
 
 
 def _undefined(table: DataFrame) -> str | None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from transformers import PreTrainedModel
 
-    from lamina.layers.types import Batch, Generator, Processor
+    from lamina.layers.types import Batch, Processor, WritingModel
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def generate(
     beams = options.num_beams
     search = {"num_beams": beams, "length_penalty": options.length_penalty} if beams > 1 else {}
     arguments = {**batch, "do_sample": False, "max_new_tokens": options.max_target_length, **search, **more}
-    return cast("Generator", model).generate(**arguments)
+    return cast("WritingModel", model).generate(**arguments)
 
 
 class TextToTextKind(Kind[PairInputs]):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from threading import Event, Lock, Thread
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, cast, final
 
 from transformers import LogitsProcessorList, StoppingCriteriaList
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from lamina.layers.types import WritingModel
     from lamina.serve.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -213,7 +214,7 @@ class Generation:
             sampling = [] if seed is None else [contexts.enter_context(SeededSampling(seed))]
             streamer = TokenStreamer(scores, watch, detokenizer, conditions, self._put, self._is_over)
             self._streamer = streamer
-            model: Any = bank.model  # transformers gives `generate` no type that all models share
+            model = cast("WritingModel", bank.model)
             model.generate(
                 **prompt,
                 **self._options(conditions),
