@@ -219,10 +219,13 @@ class _WatchedText(GenerationObserver):
     def _score(
         self, states: Mapping[int, Tensor], real: Bool[Tensor, "rows columns"]
     ) -> Float[Tensor, "monitors rows columns"]:
-        """Return the monitors' scores of the text up to each token, `[monitors, sequences, columns]`.
+        """Add tokens to the running scores; return the score of each sequence up to each token.
 
-        `states` is layer -> `[rows, columns, width]`, and `real` is True at the tokens to score. A cascade is a monitor
-        with two readers; the second runs only for sequences with a token at which the first is unsure.
+        The result is `[monitors, rows, columns]`, with one row per sequence. `states` is layer ->
+        `[rows, columns, width]`. `real` is True at the tokens to score; values at other tokens have no meaning. A
+        cascade has two readers. The second one runs only for sequences with an unsure token: one at which the first
+        monitor's score has reached its threshold, but not `Cascade.sure`. The tokens are counted, and they are passed
+        on to the tests of drift.
         """
         self._tokens_read += int(real.sum())
         on_features = partial(self.facts.on_features, real) if self.facts.watchers else None

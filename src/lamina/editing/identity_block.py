@@ -29,15 +29,22 @@ _TOKENS = 7  # length of the input that blocks are tried on
 def identity_values(
     model: PreTrainedModel, stack: LayerStack, layers: Sequence[int], op: str
 ) -> dict[int, dict[str, float]]:
-    """Find values of parameters that make each block return its input; return name -> value for each block.
+    """Find values of parameters that make each block return its input; return layer -> parameter name -> value.
 
-    A copy of each block is tried on the input that it has in the model. First all weights are set to zero. Then the
-    weights get their values back one after the other, in the order in which they are used. If the block then changes
-    its input, the weight stays at zero. The last weights of each residual branch stay at zero; all other weights keep
-    non-zero gradients. On the meta device nothing can be tried, and nothing is returned.
+    The model runs once on a small probe input, which gives each block's input; a copy of each block is then tried on
+    it. First all weights are set to zero (to -1 in norms that scale by 1 + weight). Then the weights get their values
+    back one after the other, in the order in which they are used. A weight with which the block changes its input is
+    set to zero again. As a result, the last weights of each residual branch stay at zero, and all other weights keep
+    non-zero gradients. On the meta device nothing can be tried, and the result is empty.
+
+    Args:
+        model: The model that has the stack.
+        stack: The stack with the blocks.
+        layers: Indices of the layers, from 1; layer i is block i.
+        op: The operation, for messages.
 
     Raises:
-        ConfigError: If a block changes its input even if all its weights are zero, or all layers share one block.
+        ConfigError: If a block changes its input even if all its weights are zero, or layers share a block.
     """
     if len(set(stack.blocks)) < stack.depth:
         raise ConfigError(f"{op}: identity is True, but the layers of this model share one block. Use identity=False.")
@@ -91,11 +98,18 @@ def _plain(args: tuple[object, ...], kwargs: Mapping[str, object]) -> tuple[tupl
 
 
 def _zeros(block: nn.Module, args: tuple[object, ...], kwargs: Mapping[str, object], *, where: str) -> dict[str, float]:
-    """Find the parameters that must stay constant so that the block returns its input; return name -> constant.
+    """Find the parameters that must be 0 (or -1) so that a block returns its input; return name -> that value.
 
-    The block is changed: these parameters get their constants. See `identity_values` for the method.
+    The parameters of `block` are set to these values. See `identity_values` for the method.
 
-    `where` is the start of the message of the ConfigError that is raised if no values make the block return its input.
+    Args:
+        block: A copy of a model's block.
+        args: Positional arguments with which the model called the block.
+        kwargs: Keyword arguments of that call.
+        where: Start of error messages.
+
+    Raises:
+        ConfigError: If the block changes its input even if all its weights are zero.
     """
     parameters, order = dict(block.named_parameters()), _in_order_of_use(block, args, kwargs)
     values = {name: parameter.detach().clone() for name, parameter in parameters.items()}

@@ -100,7 +100,10 @@ def insert_(  # noqa: PLR0913 the options of a public entry point
 
 
 def replay_insert(model: PreTrainedModel, edit: Edit) -> Edit:
-    """Repeat a recorded insertion of layers on a model, in place, with the same random numbers; return the new edit."""
+    """Repeat a recorded insertion of layers on a model, in place, with the same random numbers; return the new edit.
+
+    `edit` is a record that `insert_` made. The errors about the model are those of `insert_`.
+    """
     return _insert(model, Options(**edit.settings), seed=edit.seed)
 
 

@@ -86,9 +86,12 @@ class LaminaTagger(LaminaEstimator):
     def predict(self, X: object) -> list[list[object]]:
         """Return one list of tags per sentence, with a tag for each word.
 
+        Args:
+            X: One list of words per sentence.
+
         Raises:
             NotFittedError: If `fit` was not called.
-            DataError: If X has the wrong form.
+            DataError: If X has no rows, or a row is not a list of strings. It is also a ValueError.
         """
         self._check_fitted()
         words = self._words(X, "predict")

@@ -135,9 +135,10 @@ class _TopStream(Stream):
         self._last: tuple[Tensor, _Call | None] | None = None
 
     def step(self, index: int, view: LayerView) -> None:
-        """Store this layer's state, and the arguments that the model passed to its last block.
+        """Store the last layer's state, and the arguments that the model passed to its last block, for `finish`.
 
-        Each call replaces what earlier calls stored, so `finish` uses the highest layer.
+        A pass calls this once, after the last block, because `active_layers` has the last layer only. The errors are
+        those of `block_call`.
         """
         self._last = (view.state, self._fusion.block_call())  # now: the record of the call ends with the pass
 

@@ -217,7 +217,11 @@ class WeightGuard:
         )
 
     def _find_change(self) -> str | None:
-        """Return the first change of the weights, as a phrase for a message; None if they were only moved."""
+        """Return the first change of the weights, as a phrase for a message.
+
+        If the weights were only moved to another device, they are recorded anew in their new place, and None is
+        returned.
+        """
         now = list(map(id, chain.from_iterable(map(_values, self._owners))))
         if now != self._ids:
             name = next((n for n, old, new in zip(self._names, self._ids or (), now, strict=False) if old != new), "")

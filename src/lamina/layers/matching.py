@@ -117,10 +117,10 @@ def find_run(base: nn.Module, trace: Trace, last: Event) -> tuple[nn.Module, ...
 
 
 def _modules_used(module: nn.Module, started: Mapping[nn.Module, int], end: int) -> Iterator[nn.Module]:
-    """Yield `module` and the modules inside it, except those whose first call came after time `end`.
+    """Yield `module` and the modules inside it that have weights of their own or adapters.
 
-    Modules without weights of their own are left out too. `started` is module -> time of its first call; modules that
-    were never called are yielded.
+    A module whose first call came after time `end` is left out, together with the modules inside it. `started` is
+    module -> time of its first call. Modules that were never called are not left out.
     """
     if started.get(module, -1) <= end:
         if own_state(module) or has_adapters(module):

@@ -27,7 +27,7 @@ _STRICT = ConfigDict(extra="forbid")
 @final
 @dataclass(frozen=True, config=_STRICT)
 class OwnPositions:
-    """Where some models have a separate query or key projection for position embeddings.
+    """The place of a separate query or key projection for position embeddings, which only some models have.
 
     Attributes:
         role: "query" or "key": what the projection computes.

@@ -296,7 +296,11 @@ class _Gambler:
         self._parts = [1 / self._count] * self._count  # of the wealth, by bet
 
     def bet(self, value: float, tie: float) -> None:
-        """Bet on the p-value of the next reply. `tie`, uniform over [0, 1], decides its rank among equal values."""
+        """Bet on the p-value of the next reply, and update the wealth.
+
+        The p-value is the rank of the reply's `value` among the sketch's values and all values so far. `tie` is a
+        random number, uniform over [0, 1], that decides the rank among equal values.
+        """
         below, upto = bisect_left(self._values, value), bisect_right(self._values, value)
         self._values.insert(upto, value)
         self.recent = [*self.recent[-99:], value]

@@ -52,7 +52,12 @@ class ChosenEngine:
     strict: bool
 
     def run(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> dict[str, Tensor] | None:
-        """Return reader name -> logits of a batch. None: PyTorch must answer; with `strict` that is an error."""
+        """Return reader name -> logits of a batch; None if PyTorch must answer it.
+
+        Raises:
+            ConfigError: If PyTorch must answer the batch and `strict` is set, or the weights of a frozen model have
+                changed since the bank was made.
+        """
         answered = self.engine.run(bank, batch, names)
         if answered is None and self.strict:
             reason = self.engine.obstacle(bank, batch, names)

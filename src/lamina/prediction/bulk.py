@@ -347,7 +347,11 @@ class Partial:
         self.size, self.rows, self.read, self.skipped, self.bad = state
 
     def finish(self, output: Path) -> None:
-        """Turn the partial rows into the complete output file."""
+        """Write the complete output file from the partial rows, and delete the files of the partial output.
+
+        An existing file at `output` is replaced, only once the new one is complete. Raises StoreError if the folder
+        cannot be written; the partial rows then stay.
+        """
         with self.writing():
             if output.suffix.lower() == ".jsonl":
                 self.lines.replace(output)

@@ -167,9 +167,13 @@ def evaluate(  # noqa: PLR0913
 
 
 def _check_backend(target: ReaderBank | PreTrainedModel, backend: str, precision: str) -> None:
-    """Raise an error if a backend does not exist, or cannot be used here.
+    """Raise an error if `backend` does not exist, or cannot run `target` in `precision`.
 
     Only PyTorch can run whole models, and only PyTorch can run in half precision.
+
+    Raises:
+        UnknownNameError: If the backend does not exist.
+        ConfigError: If only PyTorch can run this, and another backend was chosen.
     """
     if checked_backend(backend) != "torch" and (precision != "float32" or not isinstance(target, ReaderBank)):
         what = "a whole model" if precision == "float32" else f"precision {precision}"

@@ -37,14 +37,15 @@ def export_int8(
     """Export a bank as one ONNX graph whose base model multiplies matrices in int8; the readers stay in float32.
 
     onnxruntime quantises the weights of the base model's linear maps once, with a scale per output. It quantises the
-    inputs of these maps anew in each pass ("dynamic quantisation"). Then every task is scored on its validation rows,
-    in PyTorch and with the graph.
+    inputs of these maps anew in each pass ("dynamic quantisation"). Every task is scored on its validation rows, in
+    PyTorch before the export and with the graph after it.
 
     Args:
         bank: The bank, on the CPU. It is not changed.
         folder: Folder to write, as in `export_onnx`.
         tasks: Reader name -> task, for all readers; or a labelled file, as in `evaluate`.
-        max_loss: Largest loss of a task's metric that is accepted.
+        max_loss: Largest loss of a task's metric that is accepted: the difference of the two scores, in the unit of the
+            metric.
         **columns: Columns of the file: `text`, `text_pair`, `labels` and `positive` of `evaluate`.
 
     Returns:

@@ -159,7 +159,10 @@ def _run(
     ray: str | None,
     memory_bytes: int | None,
 ) -> RecipeResult:
-    """Run a recipe with the arguments of `run_recipe`, and write its tables to the output `folder`."""
+    """Run a recipe with the arguments of `run_recipe`, and write its results to the output `folder`.
+
+    If `folder` is None, nothing is written. The errors are those of `run_recipe`.
+    """
     is_separate = bool(recipe.separately or recipe.methods)  # each run starts from a fresh model
     if ray is not None and not is_separate:
         problem = "the readers of the recipe share each pass of the model, in one process"

@@ -129,8 +129,8 @@ def _wrong_answers(study: Study) -> Frame:
 def _examples(wrong: Frame) -> list[Example]:
     """Return at most `MOST_EXAMPLES` of the rows in `wrong` as examples, in the order of the rows.
 
-    Each pair of task and layer contributes the same number of rows: its first ones. If there are more pairs than
-    `MOST_EXAMPLES`, evenly spaced pairs contribute one row each.
+    They are chosen in rounds: the first row of each pair of task and layer, then the second row of each pair, and so
+    on. If there are more pairs than `MOST_EXAMPLES`, evenly spaced pairs contribute one row each.
     """
     rank = wrong.groupby(["task", "layer"], sort=False).cumcount().to_numpy() if len(wrong) else np.zeros(0, int)
     places, groups = np.argsort(rank, kind="stable"), int((rank == 0).sum())

@@ -44,8 +44,8 @@ class TaskExplanation(TypedDict):
         layers: Indices of the layers that the reader reads.
         importance: Learned share of each of these layers; None if the reader's fusion learns no shares.
         tokens: The text's tokens as the model reads them; None for images and audio.
-        contributions: Share of each layer and token in this answer, `[layers][tokens]`; None if the reader's fusion
-            cannot compute it.
+        contributions: Share of each layer and token in this answer, `[layers][tokens]`; None for images and audio, and
+            if the reader's fusion cannot compute it.
     """
 
     layers: list[int]
@@ -135,10 +135,11 @@ class ExplainWorker(Worker[PreparedTexts, Explanation]):
         return [tokenizer.decode([number]) for number in batch["input_ids"][0].tolist()]
 
     def _task(self, name: str, tokens: list[str] | None, amounts: Tensor | None) -> TaskExplanation:
-        """Return the explanation of one reader's answer.
+        """Return the explanation of the answer that reader `name` gives to a text; the answer itself is not in it.
 
-        `tokens` is None for images and audio. `amounts` are the contributions `[layers, tokens]`; None if the reader's
-        fusion cannot compute them. Raises NotFiniteError if one of them is NaN or infinite.
+        `tokens` are the text's tokens; None for images and audio. `amounts` are the contributions `[layers, tokens]`;
+        None if the reader's fusion cannot compute them. If either is None, the explanation has no contributions. Raises
+        NotFiniteError if a contribution is NaN or infinite.
         """
         reader = self.bank[name]
         # A fusion whose weights depend on the input has no importance that holds for all texts.

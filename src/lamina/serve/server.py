@@ -73,7 +73,10 @@ class TimedProtocol(_Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Pass data on. A timer runs from the first data of a request until its headers are complete."""
+        """Pass data on to uvicorn. A timer runs from the first data of a request until its headers are complete.
+
+        If the headers are not complete when the time is up, the connection is closed.
+        """
         if not self._is_under_way():
             self._has_begun = True
             self._wait()

@@ -123,7 +123,10 @@ class OnnxEngine:
         return {name: torch.as_tensor(logits) for name, logits in zip(names, found, strict=True)}
 
     def obstacle(self, bank: ReaderBank, batch: Batch, names: Sequence[str]) -> str | None:
-        """Return why only PyTorch can answer this batch, as a phrase for a message; None if this engine can."""
+        """Return why only PyTorch can answer this batch, as a phrase for a message; None if this engine can.
+
+        The errors are those of `answers_for`.
+        """
         if not self.answers_for(bank, names):
             return "the exported graph has other readers, or their weights have changed since the export"
         if set(batch) != set(self.facts.inputs):
@@ -135,9 +138,10 @@ class OnnxEngine:
         return None if self.obstacle(bank, batch, names) else self._logits(batch, names)
 
     def answers_for(self, bank: ReaderBank, names: Iterable[str]) -> bool:
-        """Return whether the graph has these readers of a bank, with the weights that they have now.
+        """Return whether the bank is on the CPU and the graph has these readers with the weights that they have now.
 
-        The bank need not be the object that `open` received, but it must have the same model and reader modules.
+        The bank need not be the object that `open` received, but it must have the same model and reader modules. Raises
+        ConfigError if the weights of a frozen model have changed since the bank was made.
         """
         names = list(names)
         return bank.device.type == "cpu" and self.names.issuperset(names) and self._weights.are_same(bank, names)

@@ -392,13 +392,14 @@ def _cells(table: Table, column: str | int) -> Iterator[tuple[int, object]]:
 def as_lists(tables: Mapping[str, Table], spec: ColumnSpec) -> dict[str, Table]:
     """Return the tables with each cell of the label column as a list, for tasks with any number of classes per row.
 
-    A text is a list in JSON or Python, or names with a separator between them. The separator is `spec.separator`, or if
-    that is None, the only one of `,` `;` `|` that occurs in the column. If several occur, `spec.labels` decides: the
-    separator is the one that divides all texts into these names.
+    A cell with text holds a list in JSON or Python, or names with a separator between them. The separator is
+    `spec.separator`. If it is None, the separator is the only one of the signs `,` `;` `|` that occurs in the column.
+    If several occur, it is the sign that divides all texts into names of `spec.labels`. A warning is logged if no row
+    has more than one label.
 
     Raises:
-        DataError: If a text in brackets is no list, or several signs occur and `spec.labels` cannot decide; the message
-        names the row.
+        DataError: If a text in brackets is no list, or several signs occur and `spec.labels` does not decide between
+            them. The message names the row.
     """
     labels = frozenset(spec.labels or ())
     separator = spec.separator or _separator(tables, spec.label, labels)

@@ -54,7 +54,7 @@ def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str =
         op: The operation, for messages.
 
     Raises:
-        ConfigError: If a pattern of `weight_decay_on` matches no parameter.
+        ConfigError: If a pattern of `weight_decay_on` without "!" matches no parameter.
     """
     decayed = decayed_names(module, options, op)
     groups: dict[float, ParameterGroup] = {}
@@ -66,10 +66,12 @@ def reader_groups(module: nn.Module, rate: float, options: FitOptions, op: str =
 
 
 def decayed_names(module: nn.Module, options: FitOptions, op: str) -> set[str]:
-    """Return the names of the parameters that have weight decay, by the option `weight_decay_on`.
+    """Return the names of the parameters in `module` that have weight decay, by the option `weight_decay_on`.
 
-    If the option is a list of patterns, the last pattern that matches a name decides: with "!" in front of it the
-    parameter has no weight decay, otherwise it has. A parameter that no pattern matches has none.
+    "all" selects every parameter, and "matrices" selects those with at least two axes. A list holds shell patterns
+    (`*`, `?`, `[...]`) for full names. The last pattern that matches a name decides: if it begins with "!", the
+    parameter has no weight decay; otherwise it has. A parameter that no pattern matches has none. `op` is the
+    operation, for messages.
 
     Raises:
         ConfigError: If a pattern without "!" matches no parameter.
@@ -102,7 +104,7 @@ def parameter_groups(model: PreTrainedModel, options: FitOptions, rate: float, o
 
     Raises:
         ConfigError: If no parameter is left, a trained parameter is in float16, or a pattern of `weight_decay_on`
-            matches no parameter.
+            without "!" matches no parameter.
         LayerIndexError: If the options give a rate to a layer that does not exist.
     """
     rates, decayed = learning_rates(model, options, rate), decayed_names(model, options, op)

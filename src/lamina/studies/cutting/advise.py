@@ -268,10 +268,11 @@ def _score_cut_model(start: _Start, task: Task, proposal: Proposal, seed: int, f
 
 
 def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Text]) -> list[Row]:
-    """Measure the number of parameters, the perplexity and the speed of the whole model and of the cut model.
+    """Measure the parameters and the perplexity of the whole model and of the cut model, and the speedup of the cut.
 
-    Returns one table row per measure and model. Perplexity is measured on `texts`. It has no row if there are no texts
-    or the model has no output over a vocabulary. The timed passes read up to 32 validation rows.
+    Returns table rows: parameters and perplexity have one row per model, and the speedup has one row. Perplexity is
+    measured on `texts`. It has no rows if there are no texts or the model has no output over a vocabulary. The timed
+    passes read up to 32 validation rows.
     """
     whole, processor = fresh_model(start.model, start.processor)
     cut, _ = fresh_model(start.model, start.processor)
