@@ -35,8 +35,8 @@ def demo(  # noqa: PLR0913
 ) -> None:
     """Train readers for three tasks in one pass of a frozen MiniLM, and compare them with the last layer alone.
 
-    Takes a few minutes on two CPU cores and needs no network. It ends with answers on five sentences, the time of a
-    pass with and without readers, a picture, and commands to try next.
+    Takes one to two minutes on two CPU cores and needs no network. It ends with answers on five sentences, the time of
+    a pass with and without readers, a picture, and commands to try next.
     """
     from lamina.demo.run import run_demo
 

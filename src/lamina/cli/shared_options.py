@@ -30,7 +30,7 @@ _RAY = "Run cells in parallel as Ray tasks: on this machine (local), on the runn
 
 _BACKEND = (
     "torch: PyTorch. onnx: ONNX Runtime on a CPU; the bank is exported on first use, into its folder. int8: the export "
-    "that `lamina export --int8` wrote there. auto: ONNX Runtime if such an export is there or the job is long."
+    "that `lamina export --int8` wrote there. auto: ONNX Runtime if such an export is there or the texts are many."
 )
 
 

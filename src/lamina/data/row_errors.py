@@ -12,6 +12,11 @@ from lamina.utils import is_dir, is_file, similar_file
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_SET_BY = {  # default name of a column -> the advice if a file has no such column
+    "sentence": " Name the column of the texts with `text`.",
+    "label": " Name the column of the labels with `label`.",
+}
+
 
 def existing(path: str | Path) -> Path:
     """Return the path of a file; raise DataError if it does not exist or is a folder."""
@@ -25,7 +30,7 @@ def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
     """Return the DataError for a file without the column `name`; `known` are the names of its columns."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    hint = f" Did you mean '{close[0]}'?" if close else _SET_BY.get(name, "")
     reason = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
     return DataError(f"read: {path} {reason}.{hint}", path=str(path), column=name)
 

@@ -91,6 +91,9 @@ def source_facts(model: PreTrainedModel | str | Path) -> dict[str, JSON]:
 def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     """Return task name -> task for a mapping, a single task or None; None becomes {}.
 
+    Several label columns of one file often have gaps. `fit` masks them if the tasks are trained together; a study
+    trains each task alone, so they are masked here.
+
     Raises:
         UnknownNameError: If a task has no "train" or no "validation" split.
     """
@@ -98,7 +101,12 @@ def named_tasks(tasks: Mapping[str, Task] | Task | None) -> dict[str, Task]:
     for task in named.values():
         for split in ("train", "validation"):
             task.split(split)
-    return named
+    if len(named) == 1:
+        return named
+    return {
+        name: replace(task, missing_labels="mask") if task.missing_labels is None else task
+        for name, task in named.items()
+    }
 
 
 def encode_rows(

@@ -94,6 +94,18 @@ def test_drops_of_the_task_and_of_perplexity_stand_beside_predictions():
     assert len(study.rows("predicted and measured")) == 2 * 5 * 3 + 5 * 2
 
 
+def test_gaps_in_several_label_columns_are_masked():
+    rows = [{**row, "other": None if number == 1 else row["label"]} for number, row in enumerate(ROWS)]
+    splits = {"train": rows, "validation": [row for row in rows if row["other"] is not None]}
+    tasks = {name: Task.from_dataset("sequence_classification", splits, label=name) for name in ("label", "other")}
+    how = {"processor": tiny_tokenizer(), "runs": [1], "seeds": [0], "epochs": 1}
+    study = removal(tiny_model(3), tasks, **how)
+    assert study.settings["failures"] == []
+    assert set(study.table["task"]) == {"label", "other"}
+    with pytest.raises(ConfigError, match=r"all .* cells failed.*have no label"):  # alone, as in `fit`
+        removal(tiny_model(3), tasks["other"], **how)
+
+
 def test_block_influence_is_that_of_the_states_around_the_run():
     model, tokenizer = tiny_model(3), tiny_tokenizer()
     study = removal(model, {"mood": task()}, processor=tokenizer, runs=[2], seeds=[0], epochs=1)
