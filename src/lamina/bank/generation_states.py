@@ -200,7 +200,7 @@ class GenerationStates:
             self._states[layer].append(columns[layer])
 
     def _hand_over(self, observer: GenerationObserver, states: Mapping[int, Tensor]) -> None:
-        """Call the observer with the tokens since its last call, and free their ids and masks."""
+        """Free the ids and masks of the tokens since the observer's last call, and call the observer with them."""
         tokens, real = torch.cat(self._ids, dim=1), torch.cat(self._masks, dim=1)
         self._ids.clear()
         self._masks.clear()

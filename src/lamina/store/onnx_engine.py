@@ -161,7 +161,11 @@ class _Weights:
         self._versions = list(map(_version, self._base))
 
     def are_same(self, bank: ReaderBank, names: Sequence[str]) -> bool:
-        """Return whether the weights of the model and of these readers equal the recorded ones."""
+        """Return whether the weights of the model and of these readers equal the recorded ones.
+
+        Raises:
+            ConfigError: If the frozen model's weights have changed since the bank was made.
+        """
         bank.check_base("bank", {bank[name].stack for name in names})
         if bank.model is not self._model() or list(map(_version, self._base)) != self._versions:
             return False
