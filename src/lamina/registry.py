@@ -77,7 +77,11 @@ class Registry(Generic[T]):
         raise ConfigError(f"{self.what}: {target} is not registered. Call add(name, '{target}') first.")
 
     def to_dict(self, config: T) -> dict[str, Any]:
-        """Return the fields of a config as a JSON-ready dict, with its registered name under "name"."""
+        """Return the fields of a config as a JSON-ready dict, with its registered name under "name".
+
+        Raises:
+            ConfigError: If the config's class is not registered.
+        """
         return {"name": self.name_of(config), **asdict(cast("DataclassInstance", config))}
 
     def from_dict(self, fields_by_name: dict[str, Any]) -> T:

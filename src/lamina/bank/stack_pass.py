@@ -105,7 +105,7 @@ class StackPass:
     def renewed(self) -> StackPass:
         """Return a new pass with the same readers that reuses what this pass computed from their parameters.
 
-        The parameters must not change between the passes, and this pass must not record gradients.
+        The parameters must not change between the passes, and this pass must not record gradients; neither is checked.
         """
         fresh = copy(self)
         fresh.mask = fresh._ids = fresh._real = fresh._segments = None

@@ -119,7 +119,10 @@ class Watch:
 
     @property
     def asked(self) -> dict[str, float]:
-        """Cascade name -> fraction of the tokens for which its second reader ran."""
+        """Cascade name -> fraction of the text's tokens, padding excluded, for which the second reader ran.
+
+        A cascade is a monitor with two readers. The prompt and all tokens that the model has read so far count.
+        """
         return self._text().asked()
 
     def is_flagged(self, names: Sequence[str]) -> Bool[Tensor, " sequences"] | None:

@@ -209,7 +209,7 @@ class Shelf:
         return state
 
     def write(self, cell: Cell, state: State) -> None:
-        """Write the result of a cell to its file."""
+        """Write the result of a cell (`state`) to its file, atomically; an older file is replaced."""
         self._folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.path(cell))
         write_text(self.path(cell), seal(self._run(cell), state))

@@ -362,7 +362,10 @@ class CachedStates:
 
 @final
 class _Filler:
-    """Computes the states of encoded examples. See `open_states` for the arguments."""
+    """Runs a bank's model over encoded examples, and returns their states, to be held in memory or written to files.
+
+    See `open_states` for the arguments.
+    """
 
     def __init__(
         self, bank: ReaderBank, inputs: CacheableInputs, names: Sequence[str], settings: CacheSettings

@@ -144,7 +144,10 @@ def convolutions_of(model: nn.Module, *, op: str) -> Convolutions:
 
 
 def _row(model: nn.Module, op: str, rows: dict[str, AnyRow], missing: str, more: str = "") -> AnyRow:
-    """Return the family's entry in `rows`. If it has none, raise UnsupportedModelError with the reason `missing`."""
+    """Return the family's entry in `rows`. If it has none, raise UnsupportedModelError.
+
+    The message has the reason `missing`, and ends with the hint `more`. `op` is the operation.
+    """
     family = family_of(model)
     if family not in rows:
         reason = f"{missing}; rows: {', '.join(sorted(rows))}"

@@ -293,7 +293,10 @@ class _Session:
         return run
 
     def _result(self, specs: dict[str, RunSpec], result: FitResult, bank: ReaderBank | None) -> RecipeResult:
-        """Return the results of one training as a `RecipeResult`. Each row names its task, method and settings."""
+        """Return the results of one training as a `RecipeResult`. Each row names its task, method and settings.
+
+        `specs` is run name -> run. `bank` is the trained bank; None if a whole model was trained.
+        """
         rows: list[TableRow] = []
         for row in result.table:
             name, metric = row["reader"], row["metric"]

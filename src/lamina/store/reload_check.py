@@ -115,7 +115,10 @@ def _shapes(model: nn.Module, under: str) -> dict[str, tuple[int, ...]]:
 
 
 def _shared_by_blocks(model: nn.Module, under: str) -> set[frozenset[str]]:
-    """Return, for each weight shared by several blocks, its names. They differ only in numbers."""
+    """Find weights that several blocks share; return the set of each weight's names, which differ only in numbers.
+
+    Only weights whose name begins with `under` are considered.
+    """
     names: dict[tuple[int, str], list[str]] = {}
     for name, weight in _named(model, under):
         names.setdefault((id(weight), without_numbers(name)), []).append(name)

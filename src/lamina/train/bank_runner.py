@@ -316,7 +316,7 @@ class BankRunner(Runner):
     ) -> list[Tensor]:
         """Return the loss of each reader in `names` for a batch, including the regularization term of its fusion.
 
-        `states` are the batch's cached states. None: the model computes them.
+        `labels` is reader name -> labels. `states` are the batch's cached states. None: the model computes them.
         """
         out = self._run(batch, to_device(labels, self.device), names, states)
         return [cast("Tensor", out[name].loss) for name in names]

@@ -96,7 +96,10 @@ class PassOptions(BaseModel):
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
     def check_kinds(self, op: str, kinds: Iterable[Kind]) -> None:
-        """Raise ConfigError if `prefix` is set and a kind among `kinds` does not allow it."""
+        """Raise ConfigError if `prefix` is set (text in front of every source) and a kind in `kinds` does not allow it.
+
+        `op` is the operation, for the message.
+        """
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")

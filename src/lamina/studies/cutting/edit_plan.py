@@ -93,7 +93,10 @@ class EditPlan(Strict):
 def _drop_least(
     model: PreTrainedModel, task: Task, options: DropLeast, processor: Processor | None, seed: int
 ) -> LeastBlocks:
-    """Drop the blocks that matter least to a task, and return a report of what the model lost."""
+    """Drop the blocks that matter least to a task from a model, in place; return a report of what the model lost.
+
+    `options` are the edit's arguments, and `seed` is passed to `drop_least_`.
+    """
     chosen: dict[str, Any] = options.model_dump(exclude={"count"})
     return drop_least_(model, task, options.count, processor=processor, seed=seed, **chosen)
 

@@ -35,7 +35,7 @@ _GROUP = 256  # rows that are batched together by length
 
 
 class _NuRow(TypedDict):
-    """A row of measure "nu" in the study's table."""
+    """A row of measure "nu" in the study's table: the variability within classes at one layer, as `score`."""
 
     task: str
     layer: int
