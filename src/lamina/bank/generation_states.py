@@ -124,7 +124,10 @@ class GenerationStates:
         check_layer_order("bank", self._template.stack, self._template.layers, self._layers_seen)
 
     def _place(self, state: Tensor) -> None:
-        """Determine which positions of the text the current pass reads, and store their token ids and mask."""
+        """Determine which positions of the text the current pass reads, and store their token ids and mask.
+
+        Raises ConfigError if `generate` goes on from a cache whose tokens this object has not seen.
+        """
         key = "decoder_input_ids" if self._template.stack.name == "decoder" else "input_ids"
         ids = inputs_of(self._template, *self._arguments).get(key)
         rows, count = state.shape[:2]

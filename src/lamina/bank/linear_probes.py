@@ -108,7 +108,10 @@ def _pipeline(steps: Sequence[Any]) -> LinearProbe:
 
 
 def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
-    """Return the linear map of a single classifier or regressor."""
+    """Return the linear map of a single classifier or regressor.
+
+    Raises ConfigError if the model's class is not known, the model is not fitted, or it predicts several numbers.
+    """
     classifies = _is(model, _CLASSIFIERS)
     if not classifies and not _is(model, _REGRESSORS):
         known = ", ".join((*_CLASSIFIERS[:5], *_REGRESSORS[:2]))
@@ -134,7 +137,10 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
 
 
 def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
-    """Return the scale (vector or matrix) and the shift of a transformer that stands before a linear model."""
+    """Return the scale (vector or matrix) and the shift of a transformer that stands before a linear model.
+
+    Raises ConfigError if the transformer's class is not known, or it is not fitted.
+    """
     if _module(step) == "lmprobe" and hasattr(step, "stds_"):  # PerLayerScaler, whose numbers broadcast over layers
         shape = (1, step.n_layers, step.hidden_dim)
         means, stds = (np.broadcast_to(part, shape).reshape(-1) for part in (step.means_, step.stds_))

@@ -164,7 +164,8 @@ class _Listener:
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:
         """Begin to read a pass over a stack, unless the readers of `template` have an output already.
 
-        `args` and `kwargs` are the arguments of the module that contains the stack.
+        `args` and `kwargs` are the arguments of the module that contains the stack. Raises ConfigError if a text is
+        continued from a cache outside of `generate`.
         """
         if is_internal.get():
             own = f"only a bank's own pass over the stack '{template.stack.name}' ran, which is no part of the main job"

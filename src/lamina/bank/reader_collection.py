@@ -465,7 +465,8 @@ class ReaderCollection(nn.Module):
     def _start(self, readers: Sequence[str] | None, labels: Mapping[str, Tensor]) -> list[StackPass]:
         """Check the arguments of a call, and return a new `StackPass` for each stack that the called readers read.
 
-        Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run.
+        Readers in training mode get new seeds for dropout. Labels are only allowed for readers that are run. Raises
+        ConfigError if labels do not fit the readers, or there is no reader to run.
         """
         if not isinstance(labels, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             what = "a mapping of readers' names to their labels is needed"

@@ -50,7 +50,10 @@ def separators_of(processor: object) -> Separators:
 
 
 def _encode_a_pair(tokenizer: Tokenizer) -> Separators:
-    """Tokenise the pair ("a", "b"); return the ids between the two texts, and all ids that belong to neither text."""
+    """Tokenise the pair ("a", "b"); return the ids between the two texts, and all ids that belong to neither text.
+
+    Raises ConfigError if the tokenizer is not a fast one, does not encode pairs, or puts no token between two texts.
+    """
     name = type(tokenizer).__name__
     encoding = tokenizer("a", "b")
     if not getattr(encoding, "is_fast", False):

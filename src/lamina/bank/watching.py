@@ -485,7 +485,10 @@ def stream(
 
 
 def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:
-    """Return the arguments of `generate` for prompts: texts are tokenized, and padded on the left for a decoder."""
+    """Return the arguments of `generate` for prompts: texts are tokenized, and padded on the left for a decoder.
+
+    Raises ConfigError if the bank has no processor to read a text.
+    """
     if isinstance(inputs, Mapping):
         return dict(inputs)
     if isinstance(inputs, Tensor):

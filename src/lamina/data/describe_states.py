@@ -154,7 +154,10 @@ def sorted_files(folder: Path) -> list[str]:
 
 
 def _arrays(folder: Path, name: str, form: StatesForm, layers: list[int], rows: int) -> list[StatesArray]:
-    """Return the manifest's entries for the file `name`: one, or one per layer if each layer has its own tensor."""
+    """Return the manifest's entries for the file `name`: one, or one per layer if each layer has its own tensor.
+
+    Raises DataError if the form does not name every axis of a tensor.
+    """
     per_layer = form.tensor is not None and "{layer}" in form.tensor
     entries: list[StatesArray] = []
     for layer in layers if per_layer else [None]:

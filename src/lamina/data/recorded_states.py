@@ -229,7 +229,10 @@ class RecordedStates:
         return place_of(path, tensor)
 
     def _mask(self, array: StatesArray) -> np.ndarray | None:
-        """Return the mask of an array, `[rows, tokens]`, or None if it has none."""
+        """Return the mask of an array, `[rows, tokens]`, or None if it has none.
+
+        Raises DataError if its shape does not fit the states, or a row has no token.
+        """
         if array.mask is None:
             return None
         path, is_file = self.folder / array.mask, array.mask.endswith(".npy")
@@ -255,7 +258,10 @@ class RecordedStates:
         ]
 
     def _lengths(self) -> np.ndarray:
-        """Return the tokens of each row, from the manifest's file or from the arrays, which must agree."""
+        """Return the tokens of each row, from the manifest's file or from the arrays, which must agree.
+
+        Raises DataError if the lengths are missing, disagree, or are below 1.
+        """
         manifest, given = self.manifest, None
         if manifest.lengths is not None:
             place = _npy_place(self.folder / manifest.lengths) if (self.folder / manifest.lengths).is_file() else None
@@ -271,7 +277,8 @@ class RecordedStates:
     def _agreed(self, given: np.ndarray | None, numbers: Sequence[int]) -> np.ndarray:
         """Return the lengths of rows, after checking that the arrays `numbers` all have these lengths.
 
-        `given` are the lengths in the manifest's file. None: there is none.
+        `given` are the lengths in the manifest's file. None: there is none. Raises DataError if they differ or are not
+        known.
         """
         counted: list[np.ndarray] = []
         at = 0

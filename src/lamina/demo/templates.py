@@ -121,7 +121,10 @@ class Writer:
         self.used: set[str] = set()  # words of the current sentence, so that none is drawn twice
 
     def sentence(self, sentiment: str) -> list[Token]:
-        """Return the tokens of an acceptable sentence with the given sentiment."""
+        """Return the tokens of an acceptable sentence with the given sentiment.
+
+        The set `used` then has only the words of this sentence.
+        """
         self.used.clear()
         kind, polarity = "neutral", self.rng.choice(("positive", "negative"))
         if sentiment != "neutral":

@@ -228,7 +228,8 @@ def _block_sites(
 ) -> Iterator[_Site]:
     """Yield the sites in a block at which layers are inserted for `position`.
 
-    `roles` is the family's row in the table of roles, and `paths` is module -> path.
+    `roles` is the family's row in the table of roles, and `paths` is module -> path. Raises UnsupportedModelError if
+    the row names no norm, although `position` needs one.
     """
     if position in _IN_ATTENTION:
         yield from _attention_sites(model, roles.attention, block, paths)
@@ -251,7 +252,10 @@ def _block_sites(
 def _attention_sites(
     model: nn.Module, attention: Attention, block: nn.Module, paths: dict[nn.Module, str]
 ) -> Iterator[_Site]:
-    """Yield the sites after the query, key and value projections of one attention of a block."""
+    """Yield the sites after the query, key and value projections of one attention of a block.
+
+    Raises UnsupportedModelError if the heads do not divide a projection's output.
+    """
     family = family_of(model)
     width = head_width_at(block, attention.head_width, family=family, op=_OP)
     has_positions = all(getattr(model.config, name, False) for name in attention.positions_if)

@@ -140,7 +140,10 @@ class LaminaTransformer(TransformerMixin, LaminaEstimator):
         return Reader(fusion, SequenceClassification(labels, pooling=self.pooling, linear=linear), seed=seed)
 
     def _learn(self, bank: ReaderBank, texts: Texts, y: TargetsLike, seed: int) -> ReaderModule:
-        """Train the fusion on y, and return its reader; raise DataError if y is None."""
+        """Train the fusion on y, and return its reader; raise DataError if y is None.
+
+        The bank's reader is replaced by a new one.
+        """
         if y is None:
             came = f"the fusion {type(self.fusion).__name__} has weights to learn, but y is None"
             raise DataError(f"{self._op()}: {came}; it learns from labels. Give y, or `layer` in its place.")

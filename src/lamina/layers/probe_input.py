@@ -139,7 +139,8 @@ def _count(model: nn.Module, name: str, default: int = 0) -> int:
 def _text(model: nn.Module, tokens: int, rng: torch.Generator, *, rows: int = 2, prefix: str = "") -> dict[str, Tensor]:
     """Return token ids and a mask: random ordinary tokens, then the end token, because some classifiers look for it.
 
-    There are `rows` rows, the second one padded. `prefix` is "decoder_" for the input of a decoder.
+    There are `rows` rows, the second one padded. `prefix` is "decoder_" for the input of a decoder. Raises NoInputError
+    if the config has no vocabulary size.
     """
     outer: object = model.config
     config: object = getattr(outer, "decoder" if prefix else "encoder", None)
@@ -228,7 +229,10 @@ def _patches(model: nn.Module, rng: torch.Generator) -> dict[str, Tensor]:
 
 
 def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return two waveforms of `tokens` frames, the second padded; or a full spectrogram if the config has mel bins."""
+    """Return two waveforms of `tokens` frames, the second padded; or a full spectrogram if the config has mel bins.
+
+    Raises NoInputError if the config has neither strides of convolutions nor mel bins.
+    """
     kernels, strides = _counts(model, "conv_kernel"), _counts(model, "conv_stride")
     if kernels and strides:
         samples = tokens * _count(model, "squeeze_factor", 1)
@@ -250,7 +254,10 @@ def _audio(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Ten
 
 
 def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return one full-length spectrogram for Whisper-like configs, otherwise two of `4 * tokens` frames, one padded."""
+    """Return one full-length spectrogram for Whisper-like configs, otherwise two of `4 * tokens` frames, one padded.
+
+    Raises NoInputError if the config has no mel bins.
+    """
     bins = next(filter(None, (_count(model, name) for name in _BINS)), 0)
     if not bins:
         raise NoInputError(f"it reads spectrograms, and its config has none of {', '.join(_BINS)}")
@@ -267,7 +274,10 @@ def _spectrogram(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[st
 
 
 def _hidden(model: nn.Module, tokens: int, rng: torch.Generator) -> dict[str, Tensor]:
-    """Return the packed patches of an image. Some vision towers call this input `hidden_states`."""
+    """Return the packed patches of an image. Some vision towers call this input `hidden_states`.
+
+    Raises NoInputError if the model does not read patches under that name.
+    """
     if not any(name in inspect.signature(model.forward).parameters for name in _GRIDS):
         raise NoInputError("it reads 'hidden_states' of another model")
     return _packed(model, tokens, rng)

@@ -146,7 +146,8 @@ def export_folder(bank: ReaderBank, backend: str) -> Path | None:
 def _engine(bank: ReaderBank, backend: str, names: Sequence[str], *, exports: bool) -> OnnxEngine:
     """Return the bank's engine if one was opened before; otherwise open its export.
 
-    With `exports`, an export is written if there is none.
+    With `exports`, an export is written if there is none. Raises ConfigError if the bank is not on the CPU, or has no
+    int8 export in its folder although `backend` is "int8".
     """
     engines = _engines.get(bank, {})
     if backend in engines and engines[backend].answers_for(bank, names):

@@ -208,7 +208,8 @@ def _candidates(
 ) -> list[Cascade]:
     """Return cascades from the safest to the cheapest. The first monitor of a cheaper one may miss more positives.
 
-    `scored` and `labels` are the scores and labels of all rows; the rows in `rows` decide the thresholds.
+    `scored` and `labels` are the scores and labels of all rows; the rows in `rows` decide the thresholds. Raises
+    ConfigError if no positive row has a token with a score.
     """
     own, positive = _part(scored, labels, rows)
     highest = torch.tensor([score for score, flag in zip(own.highest(), positive, strict=True) if flag])

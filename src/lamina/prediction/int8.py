@@ -98,7 +98,10 @@ def _scores(exact: Mapping[str, Mapping[str, Any]], quantised: Mapping[str, Mapp
 
 
 def _quantise(bank: ReaderBank, source: Path, target: Path) -> None:
-    """Quantise the base's matrix products with weights in the graph file `source`, and write the graph to `target`."""
+    """Quantise the base's matrix products with weights in the graph file `source`, and write the graph to `target`.
+
+    Raises UnsupportedModelError if the base has no linear map, or onnxruntime cannot quantise it.
+    """
     onnx, quantization = import_module("onnx"), import_module("onnxruntime.quantization")
     nodes = _nodes_of_base(bank, onnx.load(str(source)))
     model_type = str(bank.model.config.model_type)

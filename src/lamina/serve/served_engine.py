@@ -119,7 +119,8 @@ class ServedEngine:
     def _opened(self, bank: ReaderBank) -> OnnxEngine:
         """Open the export in the bank's folder, if it fits the bank; otherwise export the bank in another process.
 
-        Exporting in this process would slow down the requests, and change global settings of torch meanwhile.
+        Exporting in this process would slow down the requests, and change global settings of torch meanwhile. Raises
+        StoreError if the export fails, or the server is shutting down.
         """
         folder = export_folder(bank, "onnx")
         if folder is not None and is_file(folder / MARK):

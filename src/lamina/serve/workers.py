@@ -267,7 +267,10 @@ class EmbedWorker(Worker[TokenisedTexts, list[float]]):
         return encoded.batch(rows, padding_of(self.bank.processor))
 
     def _pooled(self, state: Float[Tensor, "batch tokens width"], batch: dict[str, Tensor]) -> list[list[float]]:
-        """Return each text's mean state over its tokens, without padding; scaled to length 1 with `normalize`."""
+        """Return each text's mean state over its tokens, without padding; scaled to length 1 with `normalize`.
+
+        Raises NotFiniteError if a mean is NaN or infinite.
+        """
         counted = batch["attention_mask"].bool().unsqueeze(-1)
         mean = state.float().masked_fill(~counted, 0.0).sum(1) / counted.sum(1)  # half precision could not hold the sum
         if not bool(mean.isfinite().all()):

@@ -463,7 +463,8 @@ def _read_manifest(folder: Path) -> Manifest:
 def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrainedModel, Processor | None]:
     """Load the model that a manifest names, or that is saved in the bank's folder.
 
-    With `writes`, the model is loaded with its language model head, if it was saved with one.
+    With `writes`, the model is loaded with its language model head, if it was saved with one. Raises StoreError if the
+    manifest names no model, and ModelNotFoundError if the named model does not exist.
     """
     if base.trained:
         model, processor = load(folder / BASE, saved_class(folder / BASE), dtype=base.dtype)

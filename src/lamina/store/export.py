@@ -100,7 +100,8 @@ def export_reader(bank: ReaderBank, name: str, folder: str | PathLike[str]) -> N
 def _points(model: nn.Module, stack: LayerStack, layers: list[int]) -> dict[str, Point]:
     """Return layer (as a string) -> the place in the model where its state is read.
 
-    Module names are those in a checkpoint with a head; vLLM and SGLang use them too.
+    Module names are those in a checkpoint with a head; vLLM and SGLang use them too. Raises ConfigError if the blocks
+    pass on states in another form than `[batch, tokens, width]`.
     """
     inside = backbone(model)
     prefix: str = getattr(inside, "base_model_prefix", "")

@@ -248,7 +248,10 @@ class TextsRecipe(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> TextsRecipe:
-        """Check that the texts come from exactly one place: a list, a file or a task."""
+        """Check that the texts come from exactly one place: a list, a file or a task.
+
+        Raises ValueError otherwise.
+        """
         if sum(source is not None for source in (self.lines, self.file, self.task)) != 1:
             raise ValueError("texts are a list, or have one of 'file' and 'task'")
         return self

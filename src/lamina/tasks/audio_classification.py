@@ -437,7 +437,7 @@ class AudioInputs:
     def _extract(self, sounds: Sequence[Samples], padding: Mapping[str, object]) -> dict[str, Tensor]:
         """Run the feature extractor on clips; return the outputs that the model reads, the main input first.
 
-        `padding` holds further options for the call.
+        `padding` holds further options for the call. Raises DataError if the extractor fails.
         """
         options = {"sampling_rate": self.rate, "return_tensors": "pt", **self._options, **padding}
         try:

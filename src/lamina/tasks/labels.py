@@ -93,7 +93,10 @@ def with_gaps(labels: Iterable[T], table: Table, gap: Callable[[int], T]) -> Ite
 
 
 def _labelled(table: Table, spec: ColumnSpec, *, texts: bool) -> Table:
-    """Return one table without the rows that have no label; see `labelled`."""
+    """Return one table without the rows that have no label; see `labelled`.
+
+    Raises DataError if no row has a label.
+    """
     column, labels = spec.label, () if texts else spec.labels or ()
     present: list[int] = []
     dropped: list[int] = []

@@ -208,7 +208,10 @@ def recorded_tables(kind: Kind, sources: Sequence[StatesSource | None], options:
 
 
 def _table(part: str, recorded: RecordedStates, rows: object, kind: Kind, spec: ColumnSpec) -> Table:
-    """Return the table of the split `part`: a file, rows in memory, or the table that the states' manifest names."""
+    """Return the table of the split `part`: a file, rows in memory, or the table that the states' manifest names.
+
+    Raises DataError if the manifest names no table.
+    """
     if rows is None:
         if (name := recorded.manifest.table) is None:
             got = f"{recorded.folder} names no table with labels"

@@ -92,7 +92,10 @@ def _spelled(text: str) -> object:
 
 
 def _list_of(cell: Mapping[str, object]) -> object:
-    """Return the list of spans inside an object; if the object is itself a span, a list with only it."""
+    """Return the list of spans inside an object; if the object is itself a span, a list with only it.
+
+    Raises SpanError if lists of starts, ends and labels have different lengths.
+    """
     for key in _CONTAINERS:
         if key in cell and not any(name in cell for name in _STARTS):
             inner = cell[key]

@@ -195,7 +195,10 @@ class Task:
         return self._of_running_text("causal_lm", "clm", rows=rows)
 
     def _of_running_text(self, kind: str, short: str, *, rows: bool) -> Task:
-        """Return a language modelling task over the same texts, named "<name>-<short>"; see `masked_lm` for `rows`."""
+        """Return a language modelling task over the same texts, named "<name>-<short>"; see `masked_lm` for `rows`.
+
+        Raises ConfigError if the task has no texts.
+        """
         if self.kind.processor != "tokenizer":
             raise ConfigError(f"task {self.name}: a task of kind {self.kind} has no texts; {kind} needs some.")
         task = _assemble(ColumnSpec(kind_of(kind), "text", "label"), {}, metrics=None, name=f"{self.name}-{short}")

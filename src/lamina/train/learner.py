@@ -230,7 +230,10 @@ class Learner:
             self.module.step = self.progress.step
 
     def to_json(self) -> dict[str, JSON]:
-        """Return `progress` as a JSON-ready dict; see `from_tensors`."""
+        """Return `progress` as a JSON-ready dict; see `from_tensors`.
+
+        For a reader, its number of training passes is first copied into `progress`.
+        """
         if isinstance(self.module, ReaderModule):
             self.progress.step = self.module.step
         return asdict(self.progress)

@@ -145,7 +145,10 @@ def install_pooling(serving: PoolingServing, layout: Layout) -> None:
 
 
 def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
-    """Make a request method answer with status 422 if the readers cannot answer the request."""
+    """Make a request method answer with status 422 if the readers cannot answer the request.
+
+    Requests with beam search are refused too.
+    """
     create: Callable[..., Awaitable[object]] = getattr(serving, method)
 
     async def check_and_create(request: Request, *args: object, **kwargs: object) -> object:

@@ -102,7 +102,10 @@ def _blocks_of(model: nn.Module, depth: int) -> nn.ModuleList:
 
 
 def _tapped(block: type[nn.Module]) -> type[nn.Module]:
-    """Return a subclass of a block class. Its `forward` also writes its input into the block's buffer."""
+    """Return a subclass of a block class. Its `forward` also writes its input into the block's buffer.
+
+    Raises ConfigError if `forward` has no argument `hidden_states`.
+    """
     names = list(inspect.signature(block.forward).parameters)[1:]
     if "hidden_states" not in names:
         what = f"blocks of the class {block.__name__} take no argument hidden_states"
