@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from shutil import copytree
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from tests.support.stored import tiny_model, tiny_tokenizer
 from lamina.errors import CacheError, ConfigError, DataError, UnknownNameError
 from lamina.studies import Study, benchmark
 from lamina.studies.benchmarking import benchmark as benchmarks
-from lamina.studies.benchmarking import regressions
+from lamina.studies.benchmarking import benchmark_cell, regressions
 from lamina.studies.benchmarking.benchmark_cell import CellSettings, cell_portion
 from lamina.studies.benchmarking.markdown_summary import over_sets
 from lamina.studies.benchmarking.probing_sets import ProbingSet, find_data, portion, read_set, set_names
@@ -78,6 +81,18 @@ def test_a_portion_is_that_of_the_package_and_small_ones_are_part_of_it(folder: 
 def test_a_shifted_set_has_the_classes_of_its_twin(folder: Path):
     drawn = cell_portion(folder, "1_mood", None, CellSettings("shift", (), ()))
     assert drawn.test.labels.tolist() == [0, 1] * 10  # "not" stands for "bad"
+    few = cell_portion(folder, "1_mood", None, CellSettings("shift", (), (), scored=8))
+    assert (len(few.test.texts), set(few.test.labels.tolist())) == (8, {0, 1})
+
+
+def test_repeated_texts_of_a_shifted_set_count_once(folder: Path, tmp_path: Path):
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    write(tmp_path / "OOD data/1_mood_OOD.csv.zst", "prompt,target\na,bad\na,bad\nb,good\n")
+    scored = [
+        list(cell_portion(tmp_path, "1_mood", None, CellSettings("shift", (), (), unique=unique)).test.texts)
+        for unique in (True, False)
+    ]
+    assert scored == [["a", "b"], ["a", "a", "b"]]
 
 
 def test_regression_follows_the_grid_and_the_folds_of_the_package():
@@ -142,6 +157,31 @@ def test_the_study_has_every_method_of_every_set_and_names_a_lost_set(model, fol
     assert "| method | mean AUC |" in page
     assert "1 cell failed" in page
     assert page.count("| 1_mood |") == 1
+    # two sets decide nothing
+    assert not ahead[["low", "high", "p"]].notna().any(axis=None)
+    assert not any(word in page for word in ("interval", "Holm", "Nemenyi"))
+
+
+def test_the_first_method_of_pooled_states_does_not_pay_for_the_pooling(model, folder: Path, monkeypatch):
+    real, pooled = benchmark_cell.mean_states, []
+
+    def slow(group):
+        pooled.append(100.0)
+        return real(group)
+
+    monkeypatch.setattr(benchmark_cell, "mean_states", slow)
+    clock = SimpleNamespace(perf_counter=lambda: time.perf_counter() + sum(pooled))  # pooling takes 100 s
+    monkeypatch.setattr(benchmark_cell, "time", clock)
+    study = run(model, folder, sets=["1"], methods=["knn"])
+    assert len(pooled) == 2
+    assert study.table.loc[study.table["measure"] == "score", "seconds"].item() < 100
+
+
+def test_the_page_names_the_leader_and_the_point_of_a_failed_cell(model, folder: Path, tmp_path: Path):
+    run(model, folder, methods=["majority", "knn"], setting="scarce", points=[16], sets=["1", "4"], output=tmp_path)
+    page = (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert "| knn is ahead by |" in page
+    assert "- 4_lost, 16: " in page
 
 
 def test_the_model_reads_each_text_once(model, folder: Path):
@@ -190,6 +230,9 @@ def test_bad_input_is_said_before_anything_runs(model, folder: Path, monkeypatch
         run(model, folder, seeds=[1, 1])
     with pytest.raises(ConfigError, match="points are given for the setting 'normal'"):
         run(model, folder, points=[16])
+    for points, message in (([], "at least one"), ([16, 16], "none twice"), ([16.5], r"16\.5.*whole numbers of rows")):
+        with pytest.raises(ConfigError, match=message):
+            run(model, folder, setting="scarce", points=points)
     with pytest.raises(ConfigError, match="tokenizer"):
         benchmark(model, data=folder, **FAST)
     monkeypatch.setattr("lamina.data.disk_cache.shutil.disk_usage", lambda _: type("U", (), {"total": 1, "free": 0}))
@@ -202,5 +245,9 @@ def test_methods_are_compared_over_sets():
     (row,) = compare_methods(scores, "a")
     assert (row["wins"], row["level"], row["losses"]) == (1, 1, 1)
     assert row["score"] == pytest.approx(0.03)
+    assert (row["low"], row["high"], row["p"]) == (None, None, None)
+    (many,) = compare_methods({name: np.tile(matrix, 2) for name, matrix in scores.items()}, "a")
+    assert many["low"] < many["score"] < many["high"]
+    assert many["p"] <= 1
     assert mean_ranks(scores) == {"a": 1.5, "b": 1.5}
     assert critical_difference(4, 30) == pytest.approx(2.569 * np.sqrt(20 / 180), abs=1e-3)  # Demšar 2006, table 5

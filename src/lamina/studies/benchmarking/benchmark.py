@@ -22,7 +22,13 @@ from lamina.store import load
 from lamina.studies.benchmarking.benchmark_cell import METHODS, USUAL, CellSettings, cell_rows
 from lamina.studies.benchmarking.markdown_summary import Frame, markdown_summary
 from lamina.studies.benchmarking.probing_sets import MOST_TRAINED, SETTINGS, SHARES, SIZES, chosen_sets, find_data
-from lamina.studies.benchmarking.rank_methods import compare_methods, critical_difference, mean_ranks, sentences
+from lamina.studies.benchmarking.rank_methods import (
+    LEAST_SETS,
+    compare_methods,
+    critical_difference,
+    mean_ranks,
+    sentences,
+)
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
@@ -37,7 +43,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "summary.md"  # file in the output folder: the tables and conclusions
 _OP = "bench"
-_MOST_SCORED = 3000  # more rows than any of the published sets leaves to be scored
+_MOST_SCORED = 4000  # more rows than any of the published sets leaves to be scored; the largest leaves 3,975
 _POINTS: Mapping[str, Sequence[float | None]] = {"scarce": SIZES, "imbalance": SHARES}  # other settings have one point
 COLUMNS = (
     *("set", "point", "method", "seed", "measure", "metric", "score", "low", "high", "p", "against"),
@@ -98,7 +104,7 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
         A study with rows of four measures. "score": the AUC of a method on a set. "mean": its mean over the sets that
         all methods have, with the median "seconds" and "bytes". "rank": its mean rank. "ahead": how far "default" (or
         the best method, if that did not run) is above each other method on average, with "low", "high", "p" (after
-        Holm's correction), "wins", "level" and "losses".
+        Holm's correction), "wins", "level" and "losses". Fewer than six sets have no "low", "high" and "p".
 
     Raises:
         UnknownNameError: If a setting, set or method does not exist.
@@ -143,13 +149,17 @@ def benchmark(  # noqa: PLR0913 the options of a public entry point
 
 
 def _check_choices(methods: Sequence[str], seeds: Sequence[int], scored: int | None, max_length: int) -> None:
-    for what, chosen in (("methods", methods), ("seeds", seeds)):
-        if not chosen or len(set(chosen)) < len(chosen):
-            raise ConfigError(f"{_OP}: {what} are {list(chosen)}; at least one is needed, none twice.")
+    _check_each_once("methods", methods)
+    _check_each_once("seeds", seeds)
     check_range(_OP, "scored", scored, 2)
     check_range(_OP, "max_length", max_length, 1)
     if "xgboost" in methods:
         require_packages(_OP, "probes", "xgboost")
+
+
+def _check_each_once(what: str, chosen: Sequence[object]) -> None:
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise ConfigError(f"{_OP}: {what} are {list(chosen)}; at least one is needed, none twice.")
 
 
 def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float | None]:
@@ -158,18 +168,23 @@ def _points(setting: Setting, points: Sequence[float] | None) -> Sequence[float 
     A point is a number of training rows (setting "scarce") or a share of the positive class (setting "imbalance").
 
     Raises:
-        ConfigError: If points are given to a setting without them, or one is out of range.
+        ConfigError: If points are given to a setting without them, none or one twice, or one is out of range.
     """
     if setting not in _POINTS:
         if points is not None:
             raise ConfigError(f"{_OP}: points are given for the setting '{setting}', which has none. Leave them out.")
         return (None,)
-    for point in points or ():
-        if setting == "scarce":
-            check_range(_OP, "points", point, 4, MOST_TRAINED)
-        else:
+    if points is None:
+        return _POINTS[setting]
+    _check_each_once("points", points)
+    for point in points:
+        if setting == "imbalance":
             check_range(_OP, "points", point, min(SHARES), max(SHARES))
-    return _POINTS[setting] if points is None else points
+            continue
+        check_range(_OP, "points", point, 4, MOST_TRAINED)
+        if point != int(point):
+            raise ConfigError(f"{_OP}: points are {list(points)}; they are whole numbers of rows. Give such as 16.")
+    return points
 
 
 def _check_disk(stack: LayerStack, settings: CellSettings) -> None:
@@ -236,6 +251,9 @@ def _over_sets(part: Frame) -> _Summary:
     compared = compare_methods(scores, best)
     rows += [{"measure": "ahead", **row} for row in compared]
     told = sentences(compared, sets, len(scores[best]))
+    if sets < LEAST_SETS:
+        few = f"{pluralize(sets, 'set')} {'allows' if sets == 1 else 'allow'}"
+        return _Summary(rows, [*told, f"{few} no conclusion about other sets; {LEAST_SETS} or more are needed."])
     distance = critical_difference(len(scores), sets)
     told.append(f"Mean ranks over {pluralize(sets, 'set')} differ at the 5 % level if {distance:.2f} apart (Nemenyi).")
     return _Summary(rows, told)

@@ -129,7 +129,8 @@ def cell_portion(folder: Path, name: str, point: float | None, settings: CellSet
     if settings.setting == "imbalance":
         how["share"] = point
     if settings.setting == "shift":
-        how["other"] = read_set(folder, name, shifted=True)
+        other = read_set(folder, name, shifted=True)
+        how["other"] = other.without_repeats() if settings.unique else other
     return portion(data, **how)
 
 
@@ -157,8 +158,8 @@ def cell_rows(
 
     Returns:
         A row per method and seed: "method", "seed" (None without one), "metric", "score" (AUC on the scored rows),
-        "trained" and "rows" (numbers of rows), "seconds" (of training, without the model's passes), "bytes" (size of
-        the parameters) and "chosen" (the layer, for "best_layer").
+        "trained" and "rows" (numbers of rows), "seconds" (of training, without the model's passes and the means of
+        their states over the tokens), "bytes" (size of the parameters) and "chosen" (the layer, for "best_layer").
 
     Raises:
         DataError: If the data set is missing, damaged or too small.
@@ -288,6 +289,8 @@ class _States:
     def fit(self, method: str) -> Row:
         """Fit a method on fixed features, and return its table row."""
         check_known(_OP, [method], METHODS, "method")
+        if method not in _WITHOUT_STATES:
+            _ = self.means  # computed once for all methods, so that the first does not pay for the others
         start = time.perf_counter()
         fitted, chosen = self._fitted(method)
         truths = self._drawn.test.labels
@@ -324,6 +327,7 @@ class _States:
         return {part: mean_states(group) for part, group in self._groups.items()}
 
 
+_WITHOUT_STATES = ("majority", "tfidf")
 _ON_EMBEDDINGS: Mapping[str, Callable[..., Fitted]] = {
     "embedding": regressions.logistic,
     "pca": regressions.principal_components,

@@ -18,7 +18,7 @@ _TITLES = {
     "score": "mean AUC",
     "spread": "spread over seeds",
     "rank": "mean rank",
-    "behind_by": "default is ahead by",
+    "behind_by": "the leader is ahead by",
     "interval": "95 % interval",
     "p": "Holm p",
     "counts": "wins / level / losses",
@@ -51,14 +51,15 @@ def markdown_summary(study: Study) -> str:
     table = over_sets(study)
     rows = [_cells(cast("Mapping[str, object]", row)) for row in table.to_dict("records")]
     used = [name for name in _TITLES if any(row[name] for row in rows)]
+    titles = {**_TITLES, "behind_by": _TITLES["behind_by"].replace("the leader", _leader(study))}
     parts = [
         "## Over all sets",
-        _table([_TITLES[name] for name in used], [[row[name] for name in used] for row in rows]),
+        _table([titles[name] for name in used], [[row[name] for name in used] for row in rows]),
     ]
     parts.append("\n".join(f"- {sentence}" for sentence in study.conclusions))
     failures = study.settings.get("failures") or []
     if failures:
-        listed = "\n".join(f"- {failure['key']['set']}: {failure['error']}" for failure in failures)
+        listed = "\n".join(f"- {_place(failure['key'])}: {failure['error']}" for failure in failures)
         parts.append(f"{pluralize(len(failures), 'cell')} failed:\n\n{listed}")
     wide = study.summary()
     if "point" in wide:
@@ -66,6 +67,18 @@ def markdown_summary(study: Study) -> str:
     cells = [[cell if isinstance(cell, str) else _number(cell) for cell in row] for row in wide.to_numpy().tolist()]
     parts += ["## Every set", _table([str(name) for name in wide.columns], cells)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _leader(study: Study) -> str:
+    """Return the method that the others are compared with; "the leader" if it differs from point to point."""
+    table: Frame = study.table
+    leaders = table.loc[table["measure"] == "ahead", "method"].unique()
+    return str(leaders[0]) if len(leaders) == 1 else "the leader"
+
+
+def _place(key: Mapping[str, Any]) -> str:
+    """Return the set of a failed cell, and its point if it has one."""
+    return key["set"] if key["point"] is None else f"{key['set']}, {key['point']:g}"
 
 
 def _cells(row: Mapping[str, object]) -> dict[str, str]:

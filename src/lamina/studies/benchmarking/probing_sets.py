@@ -190,11 +190,12 @@ def portion(
         rows: Number of training rows. None: as many as possible.
         share: Share of the positive class.
         scored: Maximum number of scored rows. None: all that are left.
-        other: A data set with other texts, which is scored instead.
+        other: A data set with other texts, which is scored instead: all of them, or `scored` of them with its share of
+            the classes.
         seed: Seed of the draw.
 
     Raises:
-        DataError: If the set has too few rows.
+        DataError: If the set has too few rows, or `other` has one class only.
     """
     counts = np.bincount(data.labels, minlength=2)
     size = 2 * int(counts.min())
@@ -216,8 +217,25 @@ def portion(
             ]
         )
         train = train[np.sort(place)]
-    chosen = test if scored is None else test[:scored]
-    return Portion(_select(data, train), _select(data, chosen) if other is None else other)
+    chosen = _select(data, test if scored is None else test[:scored]) if other is None else _fewer(other, scored, seed)
+    return Portion(_select(data, train), chosen)
+
+
+def _fewer(data: ProbingSet, most: int | None, seed: int) -> ProbingSet:
+    """Return at most `most` rows of a set, in their order and with the set's share of both classes.
+
+    Raises:
+        DataError: If the set has rows of one class only, so that nothing can be scored.
+    """
+    by_class = [np.flatnonzero(data.labels == label) for label in (0, 1)]
+    if not all(len(rows) for rows in by_class):
+        raise DataError(f"{_OP}: the shifted texts of {data.name} have one class; 2 are needed. Leave the set out.")
+    if most is None or most >= len(data.texts):
+        return data
+    positives = min(most - 1, max(1, round(most * float(data.labels.mean()))))
+    rng = np.random.RandomState(seed)
+    drawn = [rng.permutation(rows)[:n] for rows, n in zip(by_class, (most - positives, positives), strict=True)]
+    return _select(data, np.sort(np.concatenate(drawn)))
 
 
 def _select(data: ProbingSet, rows: Rows) -> ProbingSet:

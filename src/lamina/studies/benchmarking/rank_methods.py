@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     Scores: TypeAlias = Mapping[str, NDArray[np.floating]]  # method -> scores `[seeds, sets]`, of all methods one set
 
+# With five sets or fewer even a method that is ahead on all of them has a sign-test p of 2 / 2**5 = 0.0625 or more.
+# The bootstrap would draw the same few differences again and again, and give an interval that is much too narrow.
+LEAST_SETS = 6
 LEVEL = 0.005  # two scores that differ by at most this count as level
 _ALPHA = 0.05
 
@@ -30,10 +33,11 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
     Returns:
         A row per other method: "method" (`best`), "against", "score" (mean difference; positive: `best` is ahead),
         "low", "high" (95 % interval of the paired bootstrap over sets and seeds), "p" (after Holm's correction), and
-        "wins", "level" and "losses" (numbers of sets; level: at most 0.005 apart).
+        "wins", "level" and "losses" (numbers of sets; level: at most 0.005 apart). With fewer than six sets "low",
+        "high" and "p" are None.
     """
     first = scores[best]
-    others = [name for name in scores if name != best]
+    others, several = [name for name in scores if name != best], first.shape[1] >= LEAST_SETS
     differences = corrected([paired_bootstrap(*_paired(first, scores[name]), names=(best, name)) for name in others])
     rows: list[Row] = []
     for name, difference in zip(others, differences, strict=True):
@@ -43,9 +47,9 @@ def compare_methods(scores: Scores, best: str) -> list[Row]:
                 "method": best,
                 "against": name,
                 "score": difference.value,
-                "low": difference.low,
-                "high": difference.high,
-                "p": difference.p if difference.holm is None else difference.holm,
+                "low": difference.low if several else None,
+                "high": difference.high if several else None,
+                "p": (difference.p if difference.holm is None else difference.holm) if several else None,
                 "wins": int((apart > LEVEL).sum()),
                 "level": int((np.abs(apart) <= LEVEL).sum()),
                 "losses": int((apart < -LEVEL).sum()),
@@ -81,20 +85,21 @@ def critical_difference(methods: int, sets: int) -> float:
     return quantile * math.sqrt(methods * (methods + 1) / (6 * sets))
 
 
-def sentences(compared: Sequence[Row], sets: int, seeds: int, where: str = "") -> list[str]:
-    """Return one sentence for each comparison of `compare_methods`; all begin with `where`, such as "64 rows: ".
+def sentences(compared: Sequence[Row], sets: int, seeds: int) -> list[str]:
+    """Return one sentence for each comparison of `compare_methods`.
 
     `sets` and `seeds` are the numbers of data sets and of seeds.
     """
-    return [_sentence(row, sets, seeds, where) for row in compared]
+    return [_sentence(row, sets, seeds) for row in compared]
 
 
-def _sentence(row: Row, sets: int, seeds: int, where: str) -> str:
-    value, low, high, p = (float(row[name]) for name in ("score", "low", "high", "p"))  # pyright: ignore
+def _sentence(row: Row, sets: int, seeds: int) -> str:
+    value = float(row["score"])  # pyright: ignore
     counts = f"ahead on {row['wins']}, level on {row['level']}, behind on {row['losses']} of {pluralize(sets, 'set')}"
-    side = "above" if value >= 0 else "below"
-    if value < 0:
-        low, high = -high, -low
-    interval = f"95 % interval {low:.3f} to {high:.3f}, Holm p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}"
-    mean = f"{row['method']} is {abs(value):.3f} {side} {row['against']} on average"
-    return f"{where}{mean} ({interval}; {pluralize(seeds, 'seed')}), {counts}."
+    mean = f"{row['method']} is {abs(value):.3f} {'above' if value >= 0 else 'below'} {row['against']} on average"
+    interval = ""
+    if row["p"] is not None:
+        low, high, p = (float(row[name]) for name in ("low", "high", "p"))  # pyright: ignore
+        low, high = (low, high) if value >= 0 else (-high, -low)
+        interval = f"95 % interval {low:.3f} to {high:.3f}, Holm p {'< 0.001' if p < 0.001 else f'= {p:.3f}'}; "
+    return f"{mean} ({interval}{pluralize(seeds, 'seed')}), {counts}."
