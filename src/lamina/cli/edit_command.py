@@ -46,6 +46,8 @@ _PLACEMENT = "What the activation of an inserted layer is applied to: its weight
 _FREEZE = f"Freeze these layers, {_LAYERS}; 0: the embeddings."
 _TRAIN_INSERTED = "Freeze everything but the inserted layers, poolers and heads."
 _TRAIN = 'Freeze everything but these parts of the model, such as "inserted,classifier" or "layer.*.output".'
+_SEEDED = "Seed of random weights, and of healing. Default: 0, or that of --plan."
+_PROGRESS = "Show progress bars while --drop auto:N, or drop_least of a plan, chooses and measures blocks."
 _STACK = 'Stack of blocks to change: "encoder" or "decoder". Default: the only one, or the encoder.'
 _HEAD = 'Head of the model: a kind of task, such as "masked_lm", or a class of transformers. Default: the saved one.'
 _NEW_WEIGHTS = "Initialise weights that the saved files lack at random, for example those of a new --head."
@@ -112,11 +114,12 @@ def edit(  # noqa: PLR0913
         bool, Option("--merge", help="Multiply inserted layers into the layers they follow, and remove them.")
     ] = False,
     stack: Annotated[str | None, Option(help=_STACK)] = None,
-    seed: Annotated[int, Option(help="Seed of random weights.", min=0, max=(1 << 63) - 1)] = 0,
+    seed: Annotated[int | None, Option(help=_SEEDED, min=0, max=(1 << 63) - 1)] = None,
     head: Annotated[str | None, Option(help=_HEAD)] = None,
     new_weights: Annotated[bool, Option("--new-weights", help=_NEW_WEIGHTS)] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show the effect without loading weights or saving.")] = False,
     force: Annotated[bool, Option("--force", help="Replace the model in OUT, if there is one.")] = False,
+    progress: Annotated[bool, Option(help=_PROGRESS)] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Change a model's layers and save the result.
@@ -152,7 +155,7 @@ def edit(  # noqa: PLR0913
     has_stack = any(option not in ("--train", "--merge") for option in named)
     names = "one of --truncate, --reinit, --insert, --keep, --drop, --duplicate, --freeze and --train-inserted"
     _check_used(names, {"--stack": stack is not None}, requested=has_stack)
-    random = {"stack": stack, "generator": torch.Generator().manual_seed(seed)}
+    random = {"stack": stack, "generator": torch.Generator().manual_seed(seed or 0)}
     new_layers = {"init": init, "placement": placement, "kernel": kernel, **random}
     new_layers["activation"] = None if activation == "none" else activation
     requested: list[tuple[bool, str, dict[str, object]]] = [
@@ -172,7 +175,7 @@ def edit(  # noqa: PLR0913
         (merge, "merge", {}),
     ]
     changes = [(name, arguments) for is_requested, name, arguments in requested if is_requested]
-    least = LeastOptions(task=task, data=data, by=by, heal=heal, seed=seed)
+    least = LeastOptions(task=task, data=data, by=by, heal=heal, seed=seed, progress=progress)
     apply = _planned(plan, named, least) if plan is not None else _changes(changes, least)
     with nullcontext() if dry_run else _claimed(out, force=force):
         facts = _run(model, head, apply, None if dry_run else out, new_weights=new_weights)
@@ -186,11 +189,16 @@ class LeastOptions(NamedTuple):
     data: Path | None
     by: str
     heal: int
-    seed: int
+    seed: int | None
+    progress: bool
 
-    def changed(self) -> dict[str, bool]:
-        """Return option -> whether it was set."""
-        return {"--task": self.task is not None, "--by": self.by != "influence", "--heal": self.heal > 0}
+    def data_options(self) -> dict[str, bool]:
+        """Return option of the task -> whether it was set."""
+        return {"--task": self.task is not None, "--data": self.data is not None}
+
+    def choice_options(self) -> dict[str, bool]:
+        """Return option of the choice of blocks -> whether it was set."""
+        return {"--by": self.by != "influence", "--heal": self.heal > 0}
 
 
 def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) -> Apply:
@@ -210,7 +218,7 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
             "--train, --merge or --plan."
         )
     automatic = next((str(a["layers"]) for name, a in changes if name == "drop" and _is_auto(a["layers"])), None)
-    _check_used("--drop auto:N", least.changed(), requested=automatic is not None)
+    _check_used("--drop auto:N", {**least.data_options(), **least.choice_options()}, requested=automatic is not None)
     if automatic is None:
         return partial(_apply_all, [partial(EDITS[name], **arguments) for name, arguments in changes])
     count = automatic.removeprefix("auto:")
@@ -223,8 +231,8 @@ def _changes(changes: list[tuple[str, dict[str, object]]], least: LeastOptions) 
             steps.append(partial(_apply_all, [partial(EDITS[name], **arguments)]))
             continue
         options = {"count": int(count), "by": least.by, "heal_epochs": least.heal, "stack": arguments["stack"]}
-        fields = {"edits": [{DROP_LEAST: options}], "seed": least.seed, "task": task_fields(least.task)}
-        steps.append(partial(_by_plan, parse_plan(fields, op="edit"), least.data))
+        fields = {"edits": [{DROP_LEAST: options}], "seed": least.seed or 0, "task": task_fields(least.task)}
+        steps.append(partial(_by_plan, parse_plan(fields, op="edit"), least))
     return partial(_in_turn, steps)
 
 
@@ -232,18 +240,21 @@ def _planned(plan: Path, named: list[str], least: LeastOptions) -> Apply:
     """Return a function that applies the plan in a file; `named` are options that request edits and must not be set.
 
     Raises:
-        ConfigError: If there are other edits, or the plan is wrong.
+        ConfigError: If there are other edits or options without an effect, or the plan is wrong.
     """
     from lamina.studies.cutting.edit_plan import parse_plan, read_plan, task_fields
 
     if named:
         raise ConfigError(f"edit: {named[0]} was given with --plan; the plan holds all edits. Put it into the plan.")
-    _check_used("--drop auto:N", {**least.changed(), "--task": False}, requested=False)
+    _check_used("--drop auto:N", least.choice_options(), requested=False)
     edit_plan = read_plan(plan)
+    _check_used("drop_least in the plan", least.data_options(), requested=edit_plan.needs_weights())
     if least.task is not None:
         fields = {**edit_plan.model_dump(exclude_unset=True, exclude={"task"}), "task": task_fields(least.task)}
         edit_plan = parse_plan(fields, op=f"plan {plan}")
-    return partial(_by_plan, edit_plan, least.data)
+    if least.seed is not None:
+        edit_plan = edit_plan.model_copy(update={"seed": least.seed})
+    return partial(_by_plan, edit_plan, least)
 
 
 def _is_auto(layers: object) -> bool:
@@ -264,7 +275,7 @@ def _in_turn(steps: list[Apply], model: PreTrainedModel, processor: Processor | 
 
 
 def _by_plan(
-    plan: EditPlan, data: Path | None, model: PreTrainedModel, processor: Processor | None
+    plan: EditPlan, least: LeastOptions, model: PreTrainedModel, processor: Processor | None
 ) -> list[LeastBlocks]:
     """Apply a plan to a model, in place; return reports of what the model lost. `data` is the folder of its task.
 
@@ -273,7 +284,7 @@ def _by_plan(
     """
     if plan.needs_weights() and model.device.type == "meta":
         raise ConfigError("edit: the least important blocks are found by running the model. Leave --dry-run out.")
-    return plan(model, processor, data)
+    return plan(model, processor, least.data, progress=least.progress)
 
 
 def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> None:

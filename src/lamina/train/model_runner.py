@@ -39,6 +39,10 @@ LEARNT = "lamina_learnt"  # entry of a model's config: what `Kind.learnt` return
 _IMAGE_SIZE = "Leave image_size out, or set the processor to the model's size."
 
 
+class UnfitHeadError(ConfigError):
+    """Raised when a model has no head for a task, or one that does not fit it."""
+
+
 class ModelRunner(Runner):
     """Runs batches through a whole model with its own head, for one task.
 
@@ -171,7 +175,7 @@ class ModelRunner(Runner):
                 if problem := size_problem(self.model, batch):
                     raise ConfigError(f"{self.op}: {problem} ({reason}). {_IMAGE_SIZE}") from error
                 size = " x ".join(map(str, values.shape[-2:]))
-                raise ConfigError(
+                raise UnfitHeadError(
                     f"{self.op}: {type(self.model).__name__} fails on images of {size} ({reason}); it needs a head for "
                     f"classes, and images of its size. Load it with {self.kind.auto_class}, and set the processor's "
                     "size."
@@ -186,8 +190,10 @@ class ModelRunner(Runner):
         """Return the ConfigError for a model without a head for the task; the message quotes `reason`."""
         if getattr(self.model.config, "return_dict", True) is False:
             got = f"{type(self.model).__name__} fails with return_dict=False in its config ({reason.rstrip('.')})"
-            return ConfigError(f"{self.op}: {got}; its outputs are read by name. Set model.config.return_dict = True.")
-        return ConfigError(
+            return UnfitHeadError(
+                f"{self.op}: {got}; its outputs are read by name. Set model.config.return_dict = True."
+            )
+        return UnfitHeadError(
             f"{self.op}: {type(self.model).__name__} has no head for a task of kind {self.task.kind} "
             f"({reason.rstrip('.')}). Load one with {self.kind.auto_class}."
         )

@@ -357,6 +357,8 @@ def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
     run(lamina, base, "--plan", plan, "-o", tmp_path / "two")
     first, second = (AutoModel.from_pretrained(tmp_path / name).state_dict() for name in ("one", "two"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+    other = run(lamina, base, "--plan", plan, "--seed", 4, "--dry-run")
+    assert [made["seed"] for made in other["edits"]] != [made["seed"] for made in one["edits"]]
 
 
 @pytest.mark.parametrize(
@@ -368,6 +370,9 @@ def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
         ("edits: [{drop: {layers: 9}}]", (), "layer 9 does not exist"),
         ("edits: [{drop_least: {count: 1}}]", (), "has no task to measure on"),
         ("edits: [{drop_least: {count: 1, by: luck}}]", (), "luck"),
+        ("edits: []", (), "edits: "),
+        ("edits: [{merge: {}}]", ("--task", "cola"), "--task was given without drop_least in the plan"),
+        ("edits: [{merge: {}}]\ntask: {preset: cola, epochs: 3}", (), "'epochs' is for lamina train"),
     ],
 )
 def test_plans_that_are_wrong(lamina, base: Path, tmp_path: Path, text, options, message):
@@ -384,6 +389,7 @@ def test_plans_that_are_wrong(lamina, base: Path, tmp_path: Path, text, options,
         (("--drop", "auto:1"), "--drop auto:1 has no --task to measure on"),
         (("--drop", "auto:x", "--task", "cola"), "--drop auto:x names no number of blocks"),
         (("--drop", "1", "--heal", "2"), "--heal was given without --drop auto:N"),
+        (("--drop", "1", "--data", "."), "--data was given without --drop auto:N"),
         (("--keep", "1", "--repeat"), "--repeat was given without --duplicate"),
         (("--drop", "1-"), "no block would stay"),
         (("--keep", "0"), "no block would stay"),
@@ -396,13 +402,13 @@ def test_cuts_that_are_wrong(lamina, base: Path, tmp_path: Path, options, messag
 
 
 @pytest.mark.parametrize("by", ["influence", "readers"])
-def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: Path, tmp_path: Path, by):
+def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: Path, tmp_path: Path, by, caplog):
     rows = [f"{'abcdef'[n % 6]} {'good' if n % 2 else 'bad'},{n % 2}" for n in range(60)]
     for name in ("train", "validation"):
         (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
     task = tmp_path / "task.yaml"
     task.write_text("files: {train: train.csv, validation: validation.csv}\n")
-    options = ("--drop", "auto:1", "--by", by, "--task", task, "--data", tmp_path)
+    options = ("--drop", "auto:1", "--by", by, "--task", task, "--data", tmp_path, "--no-progress")
     facts = run(lamina, base, *options, "-o", tmp_path / "out")
     (lost,) = facts["lost"]
     assert (lost["by"], lost["scored_by"], len(lost["dropped"]), lost["values"]) == (by, "readers", 1, 3)
@@ -411,5 +417,8 @@ def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: 
     assert lost["interval"] is not None
     assert lost["bytes"][1] < lost["bytes"][0]
     assert facts["after"]["layers"] == {"main": 3}
+    # what the user can change, and no name from within
+    assert len(caplog.records) == (by == "readers")
+    assert all("--by readers chooses blocks on 6 rows of 'task'" in record.message for record in caplog.records)
     refused = lamina("edit", base, *options, "--heal", "1", "-o", tmp_path / "no")
     assert (refused.code, "--heal needs a" in refused.err) == (2, True), refused.err

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from inspect import unwrap
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import BertForSequenceClassification
 import lamina
 from lamina.editing.record import edits
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.studies.cutting import least_blocks
 from lamina.studies.cutting.least_blocks import drop_least_
 
 THINGS, WORDS = ("film", "paris", "anna"), {"good": ("good", "fun"), "bad": ("bad", "slow", "not good")}
@@ -65,3 +67,38 @@ def test_what_cannot_be():
     with pytest.raises(UnknownNameError, match="way to choose blocks"):
         unwrap(drop_least_)(model, task, 1, by="luck")
     assert edits(model) == []
+
+
+def test_few_rows_are_said_and_give_no_interval(caplog: pytest.LogCaptureFixture):
+    task = mood()
+    few = replace(task, splits={**task.splits, "validation": task.split("validation").select_rows(range(30))})
+    with caplog.at_level("WARNING"):
+        report = drop_least_(trained(task), few, 1, by="loss", processor=tiny_tokenizer())
+    assert "too few rows for an interval)" in report.sentence()
+    assert "95 %" not in report.sentence()
+    said = [record.message for record in caplog.records if "mood" in record.message]
+    assert len(said) == 2
+    assert "'mood' has 30 validation rows" in said[0]
+    assert "--by loss chooses blocks on 4 rows of 'mood'" in said[1]
+
+
+def test_only_a_missing_head_makes_readers_score_the_model():
+    task, model = mood(), trained(mood())
+    report = drop_least_(model, task, 1, by="readers", processor=tiny_tokenizer())
+    assert (report.scored_by, set(report.costs)) == ("head", {1, 2, 3})
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(ConfigError, match="no processor was given"):
+        drop_least_(model, task, 1)
+    with pytest.raises(UnknownNameError, match="validation"):
+        drop_least_(model, replace(task, splits={"train": task.split("train")}), 1, processor=tiny_tokenizer())
+
+
+def test_a_reader_that_fails_leaves_the_model_as_trainable_as_it_was(monkeypatch: pytest.MonkeyPatch):
+    def fails(*_, **__):
+        raise KeyboardInterrupt
+
+    model = tiny_model()
+    monkeypatch.setattr(least_blocks, "fit", fails)
+    with pytest.raises(KeyboardInterrupt):
+        drop_least_(model, mood(), 1, processor=tiny_tokenizer())
+    assert all(parameter.requires_grad for parameter in model.parameters())

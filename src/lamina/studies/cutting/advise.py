@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     Source: TypeAlias = PreTrainedModel | str | Path  # a model, or the name or folder to load it from
 
 _OP = "advise"
-TIMED_ROWS, REPEATS = 32, 5  # rows of one timed pass, and number of passes
+_TIMED_ROWS, _REPEATS = 32, 5  # rows of one timed pass, and number of passes
 _COLUMNS = ["task", "phase", "layer", "blocks", "seed", "measure", "score"]
 
 
@@ -286,17 +286,24 @@ def _measure_costs(start: _Start, task: Task, proposal: Proposal, texts: list[Te
         if texts and model.get_output_embeddings() is not None:
             score = perplexity(model, texts, processor, blocks, max_length)
             rows.append({**place, "measure": "perplexity", "score": score})
-    validation = task.split("validation")
-    count = min(len(validation), TIMED_ROWS)
-    inputs = encode_rows(task, validation.select_rows(range(count)), whole, processor, max_length)
-    batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
-    # in turns, because the speed of a machine changes over time
-    speedup = median(pass_seconds(whole, batch) / pass_seconds(cut, batch) for _ in range(REPEATS))
+    speedup = measure_speedup(whole, cut, task, processor, max_length)
     return [*rows, {"blocks": proposal.keep, "measure": "speedup", "score": speedup}]
 
 
+def measure_speedup(
+    whole: PreTrainedModel, cut: PreTrainedModel, task: Task, processor: Processor | None, max_length: int | None = None
+) -> float:
+    """Return how many times as fast a pass of the cut model is, as a median over passes of up to 32 validation rows."""
+    validation = task.split("validation")
+    count = min(len(validation), _TIMED_ROWS)
+    inputs = encode_rows(task, validation.select_rows(range(count)), whole, processor, max_length)
+    batch = {key: value for key, value in inputs.batch(list(range(count))).items() if key != "labels"}
+    # in turns, because the speed of a machine changes over time
+    return median(_pass_seconds(whole, batch) / _pass_seconds(cut, batch) for _ in range(_REPEATS))
+
+
 @torch.no_grad()
-def pass_seconds(model: PreTrainedModel, batch: Batch) -> float:
+def _pass_seconds(model: PreTrainedModel, batch: Batch) -> float:
     """Run the model's backbone once on a batch, and return the time that it took, in seconds."""
     with evaluating(model):
         start = time.perf_counter()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, ValidationError, model_validator
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.recipes.edits import EDITS, apply_edits, check_edit
-from lamina.recipes.load_tasks import load_task
+from lamina.recipes.load_tasks import NOT_DATA, load_task
 from lamina.recipes.schema import TaskRecipe
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at, raise_first, read_yaml
 from lamina.studies.cutting.least_blocks import LeastBlocks, drop_least_
@@ -51,15 +51,32 @@ def _check(edit: Fields) -> None:
 _NAMED = BeforeValidator(lambda value: {"preset": value} if isinstance(value, str) else value)
 
 
+class PlanTask(TaskRecipe):
+    """The task that a plan measures on; it has no keys that are about training the readers of a recipe."""
+
+    @model_validator(mode="after")
+    def _only_data(self) -> PlanTask:
+        """Check that the task has no key that would have no effect, such as "readers" and "subsample"."""
+        if names := sorted(self.model_fields_set & NOT_DATA):
+            with error_at(names[0]):
+                raise ConfigError(f"'{names[0]}' is for lamina train, and has no effect on a plan. Leave it out")
+        return self
+
+
 class EditPlan(Strict):
     """A plan: a list of edits in order, and the task for the edit `drop_least`."""
 
-    edits: list[Annotated[Fields, checked(_check)]]
+    edits: list[Annotated[Fields, checked(_check)]] = Field(min_length=1)
     seed: Seed = 0  # of random weights, and of healing
-    task: Annotated[TaskRecipe | None, _NAMED] = None  # the name of a preset, or the keys of a task in a recipe
+    task: Annotated[PlanTask | None, _NAMED] = None  # the name of a preset, or the keys of a task in a recipe
 
     def __call__(
-        self, model: PreTrainedModel, processor: Processor | None, data: Path | None = None
+        self,
+        model: PreTrainedModel,
+        processor: Processor | None,
+        data: Path | None = None,
+        *,
+        progress: bool = False,
     ) -> list[LeastBlocks]:
         """Apply the edits to a model, in place; return a report of what the model lost for each `drop_least`.
 
@@ -67,6 +84,7 @@ class EditPlan(Strict):
             model: The model.
             processor: Its processor, for `drop_least`.
             data: Folder of the task's data.
+            progress: Whether to show progress bars while blocks are chosen and measured.
 
         Raises:
             LaminaError: If an edit cannot be applied. Earlier edits stay applied.
@@ -82,23 +100,14 @@ class EditPlan(Strict):
             if self.task is None:
                 raise ConfigError(f"plan: {DROP_LEAST} has no task to measure on. Give the plan a 'task', or --task.")
             task = task or load_task(self.task.preset or "task", self.task, data)
-            reports.append(_drop_least(model, task, DropLeast.model_validate(arguments), processor, self.seed))
+            chosen: dict[str, Any] = DropLeast.model_validate(arguments).model_dump()
+            how: dict[str, Any] = {"processor": processor, "seed": self.seed, "progress": progress}
+            reports.append(drop_least_(model, task, chosen.pop("count"), **how, **chosen))
         return reports
 
     def needs_weights(self) -> bool:
         """Whether the model must have its weights, because the plan measures it."""
         return any(DROP_LEAST in edit for edit in self.edits)
-
-
-def _drop_least(
-    model: PreTrainedModel, task: Task, options: DropLeast, processor: Processor | None, seed: int
-) -> LeastBlocks:
-    """Drop the blocks that matter least to a task from a model, in place; return a report of what the model lost.
-
-    `options` are the edit's arguments, and `seed` is passed to `drop_least_`.
-    """
-    chosen: dict[str, Any] = options.model_dump(exclude={"count"})
-    return drop_least_(model, task, options.count, processor=processor, seed=seed, **chosen)
 
 
 def read_plan(path: Path) -> EditPlan:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from statistics import fmean, median
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal, final, get_args
 
 import torch
@@ -13,18 +16,20 @@ import torch
 from lamina.bank import ReaderBank
 from lamina.editing.editable import movable_stack
 from lamina.editing.keep import drop_
-from lamina.errors import ConfigError, LaminaError, check_known
-from lamina.prediction.evaluate import evaluate
-from lamina.studies.cutting.advise import REPEATS, TIMED_ROWS, pass_seconds
-from lamina.studies.cutting.removal import removal, skipping
+from lamina.errors import ConfigError, check_known
+from lamina.prediction.evaluate import evaluate, scoring_groups
+from lamina.recipes.schema import slug
+from lamina.studies.cutting.advise import measure_speedup
+from lamina.studies.cutting.removal import skipping, without_warnings
 from lamina.studies.passes import row_groups
 from lamina.studies.sources import encode_rows, linear_reader
 from lamina.studies.states.similarity import similarity
-from lamina.studies.study import rows_where
 from lamina.tasks.metrics import LOWER
 from lamina.train.fit import finetune, fit
+from lamina.train.model_runner import ModelRunner, UnfitHeadError
+from lamina.train.options import PassOptions
 from lamina.train.results import Summary, summarise
-from lamina.utils import JSON, check_range
+from lamina.utils import JSON, check_range, progress_bar
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,10 +38,13 @@ if TYPE_CHECKING:
     from lamina.layers.types import Processor
     from lamina.tasks.task import Task
 
+logger = logging.getLogger(__name__)
+
 By = Literal["influence", "loss", "readers"]
 _OP = "edit"
 _ROWS, _SEEDS = 256, (0, 1, 2)  # training rows that influence is measured on; seeds of readers
-_PARTS = 10  # of the validation split
+_PARTS, _PART_ROWS = 10, 20  # most parts of the validation split, and least rows of each
+_TRIED = 8  # rows that a head is tried on
 
 
 @final
@@ -55,7 +63,7 @@ class LeastBlocks:
             layer, one per seed, trained on the whole model and again on the cut one.
         whole, cut, healed: Mean scores of the whole model, after the cut, and after healing (None: it was not healed).
         change: Mean difference between the last score and the score of the whole model.
-        interval: Half the width of the 95 % interval of `change`; None if there is one value.
+        interval: Half the width of the 95 % interval of `change`; None if there is one value, because of few rows.
         values: Number of values that `change` is the mean of: parts, or seeds.
         speedup: Time of a pass of the whole model, divided by the time of a pass of the cut model.
         parameters: Numbers of parameters before and after.
@@ -92,13 +100,15 @@ class LeastBlocks:
     def sentence(self) -> str:
         """Return a sentence that says what the model lost."""
         blocks = ", ".join(map(str, self.dropped))
-        interval = "" if self.interval is None else f" ± {self.interval:.3f}"
-        over = f"95 % interval over {self.values} {'parts of the rows' if self.scored_by == 'head' else 'seeds'}"
+        over = ", too few rows for an interval"
+        if self.interval is not None:
+            values = f"{self.values} {'parts of the rows' if self.scored_by == 'head' else 'seeds'}"
+            over = f" ± {self.interval:.3f}, 95 % interval over {values}"
         after = f"{self.cut:.3f}" + ("" if self.healed is None else f", healed {self.healed:.3f}")
         fewer = 1 - self.parameters[1] / self.parameters[0]
         return (
             f"{self.task}: without blocks {blocks} {self.metric} {self.whole:.3f} -> {after} "
-            f"({self.change:+.3f}{interval}, {over}), {self.speedup:.2f} x as fast, {fewer:.0%} fewer parameters, "
+            f"({self.change:+.3f}{over}), {self.speedup:.2f} x as fast, {fewer:.0%} fewer parameters, "
             f"{self.bytes[0] / 2**20:.1f} -> {self.bytes[1] / 2**20:.1f} MiB of weights."
         )
 
@@ -127,7 +137,7 @@ def drop_least_(  # noqa: PLR0913 options of the command
         by: How blocks are chosen. "influence": the blocks that change the tokens' states least, by 1 - mean cosine
             between a block's input and output. "loss": blocks are removed one after the other; each time the score of
             the model's head may fall as little as possible. The model needs a head for the task. "readers": the blocks
-            without which the scores of trained linear readers fall least.
+            without which the score of a trained linear reader falls least.
         heal_epochs: Epochs of fine-tuning after the cut; the model needs a head for the task. 0: none.
         processor: Tokenizer or image processor. None: the one saved with the model.
         stack: Name of the stack. None: the only one, or the encoder.
@@ -151,18 +161,21 @@ def drop_least_(  # noqa: PLR0913 options of the command
             f"{_OP}: {what} needs a {type(model).__name__} with a trained head for '{task.name}', and it has none. Use "
             "--by influence or readers, or a model that was fine-tuned for the task."
         )
-    costs, chosen = _CHOICES[by](model, task, count, processor, edited)
-    before = _scores(model, task, processor, edited.name, seed, own=own)
-    whole, sizes = copy.deepcopy(model), [_sizes(model)]
-    drop_(model, chosen, stack=edited.name)
-    sizes.append(_sizes(model))
-    speedup = _speedup(whole, model, task, processor)
-    del whole
-    after = cut = _scores(model, task, processor, edited.name, seed, own=own)
-    if heal_epochs:
-        options = {"epochs": heal_epochs, "seed": seed, "progress": progress, "keep": "last"}
-        finetune(model, task.without_test(), processor=processor, **options)
-        after = _scores(model, task, processor, edited.name, seed, own=own)
+    _warn_of_few_rows(task, by)
+    subject = _Subject(model, task, processor, edited, seed, own, progress)
+    before = _scores(subject, "scoring the whole model")
+    with without_warnings():  # those of the whole model, on the same task, were logged
+        costs, chosen = _CHOICES[by](subject, count)
+        whole, sizes = copy.deepcopy(model), [_sizes(model)]
+        drop_(model, chosen, stack=edited.name)
+        sizes.append(_sizes(model))
+        speedup = measure_speedup(whole, model, task, processor)
+        del whole
+        after = cut = _scores(subject, "scoring the cut model")
+        if heal_epochs:
+            options = {"epochs": heal_epochs, "seed": seed, "progress": progress, "keep": "last"}
+            finetune(model, task.without_test(), processor=processor, **options)
+            after = _scores(subject, "scoring the healed model")
     change: Summary = summarise([now - then for now, then in zip(after, before, strict=True)])
     return LeastBlocks(
         task=task.name,
@@ -183,13 +196,46 @@ def drop_least_(  # noqa: PLR0913 options of the command
     )
 
 
+@final
+@dataclass(frozen=True)
+class _Subject:
+    """A model that is cut, and how it is measured; see `drop_least_`. `own`: its head answers the task."""
+
+    model: PreTrainedModel
+    task: Task
+    processor: Processor | None
+    stack: LayerStack
+    seed: int
+    own: bool
+    progress: bool
+
+
 def _has_head(model: PreTrainedModel, task: Task, processor: Processor | None) -> bool:
-    """Return whether the model has a head that fits the task."""
+    """Return whether the model has a head that fits the task; errors of the data or the processor are raised."""
+    few = {task.name: _rows_of(task, range(min(_TRIED, len(task.split("validation")))))}
+    runner = ModelRunner(model, few[task.name], _OP, processor, PassOptions())
+    runner.check(few, ("validation",))
     try:
-        evaluate(model, {task.name: _rows_of(task, range(min(2, len(task.split("validation")))))}, processor=processor)
-    except (LaminaError, ValueError, TypeError):
+        for group in scoring_groups(runner, few, "validation", PassOptions()):
+            runner.fit_head(group, keep=False)
+    except UnfitHeadError:
         return False
     return True
+
+
+def _warn_of_few_rows(task: Task, by: By) -> None:
+    """Log a warning if the task has too few rows to measure a loss, or to choose blocks by a score."""
+    if (count := len(task.split("validation"))) < 2 * _PART_ROWS:
+        what = "too few to tell a small loss from chance. Give it more"
+        logger.warning("%s: '%s' has %d validation rows, %s.", _OP, task.name, count, what)
+    if by != "influence" and (count := len(_held_out(task).split("validation"))) < 2 * _PART_ROWS:
+        where = f"{count} rows of '{task.name}', a tenth of its training rows, which are few"
+        logger.warning("%s: --by %s chooses blocks on %s. Give it more, or use --by influence.", _OP, by, where)
+
+
+def _held_out(task: Task) -> Task:
+    """Return the task with a tenth of its training rows as its validation split: the rows that blocks are chosen on."""
+    return task.held_out(0).without_test()
 
 
 def _rows_of(task: Task, rows: Sequence[int]) -> Task:
@@ -197,34 +243,50 @@ def _rows_of(task: Task, rows: Sequence[int]) -> Task:
     return replace(task, splits={**task.splits, "validation": task.split("validation").select_rows(rows)})
 
 
-def _scores(
-    model: PreTrainedModel, task: Task, processor: Processor | None, stack: str, seed: int, *, own: bool
-) -> list[float]:
-    """Return scores on the validation split. With `own`, the model's own head is scored, on parts of the split.
+def _scores(subject: _Subject, desc: str) -> list[float]:
+    """Return the scores of the model's head on parts of the validation split, or those of linear readers per seed.
 
-    Without `own`, linear readers of the last layer are scored, one per seed.
+    `desc` is the text of the progress bar.
     """
-    if not own:
-        return [_reader_score(model, task, processor, stack, reader_seed) for reader_seed in _SEEDS]
+    task, bar = subject.task, {"show": subject.progress, "desc": desc}
+    if not subject.own:
+        scores: list[float] = []
+        for number, reader_seed in enumerate(progress_bar(_SEEDS, **bar)):
+            # the readers of all seeds would log the same warnings
+            with without_warnings() if number else nullcontext(), _reader(subject, task, reader_seed) as bank:
+                scores.append(_only_score(bank, task))
+        return scores
     count = len(task.split("validation"))
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
-    parts = max(1, min(_PARTS, count // 20))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(subject.seed)).tolist()
+    parts = max(1, min(_PARTS, count // _PART_ROWS))
     tasks = [_rows_of(task, sorted(order[part::parts])) for part in range(parts)]
-    return [evaluate(model, {task.name: part}, processor=processor)[task.name][task.metric] for part in tasks]
+    return [_own_score(subject, part) for part in progress_bar(tasks, **bar)]
 
 
-def _reader_score(model: PreTrainedModel, task: Task, processor: Processor | None, stack: str, seed: int) -> float:
-    """Train a linear reader of the stack's last layer, and return its score on the validation split.
+def _own_score(subject: _Subject, task: Task) -> float:
+    """Return the score of the model's own head on the validation split of a task."""
+    return evaluate(subject.model, {task.name: task}, processor=subject.processor)[task.name][task.metric]
 
-    `seed` decides the reader's initial weights and the order of the rows.
-    """
-    required = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    bank = ReaderBank(model, processor)
-    bank.add("task", linear_reader(task, seed=seed, stack=stack))
-    fit(bank, {"task": task.without_test()}, seed=seed, progress=False)
-    for parameter in required:  # the bank froze them
-        parameter.requires_grad_(True)
-    return evaluate(bank, {"task": task})["task"][task.metric]
+
+@contextmanager
+def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
+    """Train a linear reader of the last layer inside the `with` block; give its bank, which has no other reader."""
+    required = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
+    bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
+    bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
+    try:
+        # the last epoch: the rows that choose the best one are those that the reader is scored on
+        fit(bank, {name: task.without_test()}, seed=seed, keep="last", progress=False)
+        yield bank
+    finally:
+        for parameter in required:  # the bank froze them
+            parameter.requires_grad_(True)
+
+
+def _only_score(bank: ReaderBank, task: Task) -> float:
+    """Return the score of the only reader of a bank on the validation split of a task."""
+    (name,) = bank
+    return evaluate(bank, {name: task})[name][task.metric]
 
 
 def _sizes(model: PreTrainedModel) -> tuple[int, int]:
@@ -232,76 +294,65 @@ def _sizes(model: PreTrainedModel) -> tuple[int, int]:
     return model.num_parameters(), sum(part.numel() * part.element_size() for part in model.parameters())
 
 
-def _speedup(whole: PreTrainedModel, cut: PreTrainedModel, task: Task, processor: Processor | None) -> float:
-    """Return how many times as fast the cut model is as the `whole` one: the median over alternating passes."""
-    validation = task.split("validation")
-    rows = range(min(len(validation), TIMED_ROWS))
-    inputs = encode_rows(task, validation.select_rows(rows), whole, processor, None)
-    batch = {key: value for key, value in inputs.batch(list(rows)).items() if key != "labels"}
-    return median(pass_seconds(whole, batch) / pass_seconds(cut, batch) for _ in range(REPEATS))
-
-
 # The choice of blocks: each returns the cost of each block, where it was measured, and the chosen blocks.
 
 _Choice = tuple[dict[int, float], list[int]]
 
 
-def _by_influence(
-    model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack
-) -> _Choice:
-    """Choose the blocks with the lowest block influence on training rows.
-
-    Returns block number -> influence, and the numbers of the chosen blocks.
-    """
-    train = task.split("train")
+def _by_influence(subject: _Subject, count: int) -> _Choice:
+    """Choose the blocks with the lowest block influence on training rows."""
+    model, train = subject.model, subject.task.split("train")
     rows = range(min(len(train), _ROWS))
-    inputs = encode_rows(task, train.select_rows(rows), model, processor, None)
+    inputs = encode_rows(subject.task, train.select_rows(rows), model, subject.processor, None)
     batches = [
         {key: value for key, value in inputs.batch(group).items() if key != "labels"}
         for group in row_groups(len(rows), 32, 0)
     ]
-    table = similarity(model, batches=batches, stack=stack.name, measures=["block_influence"]).table
+    bar = progress_bar(batches, show=subject.progress, desc="influence of the blocks")
+    table = similarity(model, batches=bar, stack=subject.stack.name, measures=["block_influence"]).table
     costs = {int(layer): float(score) for layer, score in zip(table["layer"], table["score"], strict=True)}
     return costs, _least(costs, count)
 
 
-def _by_loss(model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack) -> _Choice:
+def _by_loss(subject: _Subject, count: int) -> _Choice:
     """Choose blocks one by one: in each round, the block that can be dropped with the smallest loss of score.
 
     The model's own head is scored, on held-out training rows.
     """
-    held_out = task.held_out(0).without_test()
-    sign = -1 if task.metric in LOWER else 1
+    held_out = _held_out(subject.task)
     costs: dict[int, float] = {}
     chosen: list[int] = []
-
-    def score(without: Sequence[int]) -> float:
-        with skipping(model, stack, without, op=_OP):
-            return sign * evaluate(model, {task.name: held_out}, processor=processor)[task.name][task.metric]
-
-    whole = sign * evaluate(model, {task.name: held_out}, processor=processor)[task.name][task.metric]
-    for _ in range(count):
-        falls = {layer: whole - score([*chosen, layer]) for layer in range(1, stack.depth + 1) if layer not in chosen}
+    for number in range(count):
+        desc = f"scoring without each block ({number + 1} of {count})"
+        falls = _falls(subject, partial(_own_score, subject, held_out), chosen, desc)
         costs = costs or falls
         chosen += _least(falls, 1)
     return costs, sorted(chosen)
 
 
-def _by_readers(
-    model: PreTrainedModel, task: Task, count: int, processor: Processor | None, stack: LayerStack
-) -> _Choice:
-    """Choose the blocks whose removal costs linear readers least of their score on held-out rows.
+def _by_readers(subject: _Subject, count: int) -> _Choice:
+    """Choose the blocks whose removal costs a linear reader least of its score on held-out rows.
 
-    The readers are trained on the whole model.
+    The reader is trained on the whole model.
     """
-    held_out = task.held_out(0).without_test()
-    study = removal(model, held_out, processor=processor, stack=stack.name, seeds=_SEEDS[:1])
-    drops = rows_where(study.table, {"measure": "drop"})
-    by_layer: dict[int, list[float]] = {}
-    for layer, score in zip(drops["layer"], drops["score"], strict=True):
-        by_layer.setdefault(int(layer), []).append(float(score))
-    costs = {layer: fmean(scores) for layer, scores in sorted(by_layer.items()) if layer}
+    held_out = _held_out(subject.task)
+    with _reader(subject, held_out, _SEEDS[0]) as bank:
+        costs = _falls(subject, partial(_only_score, bank, held_out), (), "scoring without each block")
     return costs, _least(costs, count)
+
+
+def _falls(subject: _Subject, score: Callable[[], float], without: Sequence[int], desc: str) -> dict[int, float]:
+    """Return number of a block -> by how much `score` falls if the model skips it, and skips the blocks in `without`.
+
+    `desc` is the text of the progress bar.
+    """
+    sign = -1 if subject.task.metric in LOWER else 1
+    whole, left = score(), [layer for layer in range(1, subject.stack.depth + 1) if layer not in without]
+    falls: dict[int, float] = {}
+    for layer in progress_bar(left, show=subject.progress, desc=desc):
+        with skipping(subject.model, subject.stack, [*without, layer], op=_OP):
+            falls[layer] = sign * (whole - score())
+    return falls
 
 
 def _least(costs: Mapping[int, float], count: int) -> list[int]:

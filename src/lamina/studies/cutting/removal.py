@@ -228,17 +228,10 @@ class _CellModel:
         to them; both are 0 for the whole model.
         """
         rows: list[Row] = [{"layer": 0, "blocks": 0, **row} for row in score()]
-        loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
-        levels = [logger.level for logger in loggers]
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)  # the same warnings were already logged for the whole model
-        try:
+        with without_warnings():  # they were already logged for the whole model
             for first, length in self._block_ranges:
                 with skipping(self.model, self.stack, range(first, first + length), op=_OP):
                     rows += [{"layer": first, "blocks": length, **row} for row in score()]
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
         return rows
 
     def proxies(self, inputs: Inputs, count: int) -> list[Row]:
@@ -490,6 +483,20 @@ def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
     what = "rise of log perplexity" if measure in LOWER else "drop"
     what += " of the share of same tokens" * (measure == SAME)
     return f"{task}: least is lost without {blocks}, a {what} of {summary.mean:.3f} ({seeds})."
+
+
+@contextmanager
+def without_warnings() -> Generator[None]:
+    """Log no warnings of training and scoring inside the `with` block, because the same were logged before."""
+    loggers = [logging.getLogger(f"lamina.{room}") for room in ("train", "prediction")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 @contextmanager
