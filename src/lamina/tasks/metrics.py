@@ -26,10 +26,11 @@ RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of f
 RANKING = ("auroc", *RECALL_RATES)  # metrics of how well scores separate two classes
 ABOUT_POSITIVE = frozenset({"f1", *RECALL_RATES})  # metrics of two classes that change if the classes are swapped
 _USUAL = {frozenset({"0", "1"}): "1", frozenset({"no", "yes"}): "yes", frozenset({"false", "true"}): "true"}
+SUBTOKENS = "subtoken_f1"  # macro F1 over all sub-tokens of words, not over words
 LOWER = frozenset({"perplexity"})  # metrics of which a lower score is better
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 BOUNDS: Mapping[str, tuple[float, float]] = {  # metric -> its smallest and largest possible score
-    **dict.fromkeys(("accuracy", "f1", "macro_f1", "span_f1", *RANKING, *_ROUGE), (0.0, 1.0)),
+    **dict.fromkeys(("accuracy", "f1", "macro_f1", "span_f1", SUBTOKENS, *RANKING, *_ROUGE), (0.0, 1.0)),
     **dict.fromkeys(("mcc", "pearson", "spearman"), (-1.0, 1.0)),
     **dict.fromkeys(("bleu", "chrf"), (0.0, 100.0)),
     "perplexity": (1.0, math.inf),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NotRequired, TypeAlias, TypedDict, final
@@ -25,7 +25,7 @@ from lamina.tasks.base import ColumnSpec, LabelledTask
 from lamina.tasks.class_results import error_rows
 from lamina.tasks.comparison import Comparison, compare_tags, most_frequent_tag
 from lamina.tasks.kind import EncodedInputs, TextClassKind
-from lamina.tasks.metrics import class_table, marks_spans, score_tags, span_table
+from lamina.tasks.metrics import SUBTOKENS, Tags, class_table, marks_spans, score_classes, score_tags, span_table
 from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer, first_invalid_row
 from lamina.tasks.raw_examples import checked_texts
 from lamina.tasks.split import Split
@@ -99,6 +99,10 @@ class TokenClassificationKind(TextClassKind):
         known = self.problem_types[problem_type]
         return known if marks_spans(labels) else tuple(name for name in known if name != "span_f1")
 
+    def further_metrics(self, problem_type: str, labels: Sequence[str]) -> tuple[str, ...]:
+        """Return the macro F1 of all sub-tokens, by which some published code selects epochs."""
+        return (SUBTOKENS,)
+
     def row_classes(self, task: TaskLike, split: Split) -> tuple[tuple[str, ...], list[tuple[int, ...]]]:
         """Return all span labels, and per example the labels in it. Tags that mark no spans count as labels.
 
@@ -169,6 +173,9 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
             if group.place is not None:
                 self._places.setdefault(group.place[0], []).append((group.place[1], group.first))
         self._pieces = Pieces(task.labels, {})
+        self._encoded = inputs.encoded
+        # window -> the predicted tag of every token, kept only for the metric that needs it
+        self._token_tags: dict[int, Tensor] | None = {} if SUBTOKENS in getattr(task, "metrics", ()) else None
 
     def set_learnt(self, info: Mapping[str, JSON]) -> None:
         """Use the pieces that the reader counted in training, from its saved `info`."""
@@ -180,6 +187,8 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
         if places:
             at, position, word = torch.tensor(places).T
             self._logits[word] = outputs.float().cpu()[at, position]
+        if self._token_tags is not None:
+            self._token_tags |= zip(rows, outputs.argmax(-1).cpu(), strict=True)
 
     def first_not_finite(self) -> int | None:
         """Return the index of the first text with a word whose logits are NaN or infinite; None if there is none."""
@@ -205,12 +214,36 @@ class _TagResults(Results[Tensor, list[SpanAnswer]]):
 
     def scores(self, metrics: Sequence[str]) -> dict[str, float]:
         """Return metric -> score over the words that have labels."""
-        return score_tags(metrics, *self._both(), self._task.labels)
+        tags = self._token_tags or {}
+        return self._score(metrics, self._both()[0], lambda window, size: tags[window][:size])
 
     def baseline(self, metrics: Sequence[str]) -> tuple[str, dict[str, float]] | None:
         """Return the most frequent tag, and metric -> score of giving it to every word."""
         always, constant = most_frequent_tag(self._both()[1], self._task.labels)
-        return always, score_tags(metrics, constant, self._both()[1], self._task.labels)
+        number = list(self._task.labels).index(always)
+        return always, self._score(metrics, constant, lambda _, size: torch.full((size,), number))
+
+    def _score(
+        self, metrics: Sequence[str], guesses: Tags, token_tags: Callable[[int, int], Tensor]
+    ) -> dict[str, float]:
+        """Return metric -> score of predicted tags of words.
+
+        `token_tags` returns the predicted tags of the first tokens of a window: it gets the numbers of both. A token
+        after the first one of its word has the word's label, where B- is continued as I-.
+        """
+        labels = self._task.labels
+        plain = [name for name in metrics if name != SUBTOKENS]
+        scores = score_tags(plain, guesses, self._both()[1], labels) if plain else {}
+        if SUBTOKENS in metrics:
+            words = _plain_words(self._task, self._split)
+            both: list[tuple[Tensor, Tensor]] = []
+            for window, row in enumerate(word_labels(self._encoded, *words, continued(labels))):
+                true = torch.tensor(row)
+                known = true != IGNORED
+                both.append((token_tags(window, len(row))[known], true[known]))
+            guess, true = (torch.cat(side) for side in zip(*both, strict=True))
+            scores[SUBTOKENS] = score_classes(["macro_f1"], guess, true, len(labels), positive=None)["macro_f1"]
+        return {name: scores[name] for name in metrics}
 
     def compare(self, metrics: Sequence[str]) -> Comparison:
         """Return how the scores compare with giving every word the most frequent tag."""

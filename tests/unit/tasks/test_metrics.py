@@ -20,6 +20,7 @@ from lamina.tasks.metrics import (
     BOUNDS,
     LOWER,
     RANKING,
+    SUBTOKENS,
     better,
     class_table,
     score_classes,
@@ -314,4 +315,4 @@ def test_no_hidden_token_is_no_score():
 
 def test_the_range_of_every_metric_is_known():
     used = {metric for name in KINDS.names() for metrics in kind_of(name).problem_types.values() for metric in metrics}
-    assert used | set(RANKING) <= set(BOUNDS)
+    assert used | {*RANKING, SUBTOKENS} <= set(BOUNDS)

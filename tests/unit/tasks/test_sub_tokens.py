@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import f1_score
 from tests.support.encoded import features
 from tests.support.training import length_of_text, names, tiny_bank, yes_no
 from transformers import RobertaConfig, RobertaForTokenClassification, RobertaModel
@@ -139,6 +140,32 @@ def test_words_are_scored_by_their_first_sub_token_either_way(byte_pairs: Any):
         scores.append(results.scores(task.metrics))
         assert sum(row["count"] for row in results.per_class()[:-3]) == 3  # spans, not sub-tokens
     assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("max_length", [6, 40])
+def test_a_metric_that_a_user_names_counts_sub_tokens(byte_pairs: Any, max_length: int):
+    kind, task = kind_of(TOKEN), entities(metric="subtoken_f1", label_all_tokens=True)
+    assert (task.metrics[0], "subtoken_f1" in entities().metrics) == ("subtoken_f1", False)
+    split = task.split("validation")
+    inputs = kind.encode(split, byte_pairs, EncodeOptions(part="validation", max_length=max_length))
+    results: Any = kind.results(task, split, inputs)
+    rows = range(len(inputs.lengths))
+    logits = torch.randn(
+        len(rows), int(max(inputs.lengths)), len(task.labels), generator=torch.Generator().manual_seed(0)
+    )
+    results.add([*rows], logits)
+    targets: Any = kind.targets(task, split, inputs)
+    true = targets.tensor([*rows])
+    known = true != IGNORED
+    guesses = logits[:, : true.shape[1]].argmax(-1)[known]
+    found = results.scores(task.metrics)
+    assert found["subtoken_f1"] == pytest.approx(f1_score(true[known], guesses, average="macro"))
+    always, constant = results.baseline(task.metrics)
+    expected = f1_score(true[known], torch.full_like(guesses, task.labels.index(always)), average="macro")
+    assert constant["subtoken_f1"] == pytest.approx(expected)
+    first = kind.results(entities(), split, inputs)
+    first.add([*rows], logits)
+    assert found.items() > first.scores(entities().metrics).items()
 
 
 def test_a_loss_is_over_all_sub_tokens(byte_pairs: Any):
