@@ -197,12 +197,23 @@ class Shelf:
         """
         return {cell.file: self._read(self.path(cell), cell) for cell in cells if self.path(cell).exists()}
 
-    def _read(self, path: Path, cell: Cell) -> State:
+    def state(self, path: Path) -> State:
+        """Return the result in a file of the folder, without a check of what it depends on.
+
+        Raises:
+            StoreError: If the file is damaged.
+        """
+        return self._unsealed(path)[1]
+
+    def _unsealed(self, path: Path) -> tuple[dict[str, Any], State]:
         try:
-            before, state = unseal(path)
+            return unseal(path)
         except StoreError as error:
             hint = "Remove it to have it made again."
             raise StoreError(f"{self._op}: {path} cannot be used ({error}). {hint}") from error
+
+    def _read(self, path: Path, cell: Cell) -> State:
+        before, state = self._unsealed(path)
         if differs := difference(before, json.loads(json.dumps(self._run(cell), default=str))):
             rule = f"a {self._what} goes on as it began. Give another output folder, or leave resume out"
             raise ConfigError(f"{self._op}: {path} is of a {self._what} with {differs}; {rule}.")

@@ -11,7 +11,8 @@ from typer import Argument, Option
 from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report_command import write as write_report
 from lamina.cli.shared_options import DataOption, JsonOption, RayOption
-from lamina.utils import pluralize
+from lamina.errors import ConfigError
+from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     PlannedRun: TypeAlias = JSONObject  # a row of `Estimate.runs`
 
+_LEAST_GIB, _MOST_GIB = 0.1, 100_000  # memory of a GPU
 SHOWN = 20  # rows of the printed table of a sweep
 _OUTPUT = "Folder to save to; an earlier run in it is replaced. Default: out/<recipe>."
 _SWEEP = 'Train every reader or method once per value of this setting, such as "fusion.alpha=1,8,64"; may be repeated.'
@@ -35,7 +37,7 @@ _FIT_MEMORY = (
     "Split batches so that they fit the GPU (without one, the RAM); a step keeps its rows, with accumulated gradients. "
     "With --dry-run: only propose them."
 )
-_MEMORY = "With --fit-memory: GiB of memory of each GPU. Default: what is free on this machine."
+_MEMORY = "With --fit-memory: GiB of memory of each GPU. Default: what is free; with --resume the batches stay."
 _SEEDS = "Run every reader or method with this many seeds: 0, 1, ... Default: the recipe's own seeds."
 
 
@@ -61,7 +63,9 @@ def train(  # noqa: PLR0913
     """Train the readers of a recipe, all in one pass of the model, or fine-tune the model once per method.
 
     With several --sweep options, every combination of their values is trained. With --only, the runs that match every
-    KEY are trained; with --resume, parts of a recipe can be added to one output folder.
+    KEY are trained. With --resume, parts of fine-tuning runs and of readers that are trained separately can be added to
+    one output folder; at the end, the whole recipe with --resume writes its tables. Readers that share a bank are
+    trained in one run.
 
     Fine-tuning runs, and readers that are trained separately, are independent pieces of work (cells), which --ray runs
     in parallel. If a cell fails, it is listed, the others continue, and the exit code is 1.
@@ -70,7 +74,7 @@ def train(  # noqa: PLR0913
     """
     loaded = _load(recipe, sweep or [], only or [], seeds)
     folder = output or Path("out") / recipe.stem
-    memory_bytes = _memory_bytes(memory) if fit_memory or memory is not None else None
+    memory_bytes = _memory_bytes(memory, fit_memory=fit_memory)
     if dry_run:
         from lamina.recipes.estimate import estimate
 
@@ -113,15 +117,22 @@ def _load(recipe: Path, sweep: Sequence[str], only: Sequence[str], seeds: int | 
     return with_part(loaded, read_only(only), seeds)
 
 
-def _memory_bytes(memory: float | None) -> int:
-    """Return the bytes of memory that batches must fit: `memory` in GiB, or what is free on this machine."""
+def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
+    """Return the bytes of memory that batches must fit, or None: `memory` in GiB, or what is free on this machine.
+
+    Raises:
+        ConfigError: If `memory` is out of range, or given without `fit_memory`.
+    """
+    if not fit_memory:
+        if memory is not None:
+            raise ConfigError("train: --memory was given without --fit-memory, which it belongs to.")
+        return None
+    check_range("train", "--memory", memory, _LEAST_GIB, _MOST_GIB)
     if memory is not None:
         return int(memory * (1 << 30))
-    import torch
+    from lamina.recipes.fit_memory import free_memory
 
-    from lamina.train.bank_runner import free_bytes
-
-    return free_bytes(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    return free_memory()
 
 
 def _show(run: RecipeResult, folder: Path) -> None:
@@ -221,8 +232,8 @@ def _show_parts(cost: Estimate) -> None:
 
 
 def _hours(hours: float) -> str:
-    """Return a number of hours with two digits or more, without an exponent."""
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+    """Return a number of hours with at most two digits after the point, or all digits before it."""
+    return "< 0.01" if 0 < hours < 0.01 else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def _runs_row(rows: Sequence[PlannedRun]) -> tuple[object, ...]:

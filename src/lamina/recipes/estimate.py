@@ -16,7 +16,7 @@ from lamina.recipes.gpu_hours import parts
 from lamina.recipes.model_size import Sizes
 from lamina.recipes.outlines import load_outlines
 from lamina.recipes.preflight import check_machine, check_model, check_output
-from lamina.recipes.sized_runs import SizedRun, reader_batch, shared_passes, weight_memory
+from lamina.recipes.sized_runs import reader_batch, shared_passes, sized_runs, weight_memory
 from lamina.store import load_config
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
-    from lamina.recipes.sized_runs import SharedPass
+    from lamina.recipes.sized_runs import SharedPass, SizedRun
 
 MOST_READERS = 2000  # readers of an estimate, each of which takes about 10 ms
 # Where the config of the model came from: `Estimate.model["config"]`.
@@ -91,7 +91,7 @@ def estimate(
     if source != OWN:
         notes.append(f"the config of {recipe.model} is {source}")
     sizes = Sizes(config)
-    planned = [SizedRun(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
+    planned = sized_runs(recipe, specs, outlines, sizes)
     folder = None if output is None else Path(output)
     check_output(recipe, specs, folder)
     if source == OWN:  # without the model's files, the recipe will be run on another machine

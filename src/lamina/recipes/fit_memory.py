@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
-from lamina.errors import ConfigError
+import torch
+from pydantic import PositiveInt, TypeAdapter
+from torch import distributed
+
+from lamina.errors import ConfigError, convert_errors
 from lamina.recipes.model_size import Sizes
-from lamina.recipes.sized_runs import SizedRun, shared_passes, training_weights, weight_memory
+from lamina.recipes.sized_runs import shared_passes, sized_runs, training_weights, weight_memory
+from lamina.store import load_config
+from lamina.store.files import damaged, read_json, write_json
+from lamina.train.bank_runner import free_bytes
+from lamina.train.engine import join_processes
 from lamina.train.memory import BatchBytes, RowShape
-from lamina.utils import world_size
+from lamina.utils import is_file, world_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from lamina.recipes.schema import Recipe
+    from lamina.recipes.sized_runs import SizedRun
     from lamina.tasks.base import TaskOutline
     from lamina.tasks.task import Task
     from lamina.train.grid import RunSpec
 
 GIB = 1 << 30
+BATCHES = "batches.json"  # in an output folder: the batches of its runs
+Batches: TypeAlias = tuple[PositiveInt, PositiveInt]  # rows of a batch, and number of batches per step
 USED = 0.9  # share of the memory that is planned for; the rest is for buffers of the libraries
 LONGEST = 4  # the longest text of a task is taken to be so many times as long as its average text
 
@@ -34,8 +47,8 @@ class FittedBatch:
     tokens: int  # tokens of a row
     weight_bytes: int  # weights, gradients and moments
     row_bytes: int  # what a row keeps for the gradients, in float32
-    asked: tuple[int, int]  # rows of a batch, and number of batches per step, in the recipe
-    fitted: tuple[int, int]  # the same, so that a batch fits
+    asked: Batches  # in the recipe
+    fitted: Batches  # so that a batch fits
     runs: tuple[str, ...]  # names of the runs
 
 
@@ -74,27 +87,30 @@ def _groups(recipe: Recipe, planned: Sequence[SizedRun], tasks: Mapping[str, Seq
     if not recipe.methods:
         for shared in shared_passes(planned, tasks):
             if shared.part == "train":
-                yield _reader_group(recipe, shared.runs)
+                together = shared.runs if recipe.separately else planned
+                yield _reader_group(recipe, shared.runs, weight_memory(recipe, list(together)))
         return
-    by_method: dict[tuple[str, str, int], list[SizedRun]] = {}
+    by_method: dict[tuple[str, str, int, int], list[SizedRun]] = {}
     for run in planned:
-        key = (run.spec.task, str(run.spec.settings["method"]), run.options.step_size)
+        key = (run.spec.task, str(run.spec.settings["method"]), run.options.step_size, _longest(run))
         by_method.setdefault(key, []).append(run)
-    for runs in by_method.values():
+    for (*_, tokens), runs in by_method.items():
         largest = max(runs, key=lambda run: (run.edits.deep, run.added))
-        tokens = _longest(largest)
         batch = largest.model.activations(largest.spec.edits, RowShape(tokens, largest.target, largest.task.image_size))
-        yield _Group(runs, tokens, training_weights(largest), batch)
+        yield _Group(runs, tokens, max(map(training_weights, runs)), batch)
 
 
-def _reader_group(recipe: Recipe, runs: Sequence[SizedRun]) -> _Group:
-    """Return the group of readers that share passes. If the base model is trained too, its own memory is included."""
+def _reader_group(recipe: Recipe, runs: Sequence[SizedRun], weight_bytes: int) -> _Group:
+    """Return the group of readers that share passes. If the base model is trained too, its own memory is included.
+
+    `weight_bytes` is the memory of the weights of the whole bank, which also has the readers of other tasks.
+    """
     first, tokens = runs[0], max(map(_longest, runs))
     batch = first.model.kept([run.reader for run in runs if run.reader is not None], tokens)
     if recipe.train_base:
         base = first.model.activations((), RowShape(tokens))
         batch = BatchBytes(batch.fixed + base.fixed, batch.row + base.row)
-    return _Group(runs, tokens, weight_memory(recipe, list(runs)), batch)
+    return _Group(runs, tokens, weight_bytes, batch)
 
 
 def _longest(run: SizedRun) -> int:
@@ -135,33 +151,79 @@ def _fitted(group: _Group, memory_bytes: int) -> FittedBatch:
     )
 
 
-def with_fitted_batches(
+def fitted_batches(
     recipe: Recipe,
     specs: Mapping[str, RunSpec],
     outlines: Mapping[str, TaskOutline],
-    sizes: Sizes,
     memory_bytes: int,
-) -> dict[str, RunSpec]:
-    """Return the runs of a recipe with batches that fit; the rows of an optimizer step stay the same.
+    folder: Path | None = None,
+) -> dict[str, Batches]:
+    """Return run name -> batches that fit; the rows of an optimizer step stay the same.
+
+    Batches of runs that are resumed are those that their output folder already has: the free memory may have changed,
+    and a run goes on with the batches that it began with.
 
     Args:
         recipe: The recipe.
         specs: All of its runs by name.
         outlines: Task name -> its number of rows and tokens.
-        sizes: Sizes of the recipe's model.
         memory_bytes: Memory of each GPU.
+        folder: The output folder. None: there is none.
 
     Raises:
         ConfigError: If not even one row fits.
+        StoreError: If the batches in the output folder cannot be read.
     """
-    planned = [SizedRun(recipe, spec, outlines[spec.task], sizes) for spec in specs.values()]
-    fitted = dict(specs)
-    for batch in fit_batches(recipe, planned, {}, memory_bytes):
-        size, steps = batch.fitted
-        changes = {"batch_size": size, "gradient_accumulation_steps": steps}
-        fitted |= {name: replace(specs[name], options={**specs[name].options, **changes}) for name in batch.runs}
+    join_processes()  # `fit_batches` divides rows among all processes, which must have met for that
+    known = {} if folder is None else _read_batches(folder)
+    batches = {name: known[name] for name, spec in specs.items() if spec.options.get("resume") and name in known}
+    left = {name: spec for name, spec in specs.items() if name not in batches}
+    if not left:
+        return batches
+    sizes = Sizes(load_config(recipe.model, revision=recipe.revision))
+    for batch in fit_batches(recipe, sized_runs(recipe, left, outlines, sizes), {}, memory_bytes):
+        batches |= dict.fromkeys(batch.runs, batch.fitted)
     if not recipe.methods and not recipe.separately:  # readers that share a run share its batches
-        smallest = min(fitted.values(), key=lambda spec: spec.options["batch_size"]).options
-        changes = {key: smallest[key] for key in ("batch_size", "gradient_accumulation_steps")}
-        fitted = {name: replace(spec, options={**spec.options, **changes}) for name, spec in fitted.items()}
-    return fitted
+        batches = dict.fromkeys(batches, min(batches.values()))
+    return batches
+
+
+def save_batches(folder: Path, batches: Mapping[str, Batches], *, resume: bool) -> None:
+    """Write the batches of runs into their output folder, for `fitted_batches` of a run that is resumed.
+
+    Without `resume`, batches of earlier runs in the folder are forgotten.
+    """
+    known = _read_batches(folder) if resume else {}
+    write_json(folder / BATCHES, {name: list(pair) for name, pair in {**known, **batches}.items()})
+
+
+def _read_batches(folder: Path) -> dict[str, Batches]:
+    """Return the batches that an earlier run saved in its output folder; none if there are none.
+
+    Raises:
+        StoreError: If the file is damaged.
+    """
+    if not is_file(path := folder / BATCHES):
+        return {}
+    with convert_errors(lambda reason: damaged(path, f"does not hold batches ({reason})")):
+        return _ADAPTER.validate_python(read_json(path))
+
+
+_ADAPTER: TypeAdapter[dict[str, Batches]] = TypeAdapter(dict[str, Batches])
+
+
+def free_memory() -> int:
+    """Return the bytes that one process of this run may use: of its GPU, or its part of the RAM if there is none.
+
+    Under `torchrun` all processes must call this; they get the same number, that of the process with the least.
+    """
+    join_processes()  # gives each process its own GPU
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    free = free_bytes(device)
+    if world_size() == 1:
+        return free
+    if device.type == "cpu":  # the processes of a machine share its RAM
+        free //= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    least = torch.tensor(free, device=device)
+    distributed.all_reduce(least, distributed.ReduceOp.MIN)
+    return int(least)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lamina.errors import ConfigError, check_known
 from lamina.recipes.paper_tables import check_metrics, check_one_metric
 from lamina.recipes.schema import FILE_KEYS
+from lamina.tasks.metrics import metrics_of
 from lamina.tasks.presets import find_preset
 from lamina.tasks.split import limited
 from lamina.tasks.task import Task
@@ -102,8 +103,12 @@ def load_task(name: str, recipe: TaskRecipe, data: str | Path | None) -> Task:
         task = replace(task, splits={**task.splits, "validation": validation})
     if recipe.metric is None:
         return task
-    check_known(f"task {name}", [recipe.metric], task.metrics, "metric")
-    return replace(task, metric=recipe.metric)
+    further = task.kind.further_metrics(task.problem_type, task.labels)
+    check_known(f"task {name}", [recipe.metric], (*task.metrics, *further), "metric")
+    metrics = task.metrics
+    if recipe.metric in further:
+        metrics = metrics_of(task.kind, task.problem_type, task.labels, recipe.metric, task.positive, f"task {name}")
+    return replace(task, metric=recipe.metric, metrics=metrics)
 
 
 def _lacks_validation(recipe: TaskRecipe) -> bool:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 from lamina.errors import ConfigError, check_known, error_context
 from lamina.monitors import AGGREGATIONS, Monitor
 from lamina.prediction.calibrate import calibrate
-from lamina.recipes.report_file import REPORT, write_report_file
+from lamina.recipes.report_file import REPORT, with_drawn_files, write_report_file
 from lamina.recipes.strict_yaml import Fields, Strict, checked, error_at
 from lamina.train.results import sort_key
 from lamina.utils import rank
@@ -129,7 +129,7 @@ def monitored_report(
     report = replace(report, monitors=add_monitors(bank, monitors, specs, tasks, rows))
     if folder is not None and rank() == 0:
         bank.save_pretrained(folder)
-        write_report_file(folder / REPORT, report)
+        write_report_file(folder / REPORT, with_drawn_files(report, folder))
     return report
 
 

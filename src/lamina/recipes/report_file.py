@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import FiniteFloat, StringConstraints, TypeAdapter
@@ -109,6 +110,16 @@ def write_report_file(path: Path, report: Report) -> None:
         StoreError: If the file cannot be written.
     """
     write_text(path, json.dumps(asdict(report), indent=1))
+
+
+def with_drawn_files(report: Report, folder: Path) -> Report:
+    """Return the report with the drawn files that the report in `folder` lists, if there is one that can be read.
+
+    The next `lamina report` then replaces or removes these files.
+    """
+    with suppress(StoreError):  # the folder has no report yet, or a damaged one
+        return replace(report, files=read_report_file(folder).files)
+    return report
 
 
 def read_report_file(folder: Path) -> Report:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import pickle
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,20 +19,19 @@ from transformers.utils import logging as bars
 
 from lamina.bank import ReaderBank
 from lamina.cells.run_cells import Cell, Failure, note_failures, run_cells
-from lamina.errors import ConfigError, StoreError, error_context, require_packages
+from lamina.errors import ConfigError, error_context, require_packages
 from lamina.recipes.edits import apply_edits
 from lamina.recipes.expand import expand_recipe
-from lamina.recipes.fit_memory import with_fitted_batches
+from lamina.recipes.fit_memory import BATCHES, fitted_batches, save_batches
 from lamina.recipes.load_tasks import load_tasks
-from lamina.recipes.model_size import Sizes
 from lamina.recipes.monitor_keys import monitored_report
 from lamina.recipes.outlines import measured
 from lamina.recipes.paper_tables import pivot
 from lamina.recipes.preflight import check_edits
-from lamina.recipes.report_file import REPORT, Report, read_report_file, write_report_file
+from lamina.recipes.report_file import REPORT, Report, with_drawn_files, write_report_file
 from lamina.recipes.separate_runs import SeparateRuns
 from lamina.recipes.summary_table import SummaryRow, markdown, summaries
-from lamina.store import load, load_config
+from lamina.store import load
 from lamina.store.files import claimed, staged
 from lamina.store.models import writing_class
 from lamina.train.options import FitOptions
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
 
     from lamina.cells.run_cells import State
     from lamina.layers.types import Processor
+    from lamina.recipes.fit_memory import Batches
     from lamina.recipes.report_file import TableRow
     from lamina.recipes.schema import Recipe
     from lamina.store.files import Files
@@ -168,7 +168,8 @@ def _run(
         problem = "the readers of the recipe share each pass of the model, in one process"
         raise ConfigError(f"recipe: ray is given; {problem}. Leave it out, or set separately: true.")
     with nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ()):
-        session = _Session(recipe, load_tasks(recipe, data), folder, memory_bytes)
+        session = _Session(recipe, load_tasks(recipe, data), folder)
+        session.fit_batches(memory_bytes, options)
         specs = session.expand(options)
         if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:
             require_packages("recipe", "metrics", "scipy")  # for the intervals over seeds, at the end
@@ -178,7 +179,7 @@ def _run(
             report = monitored_report(recipe.monitors, run.bank, run.report, run.rows, specs, tasks, folder)
             return replace(run, report=report)
         check_edits(recipe, specs, session.tasks)
-        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, memory_bytes, options))
+        source = None if ray is None else pickle.dumps((Path.cwd(), recipe, data, folder, session.batches, options))
         show = _shows_progress(recipe, options) and len(specs) > 1
         run = session.train_separately(specs, source, progress=show, ray=ray)
         if folder is not None and rank() == 0:
@@ -196,12 +197,9 @@ def _shows_progress(recipe: Recipe, options: Mapping[str, object]) -> bool:
 def _table_files(run: RecipeResult, folder: Path | None) -> Files:
     """Return file name -> function that writes this file of a recipe's results, for each name in `TABLES`.
 
-    If the output `folder` already has a report, its list of drawn files is copied into the new report, so that the next
-    `lamina report` replaces or removes these files.
+    The new report lists the files that an earlier one in the output `folder` lists; see `with_drawn_files`.
     """
-    with suppress(StoreError):  # the folder has no report yet, or a damaged one
-        drawn = [] if folder is None else read_report_file(folder).files
-        run = replace(run, report=replace(run.report, files=drawn))
+    report = run.report if folder is None else with_drawn_files(run.report, folder)
     return dict(
         zip(
             TABLES,
@@ -210,7 +208,7 @@ def _table_files(run: RecipeResult, folder: Path | None) -> Files:
                 lambda path: write_text(path, markdown(run.table)),
                 lambda path: write_parquet(run.rows, path),
                 lambda path: write_parquet(run.importances, path, IMPORTANCES),
-                lambda path: write_report_file(path, run.report),
+                lambda path: write_report_file(path, report),
             ),
             strict=True,
         )
@@ -229,29 +227,46 @@ class _Places(TypedDict, total=False):
 class _Session:
     """State that all runs of a recipe share: the tasks, whose data is read and encoded once, and the output folder.
 
-    `tasks` is task name -> copies of the task, one per repeat of its subsample. `encodings` is filled during training.
+    `tasks` is task name -> copies of the task, one per repeat of its subsample. `batches` is run name -> batches that
+    fit the memory, and empty if they are as the recipe says. `encodings` is filled during training.
     """
 
     recipe: Recipe
     tasks: dict[str, list[Task]]
     folder: Path | None
-    memory_bytes: int | None = None
+    batches: dict[str, Batches] = field(default_factory=dict)
     encodings: Encodings = field(default_factory=dict)
 
     def expand(self, options: Mapping[str, object]) -> dict[str, RunSpec]:
         """Return name -> run for every run of the recipe. `options`, of `lamina.fit`, replace the recipe's own options.
 
-        Batches are split so that they fit `memory_bytes`, unless that is None.
-
         Raises:
-            ConfigError: If an option or a combination of settings is not allowed, or no batch fits.
+            ConfigError: If an option or a combination of settings is not allowed.
         """
         specs = expand_recipe(self.recipe, options, {name: copies[0] for name, copies in self.tasks.items()})
-        if self.memory_bytes is None:
-            return specs
-        sizes = Sizes(load_config(self.recipe.model, revision=self.recipe.revision))
-        outlines = {name: measured(copies[0]) for name, copies in self.tasks.items()}
-        return with_fitted_batches(self.recipe, specs, outlines, sizes, self.memory_bytes)
+        for name, (size, steps) in self.batches.items():
+            changes = {"batch_size": size, "gradient_accumulation_steps": steps}
+            specs[name] = replace(specs[name], options={**specs[name].options, **changes})
+        return specs
+
+    def fit_batches(self, memory_bytes: int | None, options: Mapping[str, object]) -> None:
+        """Find batches that fit the memory of each GPU, unless that is None, and save them in the output folder.
+
+        Raises:
+            ConfigError: If no batch fits, or an option is not allowed.
+            StoreError: If the batches of a run to resume cannot be read.
+        """
+        specs = self.expand(options)
+        resume = any(spec.options.get("resume") for spec in specs.values())
+        if memory_bytes is not None:
+            outlines = {name: measured(copies[0]) for name, copies in self.tasks.items()}
+            self.batches.update(fitted_batches(self.recipe, specs, outlines, memory_bytes, self.folder))
+        if self.folder is None or rank():
+            return
+        if self.batches:
+            save_batches(self.folder, self.batches, resume=resume)
+        elif not resume:
+            (self.folder / BATCHES).unlink(missing_ok=True)
 
     def train(
         self, specs: dict[str, RunSpec], *, output: Path | None = None, separate: SeparateRuns | None = None
@@ -434,13 +449,12 @@ def _train_in_worker(source: bytes, name: str) -> State:
 def _open_session(source: bytes) -> tuple[_Session, dict[str, RunSpec], SeparateRuns | None]:
     """Open the session of a recipe in a worker process of Ray; return it with all runs, and the files of separate runs.
 
-    `source` is a pickled tuple: working directory, recipe, data folder, output folder, memory of a GPU, and options of
-    `lamina.fit`. The
-    process changes to that working directory, so that relative paths stay valid. The files are None without an output
-    folder.
+    `source` is a pickled tuple: working directory, recipe, data folder, output folder, batches that fit the memory, and
+    options of `lamina.fit`. The process changes to that working directory, so that relative paths stay valid. The files
+    are None without an output folder.
     """
-    directory, recipe, data, folder, memory_bytes, options = pickle.loads(source)
+    directory, recipe, data, folder, batches, options = pickle.loads(source)
     os.chdir(directory)
-    session = _Session(recipe, load_tasks(recipe, data), folder, memory_bytes)
+    session = _Session(recipe, load_tasks(recipe, data), folder, batches)
     specs = session.expand({**options, "progress": False})
     return session, specs, session.separate_runs(specs)

@@ -6,7 +6,6 @@ are its task, method and settings.
 
 from __future__ import annotations
 
-import fnmatch
 import itertools
 import re
 from dataclasses import fields, replace
@@ -319,7 +318,7 @@ class TaskRecipe(Strict):
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics that the task may have, as far as they are known before its data is read."""
         if (preset := self._preset) is not None and self.masked_lm is None:
-            return tuple(preset.metrics)
+            return (*preset.metrics, *kind_of(preset.kind).further_metrics(preset.problem_type, preset.class_names))
         types = self.outline().kind.problem_types
         chosen = types if self.problem_type is None else [self.problem_type]
         labels = self.labels or ("", "")
@@ -498,7 +497,7 @@ def full_only(recipe: Recipe, only: Mapping[str, list[str]]) -> dict[str, list[s
     for key, patterns in full.items():
         values = dict.fromkeys(to_text(run[key]) for run in runs if key in run)
         for pattern in patterns:
-            if not fnmatch.filter(values, pattern):
+            if not any(matches({key: [pattern]}, {key: value}) for value in values):
                 raise UnknownNameError(op="only", got=pattern, known=values, what=key)
     if not any(matches(full, run) for run in runs):
         named = " and ".join(f"{key}={','.join(patterns)}" for key, patterns in full.items())

@@ -51,7 +51,7 @@ class SeparateRuns:
     folder: Path  # the recipe's output folder
     specs: Mapping[str, RunSpec]  # all runs by name
     tasks: Mapping[str, Sequence[Task]]  # every task, with a copy for each repeat of its subsample
-    scores: dict[str, tuple[str, float]] = field(default_factory=dict)  # run that ended -> its metric and best score
+    scores: dict[str, TableRow] = field(default_factory=dict)  # run that ended -> its row of results
 
     @property
     def place(self) -> Path:
@@ -87,7 +87,7 @@ class SeparateRuns:
         """
         join_processes()  # the first one has undone what a dead run left in the folder
         done = self._shelf.read(cell for cell in cells if self.specs[cell.name].options.get("resume"))
-        for name, state in done.items():
+        for name, state in {**self._other_parts(), **done}.items():
             self._note_score(name, state)
         if rank() == 0:  # the others may come here before the folder exists
             check_room(self.folder, self._models_left() * self._base[1])
@@ -114,6 +114,16 @@ class SeparateRuns:
             self._shelf.write(cell, state)
         self._clear(cell.name)
 
+    def _other_parts(self) -> dict[str, State]:
+        """Return the results in the folder of runs that `only` or the seeds exclude; none if the run is not resumed.
+
+        A part of a recipe that is added to a folder must not replace a better model of an earlier part.
+        """
+        if not any(spec.options.get("resume") for spec in self.specs.values()):
+            return {}
+        files = {path.name.removesuffix(".json"): path for path in sorted(self.place.glob("*.json"))}
+        return {name: self._shelf.state(path) for name, path in files.items() if name not in self.specs}
+
     def checkpoints(self, name: str) -> Path:
         """Return the folder with the checkpoints of the run called `name`."""
         return self.place / f"{name}.checkpoints"
@@ -125,9 +135,8 @@ class SeparateRuns:
             discard(self._temporary_model(name))
 
     def _note_score(self, name: str, state: State) -> None:
-        """Record the metric and best score of the run `name`."""
-        (row,) = state["rows"]
-        self.scores[name] = row["metric"], row["score"]
+        """Record the row of results of the run `name`: its task, metric and best score."""
+        (self.scores[name],) = state["rows"]
 
     def _models_left(self) -> int:
         """Return the maximum number of further models that will be on the disk at the same time."""
@@ -136,17 +145,20 @@ class SeparateRuns:
             return 0
         if self.recipe.keep == "all":
             return len(left)
-        tasks_left, tasks_done = ({self.specs[name].task for name in names} for names in (left, self.scores))
+        tasks_left, tasks_done = {self.specs[name].task for name in left}, {row["task"] for row in self.scores.values()}
         return len(tasks_left - tasks_done) + 1  # while a better model replaces that of its task, both are there
 
     def _is_best(self, name: str, metric: str, score: float) -> bool:
         """Return whether a score makes the run `name` the best finished run of its task.
 
-        If scores are equal, the first run in the recipe's order is the best.
+        If scores are equal, a run of another part of the recipe, whose model is already saved, is the best; within this
+        part it is the first run in the recipe's order.
         """
-        rank_of_run = sort_key(metric, score), self._order[name]
-        others = [other for other in self.scores if other != name and self.specs[other].task == self.specs[name].task]
-        return all(rank_of_run < (sort_key(*self.scores[other]), self._order[other]) for other in others)
+        rank_of_run, task = (sort_key(metric, score), self._order[name]), self.specs[name].task
+        others = [(other, row) for other, row in self.scores.items() if other != name and row["task"] == task]
+        return all(
+            rank_of_run < (sort_key(row["metric"], row["score"]), self._order.get(other, -1)) for other, row in others
+        )
 
     @cached_property
     def _order(self) -> dict[str, int]:
@@ -183,7 +195,8 @@ class SeparateRuns:
         Raises:
             StoreError: If the model is not where the process that trained the run should have written it.
         """
-        wanted, place = self.recipe.keep == "all" or self._is_best(name, *self.scores[name]), self._model(name)
+        row, place = self.scores[name], self._model(name)
+        wanted = self.recipe.keep == "all" or self._is_best(name, row["metric"], row["score"])
         if wanted and not is_dir(place):
             hint = "Give an output folder that all workers share, or `keep: none`."
             raise StoreError(f"recipe: the model of {name} is not in {place}, where its worker wrote it. {hint}")

@@ -55,7 +55,7 @@ class SizedRun:
     reader: ReaderSize | None = None
     edits = EditSize(added=0, frozen=0, deep=True)
 
-    def __init__(self, recipe: Recipe, spec: RunSpec, task: TaskOutline, sizes: Sizes) -> None:
+    def __init__(self, recipe: Recipe, spec: RunSpec, task: TaskOutline, sizes: Sizes, base_class: str) -> None:
         self.recipe, self.spec, self.task = recipe, spec, task
         self.options, kind = FitOptions.of(spec.options), task.kind
         with error_context(f"run {spec.name}"):
@@ -63,8 +63,7 @@ class SizedRun:
                 self.model = sizes.model(kind.auto_class, task.labels if kind.has_classes else ())
                 self.edits = self.model.edited(spec.edits, where=f"recipe, methods.{spec.settings['method']}")
             else:
-                heads = [body.outline().kind.base_class for body in recipe.chosen_tasks.values()]
-                self.model = sizes.model(next((head for head in heads if head != "AutoModel"), "AutoModel"))
+                self.model = sizes.model(base_class)
                 self.reader = self.model.reader(spec.reader)
         self.max_length = max_length = int(
             self.options.max_length or getattr(sizes.config, "max_position_embeddings", None) or 512
@@ -107,6 +106,22 @@ class SizedRun:
         row = self.model.row(self.tokens, self.target) + self.added * self.tokens
         beams = self.options.num_beams if self.target else 1
         return row * ((TRAINING if self.edits.deep else FORWARD) * self.trained_rows + FORWARD * scored * beams)
+
+
+def sized_runs(
+    recipe: Recipe, specs: Mapping[str, RunSpec], outlines: Mapping[str, TaskOutline], sizes: Sizes
+) -> list[SizedRun]:
+    """Return the runs of a recipe with their sizes.
+
+    Args:
+        recipe: The recipe.
+        specs: Its runs by name.
+        outlines: Task name -> its number of rows and tokens.
+        sizes: Sizes of the recipe's model.
+    """
+    heads = [body.outline().kind.base_class for body in recipe.chosen_tasks.values()]
+    base_class = next((head for head in heads if head != "AutoModel"), "AutoModel")  # of the model that readers share
+    return [SizedRun(recipe, spec, outlines[spec.task], sizes, base_class) for spec in specs.values()]
 
 
 class SharedPass(NamedTuple):

@@ -15,9 +15,10 @@ from pydantic import BeforeValidator, Field, PositiveFloat
 from lamina.errors import ConfigError, check_known
 from lamina.layers.selectors import select
 from lamina.recipes.strict_yaml import Fields, Strict, read_yaml
+from lamina.utils import is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from lamina.recipes.strict_yaml import YamlFile
 
@@ -127,19 +128,26 @@ def with_published(file: YamlFile, path: Path) -> Fields:
         UnknownNameError: If the paper or `published.yaml` has no entry of that name.
     """
     fields, read = dict(file.fields), cache(lambda place: read_yaml(place).fields)
-    papers = {place.stem: place for place in PAPERS.glob("*.yaml")}
     for key in ("table", "figure"):
         items = [dict(item) if isinstance(item, dict) else item for item in _to_list(fields.get(key, []))]
         for number, item in enumerate(items):
             if isinstance(item, dict) and isinstance(name := item.get("published"), str):
-                paper, slash, entry = name.partition("/")
-                place, entry = (papers[paper], entry) if slash and paper in papers else (path.parent / PUBLISHED, name)
                 line, _ = file.locate((key, number, "published"))
-                check_known(f"recipe {path}, line {line}, {key}.published", [entry], read(place), "table or figure")
-                item["published"] = read(place)[entry]
+                item["published"] = _published(name, path, f"recipe {path}, line {line}, {key}.published", read)
         if key in fields:
             fields[key] = items
     return fields
+
+
+def _published(name: str, recipe: Path, op: str, read: Callable[[Path], Fields]) -> object:
+    """Return the paper's numbers of that name; see `with_published`. `read` reads a file, and `op` begins errors."""
+    paper, slash, entry = name.partition("/")
+    papers = {file.stem: file for file in PAPERS.glob("*.yaml")} if slash else {}
+    place, entry = (papers[paper], entry) if paper in papers else (recipe.parent / PUBLISHED, name)
+    if slash and paper not in papers and (not is_file(place) or name not in read(place)):
+        check_known(op, [paper], papers, "paper")
+    check_known(op, [entry], read(place), "table or figure")
+    return read(place)[entry]
 
 
 class TableRecipe(Strict):

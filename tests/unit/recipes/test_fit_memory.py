@@ -6,14 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError
 from lamina.recipes.estimate import estimate
 from lamina.recipes.expand import expand_recipe, with_part
-from lamina.recipes.fit_memory import GIB, with_fitted_batches
-from lamina.recipes.model_size import Sizes
+from lamina.recipes.fit_memory import BATCHES, GIB, fitted_batches, save_batches
 from lamina.recipes.outlines import load_outlines
 from lamina.recipes.schema import load_recipe, parse_recipe
-from lamina.store import load_config
 
 PAPERS = Path(__file__).parents[3] / "recipes" / "papers"
 REINIT = with_part(load_recipe(PAPERS / "partial-reinit" / "figure-1a.yaml"), {"task": ["sst2"]}, 1)
@@ -43,16 +41,43 @@ def test_a_recipe_that_fits_no_memory_says_what_it_needs():
         estimate(REINIT, memory_bytes=GIB)
 
 
+def test_long_rows_of_a_grid_get_smaller_batches_than_short_ones():
+    fields = {"model": "minilm", "fit": {"batch_size": 64}, "tasks": {"cola": {"preset": "cola"}}}
+    fields["methods"] = {"plain": {"grid": {"max_length": [32, 512]}}}
+    short, long = estimate(parse_recipe(fields), memory_bytes=GIB).batches
+    assert (short["tokens"], long["tokens"]) == (32, 512)
+    assert short["fitted"][0] > long["fitted"][0]
+
+
+def test_a_bank_holds_the_readers_of_all_tasks():
+    tasks = {name: {"preset": name, "readers": {"a": {"fusion": "ada_layers"}}} for name in ("cola", "sst2")}
+    fields = {"model": "minilm", "fit": {"max_length": 32}, "tasks": tasks}
+    both = estimate(parse_recipe(fields), memory_bytes=64 * GIB)
+    assert [batch["weight_bytes"] for batch in both.batches] == [both.memory_bytes] * 2
+
+
 def test_runs_get_the_batches():
     outlines, _ = load_outlines(READERS, None)
-    sizes = Sizes(load_config("minilm"))
     specs = expand_recipe(READERS, {}, outlines)
-    fitted = with_fitted_batches(READERS, specs, outlines, sizes, GIB // 4)
-    options = [(spec.options["batch_size"], spec.options["gradient_accumulation_steps"]) for spec in fitted.values()]
-    assert len(set(options)) == 1
-    assert options[0][0] * options[0][1] == 64
-    assert options[0][1] > 1
-    assert with_fitted_batches(READERS, specs, outlines, sizes, 64 * GIB)["cola-a-0"].options["batch_size"] == 64
+    first, second = fitted_batches(READERS, specs, outlines, GIB // 4).values()
+    assert first == second
+    rows, steps = first
+    assert rows * steps == 64
+    assert steps > 1
+    assert fitted_batches(READERS, specs, outlines, 64 * GIB)["cola-a-0"] == (64, 1)
+
+
+def test_a_resumed_run_keeps_its_batches_whatever_memory_is_free_now(tmp_path: Path):
+    outlines, _ = load_outlines(READERS, None)
+    specs = expand_recipe(READERS, {"resume": True}, outlines)
+    batches = fitted_batches(READERS, specs, outlines, GIB // 4, tmp_path)
+    save_batches(tmp_path, batches, resume=True)
+    assert fitted_batches(READERS, specs, outlines, 64 * GIB, tmp_path) == batches
+    anew = expand_recipe(READERS, {}, outlines)
+    assert fitted_batches(READERS, anew, outlines, 64 * GIB, tmp_path) != batches
+    (tmp_path / BATCHES).write_text('{"cola-a-0": [0, 1]}')
+    with pytest.raises(StoreError, match=r"does not hold batches"):
+        fitted_batches(READERS, specs, outlines, GIB, tmp_path)
 
 
 def test_parts_add_up_and_cost_hours_of_named_cards():

@@ -72,7 +72,7 @@ def test_a_copy_of_a_recipe_finds_the_paper_s_numbers(tmp_path: Path):
     path.write_bytes((DWATT / "table-2.yaml").read_bytes())
     assert load_recipe(path).table == recipe(DWATT / "table-2.yaml").table
     path.write_text(path.read_text().replace("dwatt/table 2", "dwatt/table 20"))
-    with pytest.raises(UnknownNameError, match=r"line 18, table\.published: unknown table or figure 'table 20'; known"):
+    with pytest.raises(UnknownNameError, match=r"line 19, table\.published: unknown table or figure 'table 20'; known"):
         load_recipe(path)
 
 
@@ -137,6 +137,7 @@ BAD: list[tuple[str, str, str]] = [
         r"table\.metrics: unknown metric 'mcc'; known: accuracy, f1",
     ),
     ("published: table 1", "published: table 2", r"line 2, table\.published: unknown table or figure 'table 2'"),
+    ("published: table 1", "published: dwat/table 2", r"unknown paper 'dwat'; known: .*Did you mean 'dwatt'"),
     (
         "rows: [method, insert.position]",
         "rows: method",

@@ -44,6 +44,12 @@ def test_a_task_as_published(cola: Path):
     assert (sizes(task), task.metric) == ({"train": 40, "validation": 10}, "mcc")
 
 
+def test_a_preset_may_have_a_metric_that_is_not_reported_by_default(cola: Path):
+    task = load(cola, metric="auroc")
+    assert (task.metric, task.metrics[0]) == ("auroc", "auroc")
+    assert "auroc" not in load(cola).metrics
+
+
 def test_holding_out_a_tenth_makes_the_published_validation_part_the_test(cola: Path):
     published, task = load(cola), load(cola, hold_out=True, metric="accuracy")
     assert sizes(task) == {"train": 36, "validation": 4, "test": 10}

@@ -13,6 +13,7 @@ from tests.support.files import jsonl
 from lamina import save
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, UnknownNameError
+from lamina.recipes.report_file import read_report_file
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import Recipe, parse_recipe
 from lamina.report.run_report import write_report
@@ -63,6 +64,14 @@ def test_a_monitor_is_calibrated_saved_and_reported(folder: Path, tmp_path: Path
     section = run_section(tmp_path, "run")
     assert [table.title for table in section.tables][-1] == "Monitors"
     assert any(line.startswith("smooth flags") for line in section.conclusions)
+
+
+def test_the_drawn_files_of_an_earlier_run_are_still_known(folder: Path, tmp_path: Path):
+    for _ in range(2):
+        run_recipe(recipe(folder, monitors={"guard": GUARD}), output=tmp_path)
+        known = read_report_file(tmp_path).files
+        write_report(tmp_path, [])
+    assert known == read_report_file(tmp_path).files != []
 
 
 @pytest.mark.parametrize(

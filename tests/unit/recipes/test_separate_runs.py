@@ -16,6 +16,7 @@ from lamina.cells import run_cells as cells
 from lamina.editing.insert import insert_
 from lamina.errors import ConfigError, LayerIndexError, NotFiniteError, StoreError
 from lamina.recipes import run_recipe as runner
+from lamina.recipes.expand import with_part
 from lamina.recipes.run_recipe import run_recipe
 from lamina.recipes.schema import Recipe
 from lamina.store import load, save
@@ -140,6 +141,21 @@ def test_of_equal_models_the_first_of_the_recipe_is_kept_whichever_ended_last(
     own = load(tmp_path / "models" / "film", "sequence_classification")[0].state_dict()
     assert not torch.equal(own["classifier.weight"], other["classifier.weight"])
     assert {path.suffix for path in (tmp_path / "separate").iterdir()} == {".json"}
+
+
+@pytest.mark.parametrize(("resume", "kept"), [(True, "good"), (False, "bad")])
+def test_a_part_that_is_added_to_a_folder_keeps_the_better_model_of_the_first_part(
+    folder: Path, tmp_path: Path, resume: bool, kept: str
+):
+    two = methods(folder, {"good": {"fit": {"epochs": 8}}, "bad": {"fit": {"learning_rate": 1e-12}}})
+    scores, states = {}, {}
+    for method in ("good", "bad"):
+        part = with_part(two, {"method": [method]})
+        scores[method] = run_recipe(part, data=folder, output=tmp_path, resume=resume).rows[0]["score"]
+        states[method] = load(tmp_path / "models" / "film", "sequence_classification")[0].state_dict()
+    assert scores["good"] > scores["bad"]
+    same = torch.equal(states["good"]["classifier.weight"], states["bad"]["classifier.weight"])
+    assert same == (kept == "good")
 
 
 def test_a_model_that_is_not_where_its_worker_wrote_it_is_an_error(
