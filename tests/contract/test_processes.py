@@ -49,7 +49,7 @@ def command_as_rank(rank: int, folder: Path, port: int) -> None:
     for name in ("readers", "methods"):
         time.sleep(rank / 5)
         with pytest.raises(SystemExit) as ended:
-            main(["train", str(folder / f"{name}.yaml"), "-o", str(folder / name), "--no-progress"])
+            main(["train", str(folder / f"{name}.yaml"), "-o", str(folder / name), "--no-progress", "--fit-memory"])
         if ended.value.code:
             raise RuntimeError(f"lamina train ended with code {ended.value.code}")
 
@@ -127,3 +127,5 @@ def test_two_processes_of_one_recipe_share_its_output(tmp_path: Path):
     fork_two(tmp_path, command_as_rank)
     assert (tmp_path / "readers" / "lamina.json").is_file()
     assert (tmp_path / "methods" / "models" / "a" / "config.json").is_file()
+    for name, trained in (("readers", "a-last-0"), ("methods", "a-plain-0")):  # half of a batch for each process
+        assert json.loads((tmp_path / name / "batches.json").read_text()) == {trained: [4, 1]}
