@@ -44,9 +44,12 @@ report: .venv/.demo .venv/.report
 test: .venv/.test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-# Long pages of the docs and the dry runs of all recipes that come along, which `make test` leaves out.
+# What `make test` leaves out and every change should pass: clusters of Ray, the docs as a site in a browser, long pages of
+# the docs, and the dry runs of all recipes that come along.
+LONG := $(addprefix tests/,contract/test_ray.py unit/cli/test_serve_ray.py unit/recipes/test_shipped_recipes.py \
+	end_to_end/test_docs.py end_to_end/test_site.py)
 test-long: .venv/.test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m full tests/end_to_end/test_docs.py tests/unit/recipes/test_shipped_recipes.py $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m full $(LONG) $(ARGS)
 
 # The real engine needs another transformers than the other tests, so it has an environment of its own. torchvision and
 # others that its wheel asks for are not needed, and are large: its requirements come from the list of what was tried.

@@ -30,6 +30,7 @@ from lamina.store import load
 from lamina.studies.runner import Cell, run_cells
 
 ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.full  # processes that import torch take long; see `make test-long`
 quiet = partial(run_cells, progress=False)
 
 
@@ -67,7 +68,6 @@ def test_items_are_taken_as_they_are_needed_and_what_a_worker_that_dies_had_in_h
     assert (tmp_path / "mark").exists()
 
 
-@pytest.mark.full
 def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -78,7 +78,6 @@ def test_a_worker_that_dies_again_and_again_is_told_after_the_answers_before(
         next(answers)
 
 
-@pytest.mark.full
 def test_what_the_items_raise_comes_after_the_answers_before():
     def items() -> Iterator[int]:
         yield 1
@@ -120,7 +119,6 @@ def test_a_file_is_answered_as_in_one_process_up_to_a_bad_row(tmp_path: Path):
         assert other["readers"]["mood"]["probabilities"] == pytest.approx(mood, abs=1e-5)
 
 
-@pytest.mark.full
 def test_a_file_is_answered_by_workers_to_its_end(tmp_path: Path):
     (source := tmp_path / "texts.txt").write_text("".join(f"{TEXTS[at % 3]}\n" for at in range(60)))
     options = {"chunk_rows": 8, "progress": False}
@@ -129,11 +127,6 @@ def test_a_file_is_answered_by_workers_to_its_end(tmp_path: Path):
         for name, more in (("alone.jsonl", {}), ("ray.jsonl", {"ray": "local"}))
     )
     assert (found.rows, found.skipped) == (alone.rows, alone.skipped) == (60, 0)
-
-
-def test_workers_without_ray_are_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"predict: workers is 2, but ray was not given"):
-        lamina.predict_file(tiny_bank(), tmp_path / "a.txt", tmp_path / "b.jsonl", workers=2)
 
 
 # Cells of studies
@@ -153,7 +146,6 @@ def test_a_cell_whose_worker_was_killed_is_tried_again_and_the_table_is_the_same
     pd.testing.assert_frame_equal(resumed, table)
 
 
-@pytest.mark.full
 def test_a_cell_that_kills_every_worker_or_raises_is_recorded_as_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -180,7 +172,6 @@ def steps(folder: Path) -> dict[str, int]:
     return {path.stem: len(path.read_text().splitlines()) for path in sorted(folder.glob("*.runs"))}
 
 
-@pytest.mark.full
 def test_a_run_whose_worker_was_killed_goes_on_from_its_checkpoint(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

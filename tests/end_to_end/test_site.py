@@ -22,7 +22,7 @@ from tests.support.documented import ROOT, blocks
 import lamina
 from lamina.cli.command_line import COMMANDS
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
+pytestmark = [pytest.mark.skipif(bool(missing()), reason=missing()), pytest.mark.full]  # see `make test-long`
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def addresses(browser: Any) -> set[str]:
     return {address for address in asked if not address.startswith(("data:", "about:", "blob:"))}
 
 
-@pytest.mark.parametrize("step", [20, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("step", [4])
 def test_pages_fit_a_phone_and_ask_nobody_for_anything(step: int, site: Path, browser: Any):
     resize(browser, 400, 900)
     pages = sorted(page for page in site.rglob("*.html") if page.name != "404.html")
@@ -97,7 +97,6 @@ def test_a_page_is_a_notebook_too(site: Path):
         assert [re.sub("^%%writefile.*\n", "", cell) for cell in code] == wanted
 
 
-@pytest.mark.full
 def test_a_notebook_runs(site: Path, tmp_path: Path):
     """The Python of every page runs in test_docs.py; this starts a kernel of Jupyter too."""
     notebook = nbformat.read(site / "files.ipynb", 4)

@@ -386,3 +386,8 @@ def test_paths_of_images_start_at_the_table(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert run(vit(), source, tmp_path / "out.jsonl", processor=image_processor()).rows == 1
     assert rows(tmp_path / "out.jsonl")[0]["text"] == "p/0.png"
+
+
+def test_workers_without_ray_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"predict: workers is 2, but ray was not given"):
+        predict_file(bank(), tmp_path / "a.txt", tmp_path / "b.jsonl", workers=2)
