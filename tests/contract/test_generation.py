@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 from tests.support.portions import one_in
-from tests.support.tiny import FAMILIES
+from tests.support.tiny import FAMILIES, WRITERS
 from torch import Tensor
 
 from lamina.bank import BankOutput, Reader, ReaderBank
@@ -25,17 +25,6 @@ from lamina.fusion.routing import Routing
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 
-HEADS = {
-    "gpt2": "AutoModelForCausalLM",
-    "llama": "AutoModelForCausalLM",
-    "qwen2": "AutoModelForCausalLM",
-    "gemma": "AutoModelForCausalLM",
-    "gemma3_text": "AutoModelForCausalLM",
-    "bart": "AutoModelForSeq2SeqLM",
-    "mbart": "AutoModelForSeq2SeqLM",
-    "t5": "AutoModelForSeq2SeqLM",
-    "whisper": "AutoModelForSpeechSeq2Seq",
-}
 TWO = ("a", "b")
 READERS = {
     "tokens": (AdaLayers(dim=8), TokenClassification(TWO, encoder_layers=0)),
@@ -55,7 +44,7 @@ MODES: dict[str, dict[str, Any]] = {
     "sampled beams": {"num_beams": 3, "do_sample": True},
     "beams, no cache": {"num_beams": 3, "use_cache": False},
 }
-CASES = [(name, mode) for name in HEADS for mode in [*MODES][: 6 if name in ("gpt2", "bart") else 4]]
+CASES = [(name, mode) for name in WRITERS for mode in [*MODES][: 6 if name in ("gpt2", "bart") else 4]]
 
 
 @functools.cache
@@ -67,7 +56,7 @@ def bank_of(name: str) -> ReaderBank:
     family = FAMILIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(name.encode()))
-        model = getattr(transformers, HEADS[name]).from_config(family.config()).eval().double()
+        model = getattr(transformers, WRITERS[name]).from_config(family.config()).eval().double()
     bank = ReaderBank(model)
     with torch.no_grad():
         for parameter in model.parameters():  # as large as trained ones, so that the tokens before a token count

@@ -10,61 +10,21 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.formulas import SETTINGS, stir_
+from tests.support.formulas import stir_
+from tests.support.read_cases import FUSED, HEAD_SETTINGS, HEADED, built
 from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES, model_of
 
 from lamina.bank import BankOutput, Reader, ReaderBank
 from lamina.errors import ConfigError
-from lamina.fusion import FUSIONS
 from lamina.heads import HEADS
 
-LABELS = ("a", "b", "c")
-FEW = [
-    {"attention_heads": 4, "pooling": "attention", "problem_type": "classification", "class_weights": (1.0, 2.0, 3.0)},
-    {"encoder_layers": 1, "feedforward": 24, "pooling": "mean"},
-]
-HEAD_SETTINGS: dict[str, list[dict[str, Any]]] = {
-    "audio_classification": FEW,
-    "image_classification": FEW,  # the module is that of "sequence_classification"
-    "causal_lm": [{"labels": ("token",)}],
-    "masked_lm": [{"labels": ("token",)}],
-    "sequence_classification": [
-        {"attention_heads": 4},
-        {"pooling": "mean"},
-        {"pooling": "query"},
-        {"pooling": "first"},
-        {"encoder_layers": 2, "attention_heads": 4, "feedforward": 24, "pooling": "query"},
-        {"problem_type": "multi_label", "class_weights": (1.0, 2.0, 3.0)},
-        {"problem_type": "regression", "labels": ("score",)},
-    ],
-    "token_classification": [
-        {"feedforward": 24},
-        {"encoder_layers": 2, "attention_heads": 4, "feedforward": 24, "class_weights": (1.0, 2.0, 3.0)},
-        {"encoder_layers": 0},
-    ],
-}
-FUSED = {
-    f"{name}-{number}": FUSIONS.get(name)(**settings)
-    for name in FUSIONS.names()
-    for number, settings in enumerate(SETTINGS.get(name, [{}]))
-}
-HEADED = {
-    f"{name}-{number}": HEADS.get(name)(**({"labels": LABELS} | settings))
-    for name in HEADS.names()
-    for number, settings in enumerate(HEAD_SETTINGS.get(name, [{}]))
-}
 PER_TOKEN = ("causal_lm", "masked_lm", "token_classification")  # the kinds whose logits are one row per token
 VOCABULARY = ("causal_lm", "masked_lm")  # the kinds whose logits are over the base's vocabulary
 LENGTHS = (3, 9, 1, 6)
 FAMILIES_READ = ("bert", "gpt2", "t5")
 EVERY = 6  # one in so many heads of each fusion is tried on each family, all of them with `-m full`
 PORTIONS = pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.full)], ids=["some", "all"])
-
-
-def built(head: str, dim: int = 32) -> Any:
-    """A head's module; some need the model that is read."""
-    return HEADED[head].build_on(model_of("bert"), dim)
 
 
 @functools.cache

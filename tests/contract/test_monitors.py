@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from tests.contract.test_generation import HEADS as GENERATING
-from tests.contract.test_heads import FUSED, HEADED, built
 from tests.support.formulas import stir_
 from tests.support.portions import one_in
-from tests.support.tiny import FAMILIES, model_of
+from tests.support.read_cases import FUSED, HEADED, built
+from tests.support.tiny import FAMILIES, WRITERS, model_of
 from torch import Tensor
 
 from lamina.bank import Reader, ReaderBank
@@ -105,7 +104,7 @@ def bank_of(name: str) -> ReaderBank:
     family = FAMILIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(zlib.crc32(name.encode()))
-        model = getattr(transformers, GENERATING[name]).from_config(family.config()).eval()
+        model = getattr(transformers, WRITERS[name]).from_config(family.config()).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)), alpha=0.1)
@@ -157,7 +156,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 CASES = [
     (name, mode, over)
-    for name in GENERATING
+    for name in WRITERS
     for mode in [*MODES][: 4 if name in ("gpt2", "bart") else 2]
     for over in ("output", "both")
 ]

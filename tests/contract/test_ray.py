@@ -15,9 +15,8 @@ import pytest
 import torch
 from tests.support.cells import cells, run_that_dies, runs
 from tests.support.dying import dies
+from tests.support.film_recipes import LAST, methods, recipe, write_films
 from tests.support.stored import TEXTS, tiny_bank
-from tests.unit.recipes.test_run import LAST, methods, recipe
-from tests.unit.recipes.test_separate_runs import write_films
 
 import lamina
 from lamina.cells import run_cells as cell_runs

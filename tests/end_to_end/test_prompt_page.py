@@ -8,25 +8,15 @@ from urllib.parse import urlencode
 
 import pytest
 from tests.support.browser import missing, prefer, resize, wait
-from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
+from tests.support.causal import TEMPLATE
 from tests.support.serving import served
+from tests.support.writing import PROMPT, writing_bank
 
-from lamina.bank import Reader, ReaderBank
-from lamina.fusion.ada_layers import AdaLayers
-from lamina.fusion.mean import Mean
-from lamina.heads.sequence_classification import SequenceClassification
-from lamina.heads.token_classification import TokenClassification
+from lamina.bank import ReaderBank
 from lamina.monitors import EMA, LastScore, Monitor
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
-PROMPT = "the film is good"
-
-
-def writing_bank(template: str | None = None) -> ReaderBank:
-    bank = ReaderBank(causal_model(), causal_tokenizer(template))
-    bank.add("odd", Reader(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)))
-    bank.add("mood", Reader(Mean(), SequenceClassification(("bad", "good", "so"), pooling="mean")))
-    return bank.eval()
+TWO = ("odd", "mood")  # the readers of the page
 
 
 def scores(bank: ReaderBank, count: int) -> list[float]:
@@ -37,7 +27,7 @@ def scores(bank: ReaderBank, count: int) -> list[float]:
 
 @pytest.fixture(scope="module")
 def bank() -> ReaderBank:
-    bank = writing_bank()
+    bank = writing_bank(None, TWO, ())
     own = scores(bank, 12)
     bank.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=max(own[2:]), name="sharp"))
     bank.keep_monitor(Monitor("mood", "bad", EMA(3), name="quiet"))
@@ -104,7 +94,7 @@ def test_a_text_stops_at_a_flag_and_in_a_chat_too(browser: Any, address: str):
     wait(lambda: is_written(page))
     assert page.find_element("id", "progress").text.endswith("it ends because a monitor flagged it.")
     assert len(tokens(page, "sharp")) < 12
-    chatting = writing_bank(TEMPLATE)
+    chatting = writing_bank(TEMPLATE, TWO, ())
     chatting.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=1e-6, name="sharp"))
     with served(chatting) as other:
         page = opened(browser, other)
@@ -117,7 +107,7 @@ def test_a_text_stops_at_a_flag_and_in_a_chat_too(browser: Any, address: str):
 
 
 def test_without_monitors_each_reader_of_tokens_has_a_panel_and_a_finished_text_is_judged(browser: Any):
-    with served(writing_bank()) as address:
+    with served(writing_bank(None, TWO, ())) as address:
         page = opened(browser, address, prompt=PROMPT)
         assert page.find_element("id", "prompt").get_attribute("value") == PROMPT
         assert not page.find_element("id", "stopping").is_displayed()
@@ -163,7 +153,7 @@ def test_a_server_with_a_key_shows_no_prompt_without_it(browser: Any, bank: Read
 
 
 def test_a_running_text_is_stopped_by_hand(browser: Any):
-    bank = writing_bank()
+    bank = writing_bank(None, TWO, ())
     release = bank.model.register_forward_pre_hook(lambda *_: time.sleep(0.15))
     with served(bank) as address:
         page = opened(browser, address)

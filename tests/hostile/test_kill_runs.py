@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 import torch
 from tests.support import finetuned, training
+from tests.support.cached import cached_bank, cached_rows, opened
 from tests.support.deaths import Contents, contents, deaths, dies, is_interrupted, is_killed
+from tests.support.film_recipes import ADA, methods, recipe
 from tests.support.stored import save_base, tiny_bank, tiny_model
-from tests.unit.data import test_state_cache
-from tests.unit.recipes import test_run
 
 from lamina import predict_file
 from lamina.cli.edit_command import edit
@@ -107,8 +107,8 @@ class Methods:
 
     def run(self, folder: Path, *, seed: int = 0, resume: bool = False) -> None:
         fit = {"epochs": 1, "batch_size": 3, "learning_rate": 0.01, "progress": False, "save_steps": 1}
-        recipe = test_run.methods(self.data, {"plain": {}, "again": {"fit": {"keep": "last"}}}, fit=fit, seeds=[seed])
-        run_recipe(recipe, data=self.data, output=folder, resume=resume)
+        films = methods(self.data, {"plain": {}, "again": {"fit": {"keep": "last"}}}, fit=fit, seeds=[seed])
+        run_recipe(films, data=self.data, output=folder, resume=resume)
 
     def old(self, folder: Path) -> None:
         self.run(folder, seed=1)
@@ -134,8 +134,8 @@ class Readers(Methods):
     def run(self, folder: Path, *, seed: int = 0, resume: bool = False) -> None:
         rate = (1 + seed) / 100
         fit = {"epochs": 1, "batch_size": 3, "learning_rate": rate, "progress": False, "save_steps": 1}
-        recipe = test_run.recipe(self.data, {"Ada": test_run.ADA}, fit=fit)
-        run_recipe(recipe, data=self.data, output=folder, resume=resume)
+        films = recipe(self.data, {"Ada": ADA}, fit=fit)
+        run_recipe(films, data=self.data, output=folder, resume=resume)
 
     def old(self, folder: Path) -> None:
         self.run(folder, seed=1)
@@ -265,7 +265,7 @@ def test_predictions_that_die_again(resume: bool, step: int, tmp_path: Path):
 
 
 def states(folder: Path) -> dict[int, torch.Tensor]:
-    cached = test_state_cache.opened(test_state_cache.bank_of(), folder)
+    cached = opened(cached_bank(), folder, cached_rows())
     assert cached is not None
     return cached.batch([0, 3])["main"]
 

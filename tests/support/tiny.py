@@ -336,3 +336,17 @@ class Passing(BertLayer):
 
     def forward(self, states: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         return states + 1
+
+
+# family whose models write texts -> the auto class of transformers with the head
+WRITERS = {
+    "gpt2": "AutoModelForCausalLM",
+    "llama": "AutoModelForCausalLM",
+    "qwen2": "AutoModelForCausalLM",
+    "gemma": "AutoModelForCausalLM",
+    "gemma3_text": "AutoModelForCausalLM",
+    "bart": "AutoModelForSeq2SeqLM",
+    "mbart": "AutoModelForSeq2SeqLM",
+    "t5": "AutoModelForSeq2SeqLM",
+    "whisper": "AutoModelForSpeechSeq2Seq",
+}

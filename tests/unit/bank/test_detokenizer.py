@@ -2,23 +2,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.bytes_tokenizer import BYTES
 from tests.support.stored import tiny_tokenizer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from lamina.bank.detokenizer import Detokenizer
-
-
-def bytes_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with a token per byte, so that most characters beyond ASCII are several tokens."""
-    signs = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({sign: at for at, sign in enumerate(signs)}, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
-
-
-BYTES = bytes_tokenizer()
 
 
 def pieces_of(pieces: Detokenizer, ids: list[int]) -> list[str]:

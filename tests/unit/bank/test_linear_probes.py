@@ -32,13 +32,14 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
 from sklearn.svm import LinearSVC  # noqa: E402
 
 WIDTH, WITHIN = 16, 1e-6
-RNG = np.random.default_rng(0)
+
+
+def normal(*size: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=size)
 
 
 def states(rows: int, layers: int, tokens: int = 5) -> dict[int, torch.Tensor]:
-    return {
-        layer: torch.from_numpy(RNG.normal(size=(rows, tokens, WIDTH)).astype(np.float32)) for layer in range(layers)
-    }
+    return dict(enumerate(torch.from_numpy(normal(layers, rows, tokens, WIDTH).astype(np.float32))))
 
 
 def pooled(by_layer: dict[int, torch.Tensor], pooling: str | None) -> np.ndarray:
@@ -113,7 +114,7 @@ def test_a_probe_of_lmprobe_is_known_by_its_parts():
     """lmprobe is not a dependency: an object with the attributes of its `Probe` and `PerLayerScaler` stands for it."""
     by_layer = states(40, 4)
     features = pooled({1: by_layer[1], 2: by_layer[2]}, "last")
-    means, stds = RNG.normal(size=(1, 2, WIDTH)), RNG.uniform(1, 2, size=(1, 2, WIDTH))
+    means, stds = normal(1, 2, WIDTH), 1 + abs(normal(1, 2, WIDTH))
     scaled = (features - means.reshape(-1)) / stds.reshape(-1)
     classifier = LogisticRegression().fit(scaled, scaled[:, 0] > 0)
     kinds = [type(name, (SimpleNamespace,), {"__module__": "lmprobe.probe"}) for name in ("Probe", "PerLayerScaler")]
@@ -138,20 +139,20 @@ def test_what_is_no_fitted_linear_model_is_refused(probe: Any, options: Any, err
 
 @pytest.mark.parametrize("layers", [[-1, 1], [2, 1], []])
 def test_layers_of_a_probe_ascend_from_0(layers: list[int]):
-    features = RNG.normal(size=(20, 2 * WIDTH))
+    features = normal(20, 2 * WIDTH)
     with pytest.raises(ConfigError, match="the layers of a probe are ascending numbers from 0"):
         Reader.from_sklearn(Ridge().fit(features, features[:, 0]), layers=layers)
 
 
 def test_a_scaler_that_clips_is_refused():
-    features = RNG.normal(size=(20, WIDTH))
+    features = normal(20, WIDTH)
     probe = make_pipeline(MinMaxScaler(clip=True), Ridge()).fit(features, features[:, 0])
     with pytest.raises(ConfigError, match=r"clips its output, which is not linear. Fit .* with clip=False"):
         Reader.from_sklearn(probe, layers=1)
 
 
 def test_a_probe_of_another_width_is_refused_when_it_is_added():
-    features = RNG.normal(size=(20, 8))
+    features = normal(20, 8)
     reader = Reader.from_sklearn(Ridge().fit(features, features[:, 0]), layers=1)
     with pytest.raises(ConfigError, match="the probe belongs to a model of another width"):
         tiny_bank({"x": reader})

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.support.bytes_tokenizer import BYTES
 from tests.support.stored import tiny_tokenizer
 from tests.support.tiny import FAMILIES
-from tests.unit.bank.test_detokenizer import BYTES
 from torch import Tensor
 from transformers import BertConfig, BertLMHeadModel, GenerationMixin, GPT2Config, GPT2LMHeadModel
 

@@ -3,17 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from tests.support.training import tiny_model, tiny_tokenizer
-
 from lamina.data.recorded_states import RecordedStates
-
-
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    tiny_model().save_pretrained(tmp_path / "base")
-    tiny_tokenizer().save_pretrained(tmp_path / "base")
-    return tmp_path / "base"
 
 
 def test_states_of_a_file_are_written(lamina, base: Path, tmp_path: Path):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from tests.support.causal import causal_model, causal_tokenizer
+from tests.support.serving import START, ask
 from tests.unit.cli.conftest import Ran
 
 import lamina as library
@@ -26,8 +27,6 @@ from lamina.cli import serve_command
 from lamina.fusion.mean import Mean
 from lamina.monitors import LastScore
 from lamina.serve import Settings
-
-START = "import sys; from lamina.cli import main; main(sys.argv[1:])"
 
 
 @contextmanager
@@ -45,13 +44,6 @@ def serving(bank: Path, *options: str, **environment: str) -> Iterator[tuple[str
     finally:
         process.kill()
         process.communicate()
-
-
-def ask(address: str, path: str, body: Any = None, **headers: str) -> Any:
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, data, {"content-type": "application/json", **headers})
-    with urllib.request.urlopen(request, timeout=30) as response:
-        return json.load(response)
 
 
 KEY, ADMIN = {"authorization": "Bearer sesame"}, {"authorization": "Bearer marigold"}

@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.support.serving import START, ask
 from tests.unit.cli.conftest import Ran
-from tests.unit.cli.test_serve_command import START, ask
 
 import lamina as library
 

@@ -14,10 +14,10 @@ from typing import Any
 import jaxtyping
 import pytest
 import torch
-from tests.support.cached import Rows
+from tests.support.cached import TEXTS, Rows, cached_bank, cached_rows
 from tests.support.cached import opened as opened_for
 from tests.support.deaths import forked
-from tests.support.training import reader, sentences, tiny_bank, tiny_model, tiny_tokenizer
+from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer
 from transformers import BartConfig, BartModel
 
 from lamina.bank import Reader, ReaderBank
@@ -30,7 +30,6 @@ from lamina.fusion.mean import Mean
 from lamina.heads.sequence_classification import SequenceClassification
 
 Usage = namedtuple("Usage", "total used free")
-TEXTS = [" ".join(row) for row in sentences(12, seed=3, high=12)]
 
 
 @pytest.fixture(autouse=True)
@@ -39,23 +38,14 @@ def on_disk(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache_module, "_SHARE", 0.0)
 
 
-def rows_of(texts: list[str] = TEXTS, **options: Any) -> Rows:
-    return Rows(tiny_tokenizer()(texts, **options)["input_ids"])
-
-
-def bank_of(model: Any = None, **readers: Reader) -> ReaderBank:
-    chosen = readers or {"a": reader(), "b": Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))}
-    return tiny_bank(chosen, model) if model is not None else tiny_bank(chosen)
-
-
 def opened(bank: ReaderBank, folder: Path, inputs: Rows | None = None, **changes: Any) -> CachedStates | None:
-    return opened_for(bank, folder, inputs or rows_of(), **changes)
+    return opened_for(bank, folder, inputs or cached_rows(), **changes)
 
 
 def difference(bank: ReaderBank, states: CachedStates | None, rows: list[int], inputs: Rows | None = None) -> float:
     """The largest difference between cached states and those of the model, where there are tokens."""
     assert states is not None
-    given, cached = inputs or rows_of(), states.batch(rows)["main"]
+    given, cached = inputs or cached_rows(), states.batch(rows)["main"]
     found = [0.0]
     for at, row in enumerate(rows):
         with torch.no_grad():
@@ -82,9 +72,9 @@ def contents(folder: Path) -> set[str]:
 
 
 def test_layers_of_all_readers(tmp_path: Path):
-    assert layers_of(bank_of(), ["a", "b"]) == {"main": (0, 1, 2, 3)}
-    assert layers_of(bank_of(), ["b"]) == {"main": (0, 2)}
-    states = opened(bank_of(b=Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))), tmp_path)
+    assert layers_of(cached_bank(), ["a", "b"]) == {"main": (0, 1, 2, 3)}
+    assert layers_of(cached_bank(), ["b"]) == {"main": (0, 2)}
+    states = opened(cached_bank(b=Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))), tmp_path)
     assert states is not None
     assert set(states.batch([0])["main"]) == {0, 2}
 
@@ -94,14 +84,14 @@ def test_layers_of_all_readers(tmp_path: Path):
     [("float32", 1, 0.0), ("float32", 4, 5e-6), ("float16", 4, 5e-3)],  # rounding differs from batch to batch
 )
 def test_cached_states_are_those_of_the_model(tmp_path: Path, dtype: str, batch_size: int, within: float):
-    bank = bank_of()
+    bank = cached_bank()
     states = opened(bank, tmp_path, dtype=dtype, batch_size=batch_size)
     for rows in ([0, 1, 2, 3], [7, 2, 11], [5]):
         assert difference(bank, states, rows) <= within
 
 
 def test_filling_runs_each_row_once_and_a_later_run_none(tmp_path: Path):
-    bank = bank_of()
+    bank = cached_bank()
     seen = runs(bank)
     assert opened(bank, tmp_path) is not None
     assert sum(seen) == len(TEXTS)
@@ -113,7 +103,7 @@ def test_filling_runs_each_row_once_and_a_later_run_none(tmp_path: Path):
 
 
 def test_a_base_in_bfloat16_comes_back_bit_for_bit(tmp_path: Path):
-    bank = bank_of(tiny_model().to(torch.bfloat16))
+    bank = cached_bank(tiny_model().to(torch.bfloat16))
     states = opened(bank, tmp_path, dtype="float16")
     assert states is not None
     assert states.batch([3])["main"][2].dtype == torch.bfloat16
@@ -121,7 +111,7 @@ def test_a_base_in_bfloat16_comes_back_bit_for_bit(tmp_path: Path):
 
 
 def test_mixed_precision_is_kept_apart_and_computed_so(tmp_path: Path):
-    bank, inputs = bank_of(), rows_of()
+    bank, inputs = cached_bank(), cached_rows()
     states = opened(bank, tmp_path, precision="bfloat16")
     assert opened(bank, tmp_path) is not None
     assert len(contents(tmp_path)) == 2
@@ -134,14 +124,14 @@ def test_mixed_precision_is_kept_apart_and_computed_so(tmp_path: Path):
 
 
 def test_clearing_does_not_disturb_who_reads(tmp_path: Path):
-    bank = bank_of()
+    bank = cached_bank()
     states = opened(bank, tmp_path)
     disk_cache.clear(tmp_path, "all")
     assert difference(bank, states, [0, 4]) == 0
 
 
 def test_an_interrupted_filling_leaves_nothing(tmp_path: Path):
-    bank = bank_of()
+    bank = cached_bank()
     seen = runs(bank)
 
     def interrupt(*_: object) -> None:
@@ -159,31 +149,31 @@ def test_states_that_half_precision_cannot_hold_leave_nothing(tmp_path: Path):
     with torch.no_grad():
         model.get_parameter("encoder.layer.0.output.LayerNorm.weight").mul_(1e6)
     with pytest.raises(CacheError, match="beyond the range of float16"):
-        opened(bank_of(model), tmp_path, dtype="float16")
+        opened(cached_bank(model), tmp_path, dtype="float16")
     assert contents(tmp_path) == set()
-    assert opened(bank_of(model), tmp_path) is not None
+    assert opened(cached_bank(model), tmp_path) is not None
 
 
 # Keys
 
 
 def test_whatever_changes_the_states_makes_another_entry(tmp_path: Path):
-    bank = bank_of()
-    other, retokenized, reconfigured = tiny_model(), bank_of(), bank_of()
+    bank = cached_bank()
+    other, retokenized, reconfigured = tiny_model(), cached_bank(), cached_bank()
     with torch.no_grad():
         other.get_parameter("encoder.layer.0.output.dense.weight").add_(0.3)
-    retrained = bank_of(other)
+    retrained = cached_bank(other)
     retokenized.processor.add_tokens(["brandnew"])
     reconfigured.model.config.hidden_dropout_prob = 0.3
     found = [
         opened(bank, tmp_path),
-        opened(bank, tmp_path, rows_of([*TEXTS[:-1], "a film"])),
-        opened(bank, tmp_path, rows_of(TEXTS[::-1])),
-        opened(bank, tmp_path, rows_of(max_length=6, truncation=True)),
+        opened(bank, tmp_path, cached_rows([*TEXTS[:-1], "a film"])),
+        opened(bank, tmp_path, cached_rows(TEXTS[::-1])),
+        opened(bank, tmp_path, cached_rows(max_length=6, truncation=True)),
         opened(bank, tmp_path, dtype="float16"),
         opened(bank, tmp_path, precision="bfloat16"),
-        opened(bank_of(a=reader()), tmp_path),
-        opened(bank_of(b=Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))), tmp_path),
+        opened(cached_bank(a=reader()), tmp_path),
+        opened(cached_bank(b=Reader(Mean(layers=(0, 2)), SequenceClassification(2, 2))), tmp_path),
         opened(retrained, tmp_path),
         opened(retokenized, tmp_path),
         opened(reconfigured, tmp_path),
@@ -193,20 +183,20 @@ def test_whatever_changes_the_states_makes_another_entry(tmp_path: Path):
 
 
 def test_another_format_makes_another_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    first = opened(bank_of(), tmp_path)
+    first = opened(cached_bank(), tmp_path)
     monkeypatch.setattr(cache_module, "FORMAT", 99)
     monkeypatch.setattr(disk_cache, "FORMAT", 99)
-    second = opened(bank_of(), tmp_path)
+    second = opened(cached_bank(), tmp_path)
     assert first is not None
     assert second is not None
     assert first.folder != second.folder
 
 
 def test_what_does_not_change_the_states_finds_the_same_entry(tmp_path: Path):
-    other = bank_of(c=reader(seed=4), d=Reader(Mean(layers="all"), SequenceClassification(5, 2)))
+    other = cached_bank(c=reader(seed=4), d=Reader(Mean(layers="all"), SequenceClassification(5, 2)))
     other.model.config.name_or_path = "elsewhere"
     other.model.config.id2label = {0: "x"}
-    assert opened(bank_of(), tmp_path) is not None
+    assert opened(cached_bank(), tmp_path) is not None
     assert opened(other, tmp_path, batch_size=5) is not None
     assert len(contents(tmp_path)) == 1
 
@@ -230,7 +220,7 @@ def test_a_slow_tokenizer_has_a_hash_too():
 
 @pytest.mark.parametrize("damage", ["short", "other layers", "other version"])
 def test_an_entry_that_cannot_be_used_is_written_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str):
-    bank = bank_of()
+    bank = cached_bank()
     first = opened(bank, tmp_path)
     assert first is not None
     index = first.folder / disk_cache.INDEX
@@ -251,12 +241,12 @@ def test_entries_of_another_version_are_spoken_of_when_nothing_is_found(
 ):
     (tmp_path / ("b" * 32)).mkdir()
     (tmp_path / ("b" * 32) / disk_cache.INDEX).write_text('{"format": 0}')
-    assert opened(bank_of(), tmp_path) is not None
+    assert opened(cached_bank(), tmp_path) is not None
     assert f"1 entries in {tmp_path} were written by another version" in caplog.text
 
 
 def test_an_entry_that_vanishes_while_it_is_opened_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    bank = bank_of()
+    bank = cached_bank()
     first = opened(bank, tmp_path)
     assert first is not None
     entry = disk_cache.read_entry(first.folder)
@@ -271,16 +261,16 @@ def test_an_entry_that_vanishes_while_it_is_opened_is_written_again(tmp_path: Pa
 def test_an_entry_that_is_cleared_as_soon_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cache_module, "read_entry", lambda *_: None)
     with pytest.raises(CacheError, match="is gone; it was removed as soon as it was written"):
-        opened(bank_of(), tmp_path)
-    assert opened(bank_of(), tmp_path, mode="auto") is None
+        opened(cached_bank(), tmp_path)
+    assert opened(cached_bank(), tmp_path, mode="auto") is None
 
 
 # When it is left alone
 
 
 def test_obstacles():
-    bank = bank_of()
-    assert obstacle(bank, ["a", "b"], rows_of()) is None
+    bank = cached_bank()
+    assert obstacle(bank, ["a", "b"], cached_rows()) is None
     assert obstacle(bank, ["a"], Rows([[1]], uncacheable="these are images")) == "these are images"
     bank.add("c", Reader(ExtraLayers(), SequenceClassification(2, 2)))
     assert obstacle(bank, ["a"]) is None
@@ -299,7 +289,7 @@ def test_a_trained_base_and_a_decoder_are_obstacles():
 
 
 def test_off_looks_at_nothing(tmp_path: Path):
-    assert opened(bank_of(), tmp_path / "cache", mode="off") is None
+    assert opened(cached_bank(), tmp_path / "cache", mode="off") is None
     assert not (tmp_path / "cache").exists()
 
 
@@ -318,9 +308,9 @@ def test_no_room_is_an_error_when_on_and_a_warning_when_auto(
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10_000, 0, 600))
     with pytest.raises(CacheError, match=r"are needed.*are free"):
-        opened(bank_of(), tmp_path)
+        opened(cached_bank(), tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert opened(bank_of(), tmp_path, mode="auto") is None
+    assert opened(cached_bank(), tmp_path, mode="auto") is None
     assert "are needed" in caplog.text
 
 
@@ -329,28 +319,28 @@ def test_a_folder_that_cannot_be_written_is_an_error_when_on_and_a_warning_when_
 ):
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match=r"file/cache cannot be written \(Not a directory\)"):
-        opened(bank_of(), tmp_path / "file" / "cache")
-    assert opened(bank_of(), tmp_path / "file" / "cache", mode="auto") is None
+        opened(cached_bank(), tmp_path / "file" / "cache")
+    assert opened(cached_bank(), tmp_path / "file" / "cache", mode="auto") is None
     assert "cannot be written" in caplog.text
 
 
 def test_what_is_there_is_read_even_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert opened(bank_of(), tmp_path) is not None
+    assert opened(cached_bank(), tmp_path) is not None
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10_000, 0, 0))
-    assert opened(bank_of(), tmp_path) is not None
+    assert opened(cached_bank(), tmp_path) is not None
 
 
 def test_auto_caches_nothing_that_is_read_only_once(tmp_path: Path):
-    assert opened(bank_of(), tmp_path, mode="auto", passes=1) is None
+    assert opened(cached_bank(), tmp_path, mode="auto", passes=1) is None
     assert list(tmp_path.iterdir()) == []
-    assert opened(bank_of(), tmp_path, mode="on", passes=1) is not None
-    seen = runs(bank := bank_of())
+    assert opened(cached_bank(), tmp_path, mode="on", passes=1) is not None
+    seen = runs(bank := cached_bank())
     assert opened(bank, tmp_path, mode="auto") is not None
     assert seen == []  # the states were on disk
 
 
 def test_auto_keeps_states_in_memory_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    bank, size = bank_of(), sum(rows_of().lengths) * 4 * bank_of().stacks["main"].width * 4
+    bank, size = cached_bank(), sum(cached_rows().lengths) * 4 * cached_bank().stacks["main"].width * 4
     seen = runs(bank)
     free = namedtuple("Memory", "available")
     monkeypatch.setattr(cache_module, "_SHARE", 0.25)
@@ -381,7 +371,7 @@ class Clock:
 def test_auto_compares_the_time_of_computing_and_of_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, computing: float, reading: float, used: bool
 ):
-    clock, bank, batch = Clock(), bank_of(), CachedStates.batch
+    clock, bank, batch = Clock(), cached_bank(), CachedStates.batch
     assert bank.stacks
     monkeypatch.setattr(cache_module, "time", clock)
     bank.model.register_forward_pre_hook(lambda *_: setattr(clock, "now", clock.now + computing))
@@ -398,11 +388,11 @@ def test_auto_compares_the_time_of_computing_and_of_reading(
 
 
 def test_auto_with_one_batch_has_nothing_to_compare(tmp_path: Path):
-    assert opened(bank_of(), tmp_path, mode="auto", batch_size=100) is not None
+    assert opened(cached_bank(), tmp_path, mode="auto", batch_size=100) is not None
 
 
 def test_progress_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    opened(bank_of(), tmp_path, progress=True)
+    opened(cached_bank(), tmp_path, progress=True)
     assert "writing states" in capsys.readouterr().err
 
 
@@ -415,8 +405,8 @@ def test_all_processes_take_the_same_way(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(cache_module, "world_size", lambda: 2)
     monkeypatch.setattr(cache_module.distributed, "all_reduce", another_has_none)
-    assert opened(bank_of(), tmp_path) is None
-    assert opened(bank_of(), tmp_path, rows_of(TEXTS[:3]), mode="auto") is None
+    assert opened(cached_bank(), tmp_path) is None
+    assert opened(cached_bank(), tmp_path, cached_rows(TEXTS[:3]), mode="auto") is None
     assert asked == [1, 0, 1]  # on disk; then whether memory has room, which it has not, and on disk
 
 
@@ -432,7 +422,7 @@ def train_without_posix(folder: Path) -> None:
     for name in ("fdatasync", "posix_fadvise", "posix_fallocate", "pwrite", "pread"):
         if hasattr(os, name):
             delattr(os, name)
-    from tests.support.training import reader, tiny_bank, train, yes_no
+    from tests.support.training import reader, train, yes_no
 
     import lamina.cli  # noqa: F401
 

@@ -32,6 +32,9 @@ BOTH: dict[str, Callable[[Any], object]] = {
     "fit": lambda wrong: lamina.fit(wrong, {"a": TASK}),
     "evaluate": lambda wrong: lamina.evaluate(wrong, {"a": TASK}),
 }
+NO_PATH: dict[str, Callable[[Any], object]] = {  # where a path or a hub id is loaded
+    "drift": lambda wrong: lamina.studies.drift(wrong, tiny_model()),
+}
 WRONG: dict[str, Callable[[], object]] = {
     "bank": lambda: tiny_bank({"a": reader(TASK)}),
     "reader": lambda: tiny_bank({"a": reader(TASK)})["a"],
@@ -53,16 +56,15 @@ SAID = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_no_model_is_named(wrong: str, tmp_path: Path):
     got = WRONG[wrong]()
-    for call in (MODEL_ONLY | ({} if wrong == "bank" else BOTH)).values():
+    calls = MODEL_ONLY | ({} if wrong == "bank" else BOTH) | ({} if wrong in ("path", "name") else NO_PATH)
+    for call in calls.values():
         with pytest.raises(ConfigError, match=SAID[wrong]):
             call(got)
     bank = tiny_bank({"a": reader(TASK)})
     bank.save_pretrained(tmp_path)
-    if wrong != "None":
+    if wrong != "None":  # then the bank loads its base
         with pytest.raises(ConfigError, match=SAID[wrong]):
             lamina.ReaderBank.from_pretrained(tmp_path, model=got)  # pyright: ignore[reportArgumentType]
-        with pytest.raises(ConfigError, match=SAID[wrong]):
-            lamina.studies.drift(got, tiny_model()) if wrong not in ("path", "name") else lamina.stacks(got)
 
 
 def test_a_model_in_place_of_a_bank_or_a_name_is_named():

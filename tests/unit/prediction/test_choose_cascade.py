@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.prediction.test_calibrate import SPANS, fitted, whole_task
+from tests.support.bad_spans import SPANS, fitted, whole_task
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.monitors import LastScore, Monitor, calibrate, choose_cascade

@@ -7,29 +7,22 @@ from typing import Any
 import pytest
 from tests.support.causal import TEMPLATE, VOCABULARY, causal_model, causal_tokenizer
 from tests.support.training import LENGTH
+from tests.support.writing import READERS, writing_bank
 from transformers import RobertaConfig, RobertaModel
 
-from lamina.bank import Reader, ReaderBank
+from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, MissingExtraError
-from lamina.fusion.ada_layers import AdaLayers
-from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack
 from lamina.monitors import LastScore, Monitor, inspect_scorer
 from lamina.prediction.inspect_scorer import _scores
 
+ODD = Monitor("odd", "odd", LastScore(), threshold=0.01)
 SAID = [("user", "the film is good"), ("assistant", "it is bad"), ("user", "the film"), ("assistant", "is slow")]
-
-
-def writing_bank(template: str | None = TEMPLATE) -> ReaderBank:
-    bank = ReaderBank(causal_model(), causal_tokenizer(template))
-    bank.add("odd", Reader(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)))
-    bank.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=0.01))
-    return bank.eval()
 
 
 @pytest.mark.parametrize("template", [TEMPLATE, None])
 def test_each_reply_has_the_score_of_a_plain_pass_over_the_conversation(template: str | None):
-    bank = writing_bank(template)
+    bank = writing_bank(template, ["odd"], [ODD])
     rows = _scores(bank, bank.monitors, SAID)
     assert [(row["message"], row["monitor"], row["flagged_at"]) for row in rows] == [(1, "odd", 0), (3, "odd", 0)]
     if template is None:
@@ -53,8 +46,8 @@ def test_the_beginning_of_a_reply_that_is_too_long_is_counted(name: str):
         config = RobertaConfig(vocab_size=len(VOCABULARY), max_position_embeddings=18, **sizes)
         model, read = RobertaModel(config).eval(), 16
     bank = ReaderBank(model, causal_tokenizer())
-    bank.add("odd", Reader(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)))
-    bank.keep_monitor(Monitor("odd", "odd", LastScore(), threshold=1e-6))
+    bank.add("odd", READERS["odd"])
+    bank.keep_monitor(replace(ODD, threshold=1e-6))
     words = ["film"] * (read + 3)
     (row,) = _scores(bank.eval(), bank.monitors, [("user", "the film is good"), ("assistant", " ".join(words))])
     assert (row["unread"], row["flagged_at"]) == (3, 3)
@@ -70,7 +63,7 @@ def test_causality_is_that_of_the_stack_of_the_monitors(monkeypatch: pytest.Monk
         return False
 
     monkeypatch.setitem(_scores.__globals__, "is_causal", is_causal)
-    bank = writing_bank()
+    bank = writing_bank(TEMPLATE, ["odd"], [ODD])
     other = replace(bank.stacks["main"], name="other")
     monkeypatch.setattr(type(bank), "stacks", {"other": other, **bank.stacks})
     _scores(bank, bank.monitors, SAID[:2])
@@ -91,7 +84,7 @@ def test_inspect_stores_a_score_for_each_message(tmp_path: Path, monkeypatch: py
     from inspect_ai.dataset import Sample  # pyright: ignore[reportMissingImports]
     from inspect_ai.model import ModelOutput, get_model  # pyright: ignore[reportMissingImports]
 
-    bank = writing_bank()
+    bank = writing_bank(TEMPLATE, ["odd"], [ODD])
     model: Any = get_model("mockllm/model", custom_outputs=[ModelOutput.from_content("mockllm/model", "it is bad")])
     task = inspect_ai.Task(dataset=[Sample(input="the film is good")], scorer=inspect_scorer(bank))
     (log,) = inspect_ai.eval(task, model=model, log_dir=str(tmp_path), display="none")
@@ -107,10 +100,10 @@ def test_inspect_stores_a_score_for_each_message(tmp_path: Path, monkeypatch: py
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("lamina.errors.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"lamina\[inspect\]"):
-        inspect_scorer(writing_bank())
+        inspect_scorer(writing_bank(TEMPLATE, ["odd"], [ODD]))
     monkeypatch.undo()
     pytest.importorskip("inspect_ai", reason="needs inspect-ai (pip install lamina[inspect])")
-    bank = writing_bank()
+    bank = writing_bank(TEMPLATE, ["odd"], [ODD])
     bank.drop_monitor("odd")
     with pytest.raises(ConfigError, match=r"inspect_scorer: there is no monitor"):
         inspect_scorer(bank)

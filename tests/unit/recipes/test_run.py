@@ -11,6 +11,7 @@ import pytest
 import torch
 from pyarrow import parquet
 from tests.support.files import jsonl
+from tests.support.film_recipes import ADA, FILES, LAST, METHODS, methods, recipe
 from tests.support.stored import save_base
 
 from lamina.errors import ConfigError, StoreError
@@ -19,7 +20,7 @@ from lamina.recipes import run_recipe as runner
 from lamina.recipes.expand import expand_recipe
 from lamina.recipes.load_tasks import load_task
 from lamina.recipes.run_recipe import RecipeResult, run_recipe
-from lamina.recipes.schema import Recipe, parse_recipe
+from lamina.recipes.schema import parse_recipe
 from lamina.recipes.summary_table import markdown, plus_minus, summaries
 from lamina.store import load, load_bank
 from lamina.tasks import kind_of
@@ -27,11 +28,6 @@ from lamina.tasks.task import Task
 from lamina.train.grid import RunSpec
 from lamina.train.learner import Learner
 from lamina.train.results import summarise
-
-LINEAR = {"pooling": "mean"}
-ADA = {"fusion": {"name": "ada_layers", "dim": 8, "dropout": 0.0}, "head": LINEAR}
-LAST = {"fusion": "last_layer", "head": LINEAR}
-FILES = {part: f"{part}.tsv" for part in ("train", "validation", "test")}
 
 
 @pytest.fixture(scope="module")
@@ -47,12 +43,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ]
         (folder / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
     return folder
-
-
-def recipe(folder: Path, readers: dict[str, Any], *, task: dict[str, Any] | None = None, **fields: Any) -> Recipe:
-    body = {"files": FILES, "metric": "accuracy", "readers": readers, **(task or {})}
-    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.05, "progress": False}
-    return parse_recipe({"model": str(folder / "base"), "tasks": {"film": body}, "fit": fit, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -280,22 +270,6 @@ def test_a_damaged_note_of_a_run_that_ended_is_refused(content: str | None, what
 
 
 # Methods
-
-METHODS = {
-    "plain": {},
-    "more": {
-        "edits": [{"insert": {"position": "ffn", "init": "xavier"}}],
-        "fit": {"epochs": 1},
-        "grid": {"insert.layers": [None, "1-2"]},
-    },
-}
-
-
-def methods(folder: Path, given: dict[str, Any] | None = None, **fields: Any) -> Recipe:
-    fit = {"epochs": 2, "batch_size": 8, "learning_rate": 0.01, "progress": False}
-    task = {"files": FILES, "metric": "accuracy"}
-    body = {"model": str(folder / "base"), "tasks": {"film": task}, "fit": fit, "methods": given or METHODS}
-    return parse_recipe({**body, **fields})
 
 
 @pytest.fixture(scope="module")

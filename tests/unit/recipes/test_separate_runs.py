@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.stored import save_base
-from tests.unit.recipes.test_run import LAST, methods, recipe
+from tests.support.film_recipes import LAST, methods, recipe, write_films
 
 from lamina.cells import run_cells as cells
 from lamina.editing.insert import insert_
@@ -23,15 +22,6 @@ from lamina.store import load, save
 
 BAD = {"fit": {"learning_rate": 1e38}}
 OVER = "fit: the (loss|gradient|weight)"
-
-
-def write_films(folder: Path) -> Path:
-    """Write a tiny model and the three splits of a task, and return their folder."""
-    save_base(folder / "base")
-    for part, count in (("train", 24), ("validation", 8), ("test", 8)):
-        rows = [f"the film is {('bad', 'good')[row % 2]} .\t{('no', 'yes')[row % 2]}\n" for row in range(count)]
-        (folder / f"{part}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from tests.support.serving import moderating
 from tests.support.stored import tiny_bank, tiny_model, tiny_tokenizer
 
 import lamina
@@ -294,14 +295,6 @@ def test_states_that_are_not_finite_are_an_error(path: str, what: str):
     with TestClient(create_app(bank, Settings.of())) as client:
         body = {"inputs": TEXT} | ({"layer": 0} if path == "/embed" else {})
         assert what in asked(client, path, body, 424)["error"]
-
-
-def moderating() -> ReaderBank:
-    bank = tiny_bank()
-    bank.add("toxic", Reader(Mean(), SequenceClassification(("no", "yes"))))
-    topics = SequenceClassification(("war", "sex"), problem_type="multi_label")
-    bank.add("topics", Reader(Mean(), topics))
-    return bank.eval()
 
 
 def test_moderation_flags_by_yes_no_tasks():

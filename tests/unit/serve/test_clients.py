@@ -19,15 +19,13 @@ import tritonclient.http as triton
 from huggingface_hub import InferenceClient
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as metrics
-from tests.support.serving import served
-from tests.unit.serve.test_application import moderating
-from tests.unit.serve.test_generate import writing_bank
+from tests.support.serving import moderating, served
+from tests.support.writing import CHAT, writing_bank
 from tritonclient.utils import InferenceServerException
 
 import lamina
 from lamina.bank import ReaderBank
 
-CHAT = [{"role": "user", "content": "the film is good"}]
 TEXTS = ["the film is good .", "bad \u00e9"]
 
 

@@ -16,17 +16,14 @@ from typing import Any
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from tests.support.causal import TEMPLATE, causal_model, causal_tokenizer
 from tests.support.finetuned import t5, t5_tokenizer
 from tests.support.stored import tiny_bank
+from tests.support.writing import CHAT, PROMPT, TAGS, events, writing_bank
 
 from lamina.bank import Reader, ReaderBank
 from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.mean import Mean
-from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.heads.token_classification import TokenClassification
-from lamina.monitors import EMA, Monitor
 from lamina.serve import Settings, create_app
 from lamina.serve.generation.generator import TextGenerator
 from lamina.serve.generation.prompts import GenerationRequest
@@ -34,20 +31,7 @@ from lamina.serve.generation.routes import Events, Items, generate_events
 from lamina.serve.generation.stream import GenerationEnd
 from lamina.serve.scheduler import Scheduler
 
-PROMPT = "the film is good"
-CHAT = [{"role": "user", "content": "the film is good"}]
-TAGS = TokenClassification(("fine", "odd"), encoder_layers=0)
 DRAWN = {"max_new_tokens": 12, "temperature": 1.5, "top_p": 0.95, "top_k": 20, "seed": 7}
-
-
-def writing_bank(template: str | None = TEMPLATE) -> ReaderBank:
-    bank = ReaderBank(causal_model(), causal_tokenizer(template))
-    bank.add("odd", Reader(AdaLayers(dim=8), TAGS))
-    bank.add("mood", Reader(Mean(), SequenceClassification(("bad", "good", "so"), pooling="mean")))
-    bank.add("topic", Reader(PooledLayers(), SequenceClassification(("war", "art"))))
-    bank.keep_monitor(Monitor("odd", "odd", EMA(2), threshold=0.46, name="smooth"))
-    bank.keep_monitor(Monitor("mood", "bad", EMA(3), name="quiet"))
-    return bank.eval()
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +43,6 @@ def bank() -> ReaderBank:
 def client(bank: ReaderBank) -> Iterator[TestClient]:
     with TestClient(create_app(bank, Settings.of(max_total_tokens=30))) as client:
         yield client
-
-
-def events(body: bytes | str) -> list[Any]:
-    """Return the events of a stream: each is one line that begins with `data: `, followed by an empty line."""
-    text = body.decode() if isinstance(body, bytes) else body
-    blocks = text.removesuffix("\n\n").split("\n\n")
-    assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text
-    return [block if block == "[DONE]" else json.loads(block) for block in (b.removeprefix("data: ") for b in blocks)]
 
 
 def written(client: TestClient, inputs: str = PROMPT, path: str = "/generate", **body: Any) -> Any:

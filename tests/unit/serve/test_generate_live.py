@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import uvicorn
-from tests.unit.serve.test_generate import CHAT, PROMPT, events, writing_bank
+from tests.support.writing import CHAT, PROMPT, events, writing_bank
 
 from lamina.bank import ReaderBank
 from lamina.serve import Settings, create_app

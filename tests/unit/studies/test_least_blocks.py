@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from inspect import unwrap
 
@@ -37,19 +38,27 @@ def trained(task: lamina.Task) -> BertForSequenceClassification:
     return model
 
 
-def test_a_model_with_a_head_is_cut_by_its_loss_and_healed():
+def accuracy(model: BertForSequenceClassification, task: lamina.Task) -> float:
+    return lamina.evaluate(model, {"mood": task}, processor=tiny_tokenizer())["mood"]["accuracy"]
+
+
+def test_a_model_with_a_head_is_cut_by_its_loss_and_healed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(least_blocks, "pass_seconds", lambda model, _batch: len(model.bert.encoder.layer))
     task = mood()
     model = trained(task)
-    count = model.num_parameters()
+    whole, count = copy.deepcopy(model), model.num_parameters()
     report = drop_least_(model, task, 2, by="loss", heal_epochs=4, processor=tiny_tokenizer())
     assert (report.scored_by, report.values, len(report.dropped)) == ("head", 2, 2)
     assert set(report.costs) == {1, 2, 3}
     assert min(report.costs, key=lambda layer: (report.costs[layer], -layer)) in report.dropped
-    assert 0 < report.cut <= 1
+    assert report.whole == pytest.approx(accuracy(whole, task), abs=0.03)  # over two parts, which differ by a row
+    lamina.drop_(whole, report.dropped)
+    assert report.cut == pytest.approx(accuracy(whole, task), abs=0.03)
+    assert report.healed == pytest.approx(accuracy(model, task), abs=0.03)
     assert report.healed is not None
     assert report.change == pytest.approx(report.healed - report.whole)
     assert report.parameters == (count, model.num_parameters())
-    assert report.speedup > 0
+    assert report.speedup == 3
     assert edits(model)[0].layers == report.dropped
     blocks = ", ".join(map(str, report.dropped))
     assert report.sentence().startswith(f"mood: without blocks {blocks} accuracy")
@@ -62,7 +71,7 @@ def test_what_cannot_be():
         ConfigError, match=r"--by loss needs a BertModel with a trained head for 'mood', and it has none"
     ):
         drop_least_(model, task, 1, by="loss", processor=tiny_tokenizer())
-    with pytest.raises(ConfigError, match="auto"):
+    with pytest.raises(ConfigError, match="edit: auto is 3; it must be at least 1 and at most 2"):
         drop_least_(model, task, 3, processor=tiny_tokenizer())
     with pytest.raises(UnknownNameError, match="way to choose blocks"):
         unwrap(drop_least_)(model, task, 1, by="luck")
