@@ -101,6 +101,8 @@ def linear_probe(probe: object) -> LinearProbe:
 
 def _pipeline(steps: Sequence[Any]) -> LinearProbe:
     """Return one linear map that computes what a whole pipeline computes, from its last step and the steps before."""
+    if not steps:
+        raise ConfigError("reader: the pipeline has no step that computes anything. Let it end with a linear model.")
     linear = linear_probe(steps[-1])
     for step in reversed(steps[:-1]):
         linear = linear.after(*_affine(step))
@@ -122,8 +124,13 @@ def _estimator(model: Any) -> LinearProbe:  # noqa: ANN401
         raise ConfigError(
             f"reader: the {type(model).__name__} is not fitted; it has no coefficients. Call its fit first."
         )
-    weight = np.atleast_2d(np.asarray(model.coef_, dtype=np.float64))
+    coefficients = model.coef_.toarray() if hasattr(model.coef_, "toarray") else model.coef_  # after `sparsify`
+    weight = np.atleast_2d(np.asarray(coefficients, dtype=np.float64))
     bias = np.broadcast_to(np.asarray(model.intercept_, dtype=np.float64).reshape(-1), (len(weight),)).copy()
+    if not (np.isfinite(weight).all() and np.isfinite(bias).all()):
+        raise ConfigError(
+            f"reader: the {type(model).__name__} has coefficients that are NaN or infinite. Fit it again."
+        )
     if not classifies:
         if len(weight) != 1:
             raise ConfigError(
@@ -155,7 +162,8 @@ def _affine(step: Any) -> tuple[Array, Array]:  # noqa: ANN401
     if _is(step, ("PCA",)):
         matrix = np.asarray(step.components_, np.float64).T
         if step.whiten:
-            matrix = matrix / np.sqrt(step.explained_variance_)
+            scale = np.sqrt(step.explained_variance_)
+            matrix = matrix / np.maximum(scale, np.finfo(scale.dtype).eps)  # as PCA.transform does
         return matrix, -np.asarray(step.mean_, np.float64) @ matrix
     size = step.n_features_in_
     if getattr(step, "clip", False):  # of MinMaxScaler and MaxAbsScaler

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
@@ -130,10 +131,10 @@ class Reader:
         Raises:
             ConfigError: If the model is not linear or not fitted, or its features or classes do not fit.
         """
-        linear, chosen = linear_probe(probe), [layers] if isinstance(layers, int) else list(layers)
-        if not chosen or chosen[0] < 0 or chosen != sorted(set(chosen)):
-            raise ConfigError(f"reader: layers are {chosen}; the layers of a probe are ascending numbers from 0.")
+        linear, chosen = linear_probe(probe), _ascending(layers)
         weight, bias = linear.by_layer(len(chosen))
+        if isinstance(labels, str):
+            raise ConfigError(f"reader: labels is {labels!r}; it is a list of names, one for each class.")
         names = tuple(labels or linear.classes or ("value",))
         if len(names) != len(bias):
             raise ConfigError(f"reader: {len(names)} labels for a probe of {len(bias)} classes; each class has a name.")
@@ -154,6 +155,15 @@ class Reader:
         if self.stack == "both" or not isinstance(self.stack, str | None):
             rule = "a reader reads one stack, since two stacks have different tokens"
             raise ConfigError(f"reader: stack is {self.stack!r}; {rule}. Add one reader per stack: they share a pass.")
+
+
+def _ascending(layers: object) -> list[int]:
+    """Return the layers of a probe as a list; raise ConfigError unless they are ascending numbers from 0."""
+    items = list(cast("Sequence[object]", layers)) if isinstance(layers, (list, tuple, range)) else [layers]
+    numbers = [int(item) for item in items if isinstance(item, Integral) and not isinstance(item, bool)]
+    if not items or len(numbers) < len(items) or numbers[0] < 0 or numbers != sorted(set(numbers)):
+        raise ConfigError(f"reader: layers is {layers!r}; the layers of a probe are ascending numbers from 0.")
+    return numbers
 
 
 @final

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from lamina.store.linear_reader import LinearReader
 sklearn = pytest.importorskip("sklearn")
 from sklearn.decomposition import PCA  # noqa: E402
 from sklearn.ensemble import RandomForestClassifier  # noqa: E402
-from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier  # noqa: E402
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge, RidgeClassifier, SGDRegressor  # noqa: E402
 from sklearn.multiclass import OneVsRestClassifier  # noqa: E402
 from sklearn.pipeline import make_pipeline  # noqa: E402
 from sklearn.preprocessing import MinMaxScaler, StandardScaler  # noqa: E402
@@ -36,6 +37,12 @@ WIDTH, WITHIN = 16, 1e-6
 
 def normal(*size: int) -> np.ndarray:
     return np.random.default_rng(0).normal(size=size)
+
+
+def diverged() -> SGDRegressor:
+    probe = SGDRegressor().fit(normal(20, WIDTH), normal(20))
+    probe.coef_[0] = np.nan
+    return probe
 
 
 def states(rows: int, layers: int, tokens: int = 5) -> dict[int, torch.Tensor]:
@@ -130,6 +137,9 @@ def test_a_probe_of_lmprobe_is_known_by_its_parts():
         ("probe.pkl", {}, "a file came in place of a probe; files are not unpickled"),
         (LogisticRegression(), {}, "LogisticRegression is not fitted"),
         (RandomForestClassifier(), {}, "a RandomForestClassifier is no linear model that is known"),
+        (make_pipeline("passthrough"), {}, "the pipeline has no step that computes anything"),
+        (Ridge().fit(normal(20, WIDTH), normal(20)), {"labels": "ab"}, "labels is 'ab'; it is a list of names"),
+        (diverged(), {}, "the SGDRegressor has coefficients that are NaN or infinite"),
     ],
 )
 def test_what_is_no_fitted_linear_model_is_refused(probe: Any, options: Any, error: str):
@@ -137,8 +147,30 @@ def test_what_is_no_fitted_linear_model_is_refused(probe: Any, options: Any, err
         Reader.from_sklearn(probe, layers=1, **options)
 
 
-@pytest.mark.parametrize("layers", [[-1, 1], [2, 1], []])
-def test_layers_of_a_probe_ascend_from_0(layers: list[int]):
+def test_sparse_coefficients_are_those_of_the_dense_model():
+    features = normal(20, WIDTH)
+    probe = LogisticRegression().fit(features, features[:, 0] > 0)
+    layer = np.int64(1)  # such as np.argmax returns
+    dense, sparse = (
+        Reader.from_sklearn(model, layers=layer).weights  # pyright: ignore[reportArgumentType]
+        for model in (probe, copy.deepcopy(probe).sparsify())
+    )
+    assert dense is not None
+    assert sparse is not None
+    assert torch.equal(dense["fusion.projection"], sparse["fusion.projection"])
+
+
+def test_a_component_without_variance_is_whitened_as_pca_does():
+    features = np.repeat(normal(20, 1), WIDTH, axis=1)  # of rank 1
+    probe = make_pipeline(PCA(2, whiten=True, svd_solver="full"), Ridge()).fit(features, features[:, 0])
+    probe[0].explained_variance_[1] = 0
+    reader = Reader.from_sklearn(probe, layers=1)
+    assert reader.weights is not None
+    assert all(weight.isfinite().all() for weight in reader.weights.values())
+
+
+@pytest.mark.parametrize("layers", [[-1, 1], [2, 1], [], True, 1.0, "1", None])
+def test_layers_of_a_probe_ascend_from_0(layers: Any):
     features = normal(20, 2 * WIDTH)
     with pytest.raises(ConfigError, match="the layers of a probe are ascending numbers from 0"):
         Reader.from_sklearn(Ridge().fit(features, features[:, 0]), layers=layers)
