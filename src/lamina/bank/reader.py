@@ -15,7 +15,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.fusion.base import FusionConfig
 from lamina.fusion.concat import Concat
 from lamina.heads import HEADS
-from lamina.heads.base import IGNORE, HeadConfig, ReadTask
+from lamina.heads.base import IGNORE, HeadConfig, ReadTask, label_names
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
 from lamina.layers import LayerStack, select
@@ -133,9 +133,7 @@ class Reader:
         """
         linear, chosen = linear_probe(probe), _ascending(layers)
         weight, bias = linear.by_layer(len(chosen))
-        if isinstance(labels, str):
-            raise ConfigError(f"reader: labels is {labels!r}; it is a list of names, one for each class.")
-        names = tuple(labels or linear.classes or ("value",))
+        names = label_names("reader", labels or linear.classes or ("value",))
         if len(names) != len(bias):
             raise ConfigError(f"reader: {len(names)} labels for a probe of {len(bias)} classes; each class has a name.")
         weights = {"fusion.projection": weight, "fusion.bias": bias}

@@ -303,12 +303,12 @@ def label_names(op: str, labels: Sequence[str] | int) -> tuple[str, ...]:
     """Return label names as a tuple, in Unicode's form NFC. For a number n, they are "0" to "n - 1".
 
     Raises:
-        ConfigError: If there is no label, a label occurs twice, or `labels` is a single string or a mapping.
+        ConfigError: If there is no label, a label occurs twice, or `labels` is neither a number nor a list of strings.
     """
-    if isinstance(labels, str | Mapping):
+    names = tuple(map(str, range(labels))) if isinstance(labels, int) else tuple(labels)
+    if isinstance(labels, str | Mapping) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"{op}: labels are {labels!r}; a list of names is needed.")
-    names = map(str, range(labels)) if isinstance(labels, int) else (normalize("NFC", label) for label in labels)
-    names = tuple(names)
+    names = tuple(normalize("NFC", name) for name in names)
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"{op}: labels are {names}; at least one is needed and each only once.")
     return names

@@ -32,7 +32,7 @@ from lamina.store.states_manifest import STATES, StatesArray, StatesManifest
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.kind import TextInputs
 from lamina.tasks.split import Split
-from lamina.utils import atomic_write, is_file, pluralize, progress_bar, write_text
+from lamina.utils import atomic_write, check_range, is_file, pluralize, progress_bar, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -100,10 +100,11 @@ def extract(  # noqa: PLR0913
         UnknownNameError: If the stack, the pooling or the dtype does not exist.
         LayerIndexError: If a layer does not exist.
         DataError: If the file cannot be read, or a state is NaN or too large for `dtype`; the message names the row.
-        ConfigError: If the model does not have one state per token of a text.
+        ConfigError: If the model does not have one state per token of a text, or `batch_size` is below 1.
         StoreError: If the folder holds other files, or the disk is too small.
     """
     check_known("extract", [dtype], _DTYPES, "dtype")
+    check_range("extract", "batch_size", batch_size, 1)
     check_known("extract", [pooling] if pooling else [], get_args(StatesPooling), "pooling")
     base, folder = unwrapped(model), Path(output)
     with preserve_training(base):

@@ -138,7 +138,7 @@ def test_a_probe_of_lmprobe_is_known_by_its_parts():
         (LogisticRegression(), {}, "LogisticRegression is not fitted"),
         (RandomForestClassifier(), {}, "a RandomForestClassifier is no linear model that is known"),
         (make_pipeline("passthrough"), {}, "the pipeline has no step that computes anything"),
-        (Ridge().fit(normal(20, WIDTH), normal(20)), {"labels": "ab"}, "labels is 'ab'; it is a list of names"),
+        (Ridge().fit(normal(20, WIDTH), normal(20)), {"labels": "ab"}, "labels are 'ab'; a list of names is needed"),
         (diverged(), {}, "the SGDRegressor has coefficients that are NaN or infinite"),
     ],
 )

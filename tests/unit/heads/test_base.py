@@ -21,6 +21,12 @@ def test_labels_that_are_none_or_twice_are_refused(labels: object):
         label_names("here", labels)  # pyright: ignore
 
 
+@pytest.mark.parametrize("labels", ["ab", {"a": 0}, [0, 1], (None, "a")])
+def test_labels_that_are_no_list_of_names_are_refused(labels: object):
+    with pytest.raises(ConfigError, match=r"here: labels are .*; a list of names is needed"):
+        label_names("here", labels)  # pyright: ignore
+
+
 def test_attention_heads_that_divide_pass():
     check_attention_heads("here", 12, 4)
 

@@ -13,7 +13,7 @@ from tests.support.recorded import states_of
 from tests.support.training import tiny_bank, tiny_model, tiny_tokenizer
 
 from lamina.data.recorded_states import RecordedStates
-from lamina.errors import DataError, StoreError
+from lamina.errors import ConfigError, DataError, StoreError
 from lamina.prediction.extract import _Plan, extract
 from lamina.store import fingerprint
 from lamina.tasks.task import Task
@@ -121,6 +121,12 @@ def test_the_model_stays_as_it_was(source: Path, tmp_path: Path):
     assert all(module.training for module in model.modules())
     assert not first.requires_grad
     assert all(parameter.requires_grad for parameter in others)
+
+
+def test_a_batch_size_of_0_is_refused_before_anything_is_written(source: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match="extract: batch_size is 0; it must be at least 1"):
+        write(source, tmp_path / "states", layers=[2], batch_size=0)
+    assert not (tmp_path / "states").exists()
 
 
 def test_a_full_disk_is_told_before_the_model_runs(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
