@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.unit.serve.test_generate import CHAT, writing_bank
+from tests.support.writing import CHAT, writing_bank
 
 from lamina.serve import create_app
 
