@@ -2,18 +2,18 @@
 
     python benchmarks/drift.py [--data ../shared/data/halueval/general.jsonl] [--model MODEL] [--runs 200] [--json]
 
-`lamina.monitor` makes a monitor from the first 1,000 of HaluEval's chat replies (Li et al. 2023, arXiv:2305.11747). The
-other replies are divided by the topic of their prompt (two clusters of the 50 largest components of tf-idf). Each run
-draws a new sketch of 400 replies of the first topic, and then a stream of 500 replies:
+`lamina.monitor` makes a monitor on MiniLM (or MODEL) from 1,000 of HaluEval's 4,507 chat replies (Li et al. 2023,
+arXiv:2305.11747), drawn at random. The other 3,507 are divided by the topic of their prompt (two clusters of the 50
+largest components of tf-idf). Each run draws a new sketch of 400 replies of the larger topic, and then a stream of 500:
 
 - the same topic, and none that is in the sketch: every alarm is a false one; five times as many runs;
 - the other topic;
 - 16-fold dilution: each reply stands within 15 good replies of the same topic;
 - other lengths: each reply is cut to half its words.
 
-The diluted and the cut replies are made of replies of the first topic, some of which are in the sketch. Rates have 95 %
-intervals (Clopper and Pearson) as if runs were independent; they share replies. "first" counts the quantity that raised
-the alarm.
+The diluted and the cut replies are made from replies of the larger topic, some of which are in the sketch. Rates have
+95 % intervals (Clopper and Pearson) as if runs were independent; they share replies. "first" counts the quantity that
+raised the alarm.
 """
 
 from __future__ import annotations
