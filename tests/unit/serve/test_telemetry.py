@@ -8,12 +8,9 @@ from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
-from tests.support.causal import causal_model, causal_tokenizer
 from tests.support.stored import tiny_bank
+from tests.support.writing import writing_bank
 
-from lamina.bank import Reader, ReaderBank
-from lamina.fusion.ada_layers import AdaLayers
-from lamina.heads.token_classification import TokenClassification
 from lamina.serve import create_app
 
 pytest.importorskip("opentelemetry.sdk", reason="needs opentelemetry-sdk (pip install lamina[otel])")
@@ -68,17 +65,11 @@ def test_errors_and_unknown_paths_name_no_text(spans: Callable[[int], list[Any]]
     assert SECRET not in "".join(span.to_json() for span in found)
 
 
-def writing_bank() -> ReaderBank:
-    bank = ReaderBank(causal_model(), causal_tokenizer())
-    bank.add("odd", Reader(AdaLayers(dim=8), TokenClassification(("fine", "odd"), encoder_layers=0)))
-    return bank.eval()
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_text_in_place_of_a_reader_of_a_generated_text_is_not_recorded(
     spans: Callable[[int], list[Any]], stream: bool
 ):
-    with TestClient(create_app(writing_bank())) as client:
+    with TestClient(create_app(writing_bank(None, ["odd"], ()))) as client:
         body = {"inputs": TEXT, "tasks": ["odd", SECRET], "stream": stream}
         assert client.post("/generate", json=body).status_code == 422
         (span,) = spans(1)
@@ -87,7 +78,7 @@ def test_a_text_in_place_of_a_reader_of_a_generated_text_is_not_recorded(
 
 
 def test_a_generated_text_has_the_names_of_its_readers(spans: Callable[[int], list[Any]]):
-    with TestClient(create_app(writing_bank())) as client:
+    with TestClient(create_app(writing_bank(None, ["odd"], ()))) as client:
         body = {"inputs": TEXT, "parameters": {"max_new_tokens": 3}, "stream": True}
         assert client.post("/generate", json=body).status_code == 200
         (span,) = spans(1)
