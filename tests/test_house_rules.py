@@ -299,16 +299,6 @@ def test_nothing_outside_tasks_asks_for_a_kind_by_its_name():
     assert asked == []
 
 
-def test_what_tests_share_is_in_support():
-    shared = [
-        f"{name_of(path)}: {line}"
-        for path in sorted((ROOT / "tests").rglob("*.py"))
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if re.match(r"(from|import) tests\.(?!support\b)", line) and ".conftest import" not in line
-    ]
-    assert shared == []
-
-
 # Public names and registries
 
 

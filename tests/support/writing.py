@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,3 +47,20 @@ def events(body: bytes | str) -> list[Any]:
     blocks = text.removesuffix("\n\n").split("\n\n")
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks), text
     return [block if block == "[DONE]" else json.loads(block) for block in (b.removeprefix("data: ") for b in blocks)]
+
+
+class Gate:
+    """Stands before the language model head, which predictions do not reach: counts, delays, holds or breaks passes."""
+
+    def __init__(self, bank: ReaderBank) -> None:
+        self.passes, self.pause, self.holds_at, self.breaks_at = 0, 0.0, 10**9, 10**9
+        self.go = threading.Event()
+        bank.model.get_output_embeddings().register_forward_pre_hook(self)
+
+    def __call__(self, *_: Any) -> None:
+        self.passes += 1
+        time.sleep(self.pause)
+        if self.passes >= self.breaks_at:
+            raise RuntimeError("broken")
+        if self.passes >= self.holds_at:
+            assert self.go.wait(20)

@@ -14,31 +14,13 @@ from typing import Any
 
 import pytest
 import uvicorn
-from tests.support.writing import CHAT, PROMPT, events, writing_bank
+from tests.support.writing import CHAT, PROMPT, Gate, events, writing_bank
 
-from lamina.bank import ReaderBank
 from lamina.serve import Settings, create_app
 from lamina.serve.server import Server
 
 JSON = {"content-type": "application/json"}
 LONG = {"inputs": PROMPT, "parameters": {"max_new_tokens": 28}}
-
-
-class Gate:
-    """Stands before the language model head, which predictions do not reach: counts, delays, holds or breaks passes."""
-
-    def __init__(self, bank: ReaderBank) -> None:
-        self.passes, self.pause, self.holds_at, self.breaks_at = 0, 0.0, 10**9, 10**9
-        self.go = threading.Event()
-        bank.model.get_output_embeddings().register_forward_pre_hook(self)
-
-    def __call__(self, *_: Any) -> None:
-        self.passes += 1
-        time.sleep(self.pause)
-        if self.passes >= self.breaks_at:
-            raise RuntimeError("broken")
-        if self.passes >= self.holds_at:
-            assert self.go.wait(20)
 
 
 class LiveServer:

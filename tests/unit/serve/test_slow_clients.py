@@ -15,8 +15,7 @@ from typing import Any, cast
 import pytest
 from fastapi import HTTPException, Request
 from tests.support.stored import tiny_bank
-from tests.unit.serve.test_generate import writing_bank
-from tests.unit.serve.test_generate_live import Gate
+from tests.support.writing import Gate, writing_bank
 
 from lamina.serve import Settings, create_app
 from lamina.serve.disconnects import wait_while_connected
