@@ -103,10 +103,9 @@ def topics(rows: Rows, seed: int) -> tuple[Rows, Rows]:
     """Return the rows of the larger and of the smaller of two clusters of prompts."""
     words = TfidfVectorizer(stop_words="english", min_df=3, sublinear_tf=True)
     # clusters of the words themselves are lopsided: one of them had 86 of 3,507 replies
-    clusters: Any = make_pipeline(
-        words, TruncatedSVD(50, random_state=seed), Normalizer(), KMeans(2, random_state=seed, n_init=3)
-    )
-    found = clusters.fit_predict([row["user_query"] for row in rows])
+    clusters: Any = KMeans(2, random_state=seed, n_init=3)  # pyright: ignore[reportArgumentType]  an int is allowed
+    by_topic: Any = make_pipeline(words, TruncatedSVD(50, random_state=seed), Normalizer(), clusters)
+    found = by_topic.fit_predict([row["user_query"] for row in rows])
     parts = [[row for row, cluster in zip(rows, found, strict=True) if cluster == own] for own in (0, 1)]
     larger, smaller = sorted(parts, key=len, reverse=True)
     return larger, smaller
