@@ -31,7 +31,11 @@ LINEAR = (ConcatFusion, ElementwiseFusion, LastLayerFusion, MeanFusion, ScalarMi
 
 
 def check_needs_states(op: str, reader: Reader) -> None:
-    """Raise ConfigError if a reader needs more from the model than the states of its layers."""
+    """Raise ConfigError if a reader needs more from the model than the states of its layers.
+
+    The reader may read inside the blocks, need the token ids to tell two texts apart, or use the model's vocabulary.
+    `op` is the operation, for the message.
+    """
     fusion, head = reader.fusion, reader.head
     what = None
     if fusion.needs_block_inputs or fusion.site != "output":

@@ -105,7 +105,11 @@ def _too_large(path: Path, most: int) -> DataError:
 
 
 def _row_sizes(cells: pa.Array) -> np.ndarray:
-    """Return the size in bytes of each cell of a column, `[rows]`, with equal texts counted each time; at least 8."""
+    """Return the size in bytes of each cell of a column, `[rows]`. Every cell counts at least 8 bytes.
+
+    A dictionary column stores equal texts once, but each of its cells counts the full length of its text. The sizes
+    of lists and objects are the sums of their cells. In all other columns, every cell gets the mean size.
+    """
     if isinstance(cells, pa.DictionaryArray):
         lengths = pc.binary_length(cells.dictionary).take(cells.indices)  # pyright: ignore[reportAttributeAccessIssue]
         return 8 + lengths.fill_null(0).to_numpy(zero_copy_only=False)

@@ -57,9 +57,14 @@ def cut_configs(
 
 
 def _check_attention(config: PretrainedConfig, order: Sequence[int], op: str) -> None:
-    """Raise ConfigError if a model that mixes kinds of blocks would lose all blocks with attention.
+    """Raise ConfigError if a model with attention in only some of its blocks would lose all blocks with attention.
 
-    The cache of such a family counts the tokens in an attention block.
+    Such a model asks the cache of an attention block how many tokens it has read. Linear attention does not count.
+
+    Args:
+        config: The config of the whole model.
+        order: Numbers of the blocks that stay, from 1.
+        op: The operation, for the message.
     """
     for part in (config, *(getattr(config, name) for name in _inner(config))):
         for name in BLOCK_SETTINGS.types:

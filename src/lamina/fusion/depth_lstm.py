@@ -68,7 +68,10 @@ class _DepthLSTMStream(Stream):
         self._hidden = output_gate.sigmoid() * self._memory.tanh()
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:
-        """Return the last hidden state of each member."""
+        """Return the LSTM's hidden state after the last layer, for each member (each fusion of this pass).
+
+        Only the shape of `mask` is used. Raises ConfigError if no layer was fed to the stream.
+        """
         return [hidden.unflatten(0, mask.shape) for hidden in require_fed(self._hidden).unbind(0)]
 
 

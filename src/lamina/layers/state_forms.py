@@ -33,7 +33,13 @@ class Form:
         return self.kind in ("first", "last")
 
     def state(self, value: Tensor, tokens: int | None) -> Tensor:
-        """Return a value as a state; `tokens` is the number of tokens in the input, None if it has none."""
+        """Convert a hidden state from the form in which the model keeps it to `[batch, tokens, width]`.
+
+        Args:
+            value: The model's hidden state, in this form.
+            tokens: Number of tokens in the model's input; None if it has no tokens, as with images. Only the forms
+                "first" and "last" use it, to cut off the tokens that the model added.
+        """
         if self.kind == "streams":
             return value.mean(self.axis)
         if self.kind == "patches":

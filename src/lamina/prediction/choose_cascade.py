@@ -48,7 +48,11 @@ class CascadeChoice:
     considered: int
 
     def sentence(self) -> str:
-        """Return a sentence that says what the cascade saves and which rates it reaches."""
+        """Return a text that compares the cascade with its second monitor alone.
+
+        It says which shares of the positives and negatives the cascade flags, on which share of the tokens it runs the
+        second reader, and how much of that reader's work it saves.
+        """
         rates = cast("Calibration", self.cascade.calibration)
         low, high = rates.recall_interval
         caught = f"catches {100 * rates.recall:.1f} % ({100 * low:.1f} to {100 * high:.1f}) of the positives"

@@ -421,7 +421,10 @@ class Predictor:
         return tuple(readings)
 
     def _reading(self, names: Sequence[str], add_prefix_space: bool) -> Reading:
-        """Return the `Reading` by which the readers `names` encode examples together."""
+        """Return the `Reading` of some readers: how examples are encoded once for all of them.
+
+        `names` are the names of the readers. With `add_prefix_space`, each text gets a space in front.
+        """
         encoder = self._tasks[encoder_of(self._tasks, names)].kind
         per_token = [name for name in names if self._tasks[name].kind.per_token]
         options = EncodeOptions(

@@ -192,6 +192,9 @@ def _score_summary(best: Sequence[SummaryRow], metric: str, part: str, scale: fl
 
 
 def _summarise(values: Sequence[float]) -> _ScoreSummary:
-    """Return the mean, sample standard deviation, half of the 95 % interval, and count of one or more scores."""
+    """Return the mean, sample standard deviation, half-width of the 95 % interval, and count of one or more scores.
+
+    For a single score, the standard deviation is 0 and the half-width None.
+    """
     summary = summarise(values)
     return {"mean": summary.mean, "spread": summary.spread, "interval": summary.interval, "runs": summary.count}

@@ -277,7 +277,11 @@ class TaskRecipe(Strict):
 
     @model_validator(mode="after")
     def _check_texts(self) -> TaskRecipe:
-        """Raise ValidationError if keys for pairs of texts or for tagged words do not suit the task."""
+        """Check the recipe's keys "pair_separator" and "label_all_tokens".
+
+        Raise ValidationError if "pair_separator" is set for a task without pairs of texts, or "label_all_tokens" for a
+        task that does not tag words.
+        """
         preset = self._preset
         if self.pair_separator is not None and (self.text_pair if preset is None else preset.columns[1]) is None:
             raise ValueError("'pair_separator' is for pairs of texts; this task has one text a row")

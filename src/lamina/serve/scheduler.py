@@ -203,6 +203,9 @@ class Scheduler:
     ) -> Future[list[Prediction]]:
         """Queue texts, pairs of texts or files for prediction; return a future of one prediction per text.
 
+        The errors below are raised by this call, before anything is queued. Errors of the prediction itself are raised
+        by the future's `result`.
+
         Args:
             texts: All texts, all pairs of texts, or all `Upload`s of one medium.
             tasks: Names of the readers that answer; the pass stops at the highest layer that these need. None: all

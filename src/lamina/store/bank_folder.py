@@ -515,10 +515,10 @@ def _check_base(saved: BaseFacts, model: PreTrainedModel) -> None:
 
 
 def _settings(saved: StackFacts, here: StackSettings, library: str | None) -> dict[str, tuple[object, object]]:
-    """Return name -> (saved value, value here) for the settings of a stack that can be compared.
+    """Pair a stack's saved settings with its settings here: name -> (saved value, value here), equal pairs included.
 
-    `library` names the library versions that saved the bank. If the versions here differ, only settings that both sides
-    have are compared. Early versions of lamina saved no settings; then the result is {}.
+    If the bank was saved with the library versions here (`library`), a setting that one side lacks is None
+    there. Otherwise such settings and all modules are left out. Early versions of lamina saved no settings: {}.
     """
     if saved.config is None or saved.modules is None:
         return {}

@@ -412,5 +412,8 @@ def set_image_size(processor: object, size: int) -> None:
 
 
 def _edges(setting: SizeDict | Mapping[str, int | None] | None) -> dict[str, int]:
-    """Return the lengths in an image processor's size setting, such as "height" or "shortest_edge" -> pixels."""
+    """Return edge -> length in pixels from an image processor's size setting, such as {"shortest_edge": 224}.
+
+    Edges without a length are left out; if `setting` is None, the result is {}.
+    """
     return {edge: length for edge, length in dict(setting or {}).items() if length is not None}

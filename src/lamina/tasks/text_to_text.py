@@ -196,7 +196,7 @@ class TextToTextKind(Kind[PairInputs]):
 
 @final
 class SummarizationKind(TextToTextKind):
-    """The kind of task that summarises a text."""
+    """The kind of task in which a model writes a summary of a text, scored by ROUGE against the label."""
 
     name = "summarization"
     problem_types = {"generation": ("rougeL", "rouge1", "rouge2", "rougeLsum")}

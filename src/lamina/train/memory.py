@@ -217,7 +217,11 @@ def model_memory(model: PreTrainedModel, shape: RowShape) -> BatchBytes:
 
 
 def _measure(model: PreTrainedModel, readers: Readers, tokens: int, labels: Labels | None, *, grad: bool) -> BatchBytes:
-    """Measure the memory that readers need for training (`grad`) or for scoring; see `reader_memory`."""
+    """Measure the memory that readers need for training (`grad`) or for scoring.
+
+    The readers run on states of zeros; the model itself does not run. `tokens` is the number of tokens per row. For
+    `labels`, see `reader_memory`.
+    """
     readers = {name: entry for name, entry in readers.items() if not entry[1].config.fusion.needs_block_inputs}
     if not readers:
         return BatchBytes(0, 0)

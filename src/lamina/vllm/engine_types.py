@@ -70,7 +70,7 @@ class Route(Protocol):
 
 
 class CacheSpec(Protocol):
-    """How the cache blocks of a group of layers are laid out."""
+    """The `KVCacheSpec` of a group of layers. `block_size` is the number of tokens in a cache block."""
 
     block_size: int
 

@@ -138,7 +138,7 @@ class StatusResponse(Response, Protocol):
 
 
 class ResponsesServing(Route, Protocol):
-    """An `OpenAIServingResponses`."""
+    """The object of vLLM that serves `/v1/responses`, an `OpenAIServingResponses`."""
 
     responses_full_generator: Callable[..., Awaitable[StatusResponse]]
 

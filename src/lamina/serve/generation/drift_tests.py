@@ -36,8 +36,8 @@ class DriftTests:
             return self._watchers[bank]
 
     def evidence(self, bank: ReaderBank) -> dict[str, float]:
-        """Return monitor name -> evidence of drift, for the monitors of a bank; 1 or more is an alarm.
+        """Return monitor name -> evidence of drift, for the monitors of a bank that have a drift test; see `of`.
 
-        See `DriftWatcher.evidence`.
+        1 or more is an alarm; see `DriftWatcher.evidence`.
         """
         return {name: watcher.evidence for name, watcher in self.of(bank).items()}

@@ -178,7 +178,19 @@ def cell_rows(
 def portion_means(
     model: PreTrainedModel, processor: Processor | None, drawn: Portion, settings: CellSettings, cache_dir: str
 ) -> dict[str, Matrix]:
-    """Return "train" and "test" -> the mean over a row's tokens of each layer's states, `[rows, layers, width]`."""
+    """Average each layer's states over the tokens of a row, for the training and test rows of a portion.
+
+    Args:
+        model: The model. It is frozen and in eval mode meanwhile.
+        processor: Its tokenizer.
+        drawn: The rows to train on and to score.
+        settings: Settings of the benchmark.
+        cache_dir: Folder of the state cache. States are read from it; the model computes the missing ones, which are
+            then written to it.
+
+    Returns:
+        "train" and "test" -> the means, `[rows, layers, width]`. Padding does not count.
+    """
     with _frozen(model) as base:
         return _States(base, processor, drawn, settings, cache_dir).means
 

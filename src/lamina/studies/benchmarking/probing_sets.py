@@ -137,9 +137,15 @@ def read_names(folder: Path, name: str) -> list[str]:
 
 
 def _names_as_in(known: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the class names of a shifted data set, in the class order of the original data set.
+    """Return the class names of a shifted data set, the negative class first, as in the original data set.
 
-    One shifted set (90_glue_qnli) has "1" and "not_entailment" where the original has 1 and 0.
+    The two sets may spell a class differently; the names are returned as the shifted set spells them. A name that
+    equals the original's positive name is the positive class. If there is none, the second name is.
+
+    Args:
+        known: The two class names of the original set, the negative one first.
+        names: The two class names of the shifted set, sorted. In the set 90_glue_qnli they are "1" and
+            "not_entailment", and in the original "0" and "1".
     """
     if set(known) == set(names):
         return list(known)

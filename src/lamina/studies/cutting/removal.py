@@ -467,9 +467,13 @@ def _proxy_sentence(task: str, proxy: str, correlation: RankCorrelation) -> str:
 
 
 def _least_loss(task: str, measure: str, drops: Sequence[_Drop]) -> str:
-    """Return a sentence that names the block range with the smallest mean drop of the score when it is removed.
+    """Return a sentence that names the range of blocks whose removal costs least: the smallest mean drop over seeds.
 
-    `measure` is the score: a metric, "perplexity" or "same_tokens".
+    Args:
+        task: Name of the task, for the sentence.
+        measure: What was scored: a metric, "perplexity" or "same_tokens". For perplexity, the drop is the rise of its
+            logarithm.
+        drops: The drops of the score, for each seed and range, as `_drops` returns them.
     """
     means = _means(drops)
     least = min(means, key=lambda block_range: means[block_range])

@@ -69,15 +69,17 @@ def probe(  # noqa: PLR0913 the options of a public entry point
 
     A probe reads one layer, after a layer norm without parameters. In word tagging tasks it reads each token, in all
     others the mean over a text's tokens without padding. "linear" is one linear map; "mlp" has one hidden layer with
-    GELU. Probes end with the weights of their last epoch, so that the scored rows select nothing.
+    GELU. Every probe is scored with the weights of its last epoch; no epoch is selected by its score.
 
     Three measures complete each score:
 
     - "control": the score of a probe of the same kind on random labels: one per word type, or one per distinct text.
-    - "selectivity": the accuracy minus the control's accuracy.
-    - "code_length": the size of an online code of the training labels: probes learn growing portions of the rows, and
-      each sends the labels of the next portion. It shows how easily a probe finds the labels. In sequence tasks it is
-      the more useful measure, because there the control is at chance: no scored text is in the train split.
+    - "selectivity": the accuracy minus the control's accuracy. Tasks without accuracy use their own metric here.
+    - "code_length": the size of an online code of the training labels. Probes learn growing portions of the rows, and
+      each sends the labels of the next portion. A short code means that a probe finds the labels easily.
+
+    In sequence tasks, prefer "code_length" to the control. A probe can learn a text's random label only if the text is
+    in the train split, and scored texts usually are not. The control's score is then at chance, whatever the layer.
 
     Args:
         model: A transformers model of any supported family; it is not changed. Or a hub id or folder, so that Ray's
@@ -103,22 +105,24 @@ def probe(  # noqa: PLR0913 the options of a public entry point
         add_prefix_space: Put a space before every text, for byte-level tokenizers; see `lamina.fit`.
         cache: Whether to keep the hidden states so that later epochs need no pass of the model; see `lamina.fit`.
         output: Folder for the study and for each finished cell. None: nothing is written.
-        resume: Skip the cells (one task with one seed each) that are finished in `output`.
+        resume: Skip the cells (one task with one seed each) that are finished in `output`. Failed cells run again.
         progress: Show a progress bar.
         ray: Where to run the cells as Ray tasks; see `lamina.studies.runner.run_cells`. None: in this process.
 
     Returns:
         A study with the columns "task", "seed", "layer", "site", "probe", "measure", "metric", "rows" and "score".
         Measures are "score" (in the task's metric), "accuracy" (if that is another metric), "control", "selectivity",
-        "code_length" (in bits) and "compression" (bits at log2(classes) per label, divided by the code length).
-        Baselines have their name as "probe", and no layer or seed. Rows of measure "ahead" say how far a probe's mean
-        score over seeds is above the best baseline's score, with "low" and "high" (95 % interval) and "p" (after Holm's
-        correction).
+        "code_length" (in bits) and "compression". The compression is the length of a code that spends log2(classes)
+        bits on every label, divided by the code length. Baselines have their name as "probe", and no layer or seed. In
+        rows of measure "ahead", the score is how far a probe's mean score over seeds is above the best baseline's, with
+        "low" and "high" (95 % interval) and "p" (after Holm's correction). Cells that raised an error have no rows;
+        the study's `settings["failures"]` lists them.
 
     Raises:
         DataError: If the training rows have fewer than two classes.
         ConfigError: If a task has neither classes nor numbers; if there is no seed or site, or one is named twice; if
-            `sites` names "attention" or "ffn" but layer 0 is the only layer; or if every cell failed.
+            `sites` names "attention" or "ffn" but layer 0 is the only layer; if `resume` is set without `output`, or
+            the cells in `output` were run with other settings; or if every cell failed.
         UnknownNameError: If a probe, split, stack or site does not exist.
         UnsupportedModelError: If the parts of a block cannot be read separately; the message gives the reason.
         LayerIndexError: If a layer does not exist.

@@ -177,13 +177,17 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
 
 
 def _probe_scores(probed: Study | str | Path, tasks: Sequence[str]) -> dict[str, dict[int, float]]:
-    """Return task -> layer -> mean score over seeds, from a study `probe`, or from the folder it is saved in.
+    """Return the scores of a probing study: task -> layer -> mean score over seeds.
 
     Only probes of the blocks' output count: linear ones, or MLPs if there are no linear ones.
 
+    Args:
+        probed: The study that the function `probe` returned, or the folder that it is saved in.
+        tasks: Names of the tasks whose scores are returned.
+
     Raises:
-        ConfigError: If the study is not `probe`.
-        UnknownNameError: If the study does not have a task.
+        ConfigError: If another function made the study.
+        UnknownNameError: If the study does not have a task in `tasks`.
         StoreError: If the folder does not hold a study, or the study is damaged.
     """
     study = probed if isinstance(probed, Study) else Study.load(probed)
