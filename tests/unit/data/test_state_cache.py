@@ -17,7 +17,7 @@ import torch
 from tests.support.cached import TEXTS, Rows, cached_bank, cached_rows
 from tests.support.cached import opened as opened_for
 from tests.support.deaths import forked
-from tests.support.training import reader, tiny_bank, tiny_model, tiny_tokenizer
+from tests.support.training import reader, tiny_model, tiny_tokenizer
 from transformers import BartConfig, BartModel
 
 from lamina.bank import Reader, ReaderBank
@@ -422,7 +422,7 @@ def train_without_posix(folder: Path) -> None:
     for name in ("fdatasync", "posix_fadvise", "posix_fallocate", "pwrite", "pread"):
         if hasattr(os, name):
             delattr(os, name)
-    from tests.support.training import reader, train, yes_no
+    from tests.support.training import reader, tiny_bank, train, yes_no
 
     import lamina.cli  # noqa: F401
 
