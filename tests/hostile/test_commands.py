@@ -295,7 +295,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         **dict.fromkeys(
             ("truncate", "reinit", "scope", "insert", "layers", "init", "activation", "placement", "train")
         ),
-        **dict.fromkeys(("keep", "drop", "duplicate", "repeat", "by", "heal")),
+        **dict.fromkeys(("keep", "drop", "duplicate", "repeat", "by", "heal", "progress")),
         **dict.fromkeys(
             ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run", "force")
         ),
