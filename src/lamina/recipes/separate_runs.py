@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lamina.cells.run_cells import Cell, Shelf
 from lamina.errors import StoreError
+from lamina.recipes.expand import expand_recipe
 from lamina.recipes.schema import slug
 from lamina.store import load, save
 from lamina.store.bank_folder import saved_bytes
@@ -115,14 +116,17 @@ class SeparateRuns:
         self._clear(cell.name)
 
     def _other_parts(self) -> dict[str, State]:
-        """Return the results in the folder of runs that `only` or the seeds exclude; none if the run is not resumed.
+        """Return the results in the folder of runs of the recipe that its key `only` excludes.
 
-        A part of a recipe that is added to a folder must not replace a better model of an earlier part.
+        A part of a recipe that is added to a folder must not replace a better model of an earlier part. Without
+        `resume`, or if the recipe keeps all models or none, there are no such results.
         """
-        if not any(spec.options.get("resume") for spec in self.specs.values()):
+        resumed = any(spec.options.get("resume") for spec in self.specs.values())
+        if not resumed or not self.recipe.methods or self.recipe.keep != "best":
             return {}
-        files = {path.name.removesuffix(".json"): path for path in sorted(self.place.glob("*.json"))}
-        return {name: self._shelf.state(path) for name, path in files.items() if name not in self.specs}
+        whole = expand_recipe(self.recipe.model_copy(update={"only": {}}), {})
+        paths = {name: self.place / f"{name}.json" for name in whole if name not in self.specs}
+        return {name: self._shelf.state(path) for name, path in paths.items() if path.exists()}
 
     def checkpoints(self, name: str) -> Path:
         """Return the folder with the checkpoints of the run called `name`."""
