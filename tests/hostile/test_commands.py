@@ -39,7 +39,7 @@ MONITOR = ("monitor", "train.tsv", "--model", "base", "--positive", "bad", "--re
 EDIT = ("edit", "base", "--freeze", "1", "-o", "edited")
 PLAN = ("edit", "base", "--plan", "plan.yaml", "-o", "edited")
 LEAST = ("edit", "moods", "--drop", "auto:1", "--task", "film.yaml", "--data", ".", "-o", "edited")
-EXTRACT = ("extract", "base", "texts.csv", "-o", "states")
+EXTRACT = ("extract", "base", "texts.txt", "-o", "states")
 PROBES = ("bench", "probes", "--model", "base", "--data", "sets", "--no-progress")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 SCORE = ("evaluate", "bank", "train.tsv", "--text", "sentence", "--label", "label")
@@ -302,7 +302,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
     },
     "extract": {
         "model": of(EXTRACT, "base/config.json", "base/model.safetensors"),
-        "file": of(EXTRACT, "texts.csv", passes=PLAIN_TEXT),
+        "file": of(EXTRACT, "texts.txt", passes=PLAIN_TEXT),
         "output": of(EXTRACT, "states", passes={"missing", "folder"}),
         **dict.fromkeys(("layers", "pooling", "dtype", "stack", "text", "pair", "max_length", "batch_size", "device")),
     },
