@@ -127,8 +127,9 @@ class LaminaClassifier(ClassifierMixin, LaminaEstimator):
         if targets.problem_type != "classification":
             raise ConfigError(f"{self._op()}: class_weight is set, but y has several labels per text; it is for one.")
         given = dict(self.class_weight) if isinstance(self.class_weight, Mapping) else self.class_weight
+        classes = self.classes_[cast("list[int]", targets.values)]
         with data_errors(self._op()):
-            weights = compute_class_weight(given, classes=self.classes_, y=self.classes_[targets.stratify])
+            weights = compute_class_weight(given, classes=self.classes_, y=classes)
         return tuple(float(weight) for weight in weights)
 
     def _logits(self, X: object, method: str) -> torch.Tensor:

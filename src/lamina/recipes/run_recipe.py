@@ -256,9 +256,9 @@ class _Session:
             ConfigError: If no batch fits, or an option is not allowed.
             StoreError: If the batches of a run to resume cannot be read.
         """
-        specs = self.expand(options)
-        resume = any(spec.options.get("resume") for spec in specs.values())
+        resume = bool({**self.recipe.fit, **options}.get("resume"))
         if memory_bytes is not None:
+            specs = self.expand(options)
             outlines = {name: measured(copies[0]) for name, copies in self.tasks.items()}
             self.batches.update(fitted_batches(self.recipe, specs, outlines, memory_bytes, self.folder))
         if self.folder is None or rank():

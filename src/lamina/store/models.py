@@ -345,9 +345,9 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         offline = any(words in str(error).lower() for words in ("couldn't connect", "offline"))
         hub = "the hub cannot be reached and its cache has no copy"
         hub = hub if offline else f"and it cannot be loaded from the hub ({reason})"
-        close = get_close_matches(name, SHORT_NAMES, n=1)
-        hint = f". Did you mean '{close[0]}'?" if close else ""
-        reason = reason if is_folder else f"there is no such folder, {hub}{hint}"
+        close = "" if is_folder else next(iter(get_close_matches(name, SHORT_NAMES, n=1)), "")
+        near = f" (the name of a packaged model is '{close}')" if close else ""
+        reason = reason if is_folder else f"there is no such folder{near}, {hub}"
         return ModelNotFoundError(op="load", got=name, reason=reason)
     if isinstance(error, UnpicklingError):
         return damaged(f"the weights of {name}", "cannot be read; they are damaged, or hold more than tensors")

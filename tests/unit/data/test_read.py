@@ -133,6 +133,10 @@ def test_a_missing_file_or_column_suggests_the_closest_name(tmp_path: Path):
     (tmp_path / "review.tsv").mkdir()  # a folder is no suggestion
     with pytest.raises(DataError, match=rf"reviews\.tv is not there; a file is needed\. Did you mean '{file}'\?$"):
         read_table(tmp_path / "reviews.tv")
+    other = put(tmp_path, "other.tsv", "ticket\tteam\nx\t1\n")
+    for name, advice in (("sentence", "texts with `text`"), ("label", "labels with `label`")):  # the usual names
+        with pytest.raises(DataError, match=rf"its columns are: ticket, team\. Name the column of the {advice}\.$"):
+            read_table(other).column(name)
     with pytest.raises(DataError, match=r"its columns are: sentence, label\. Did you mean 'label'\?$"):
         read_table(file).column("lable")
 

@@ -202,6 +202,11 @@ class TestHub:
             load("no/such")
         assert "\n" not in str(caught.value)
 
+    def test_a_name_close_to_that_of_a_packaged_model_is_told(self):
+        near = r"no such folder \(the name of a packaged model is 'minilm'\), the hub cannot be reached .*copy\. Give"
+        with pytest.raises(ModelNotFoundError, match=near):
+            load("minilmm")
+
     def test_name_that_cannot_be_an_id(self):
         with pytest.raises(ModelNotFoundError, match="no model 'no such thing'"):
             load_config("no such thing")

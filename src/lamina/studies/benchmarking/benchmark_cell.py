@@ -6,8 +6,7 @@ A portion is the rows that are drawn to train on, and those to score. The model 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from tempfile import TemporaryDirectory
@@ -22,7 +21,7 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.last_layer import LastLayer
 from lamina.fusion.scalar_mix import ScalarMix
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.layers.preserve import evaluating
+from lamina.layers.preserve import preserve_training
 from lamina.layers.wrappers import unwrapped
 from lamina.studies.benchmarking import regressions
 from lamina.studies.benchmarking.probing_sets import portion, read_set
@@ -166,7 +165,8 @@ def cell_rows(
     """
     drawn = cell_portion(folder, name, point, settings)
     rows: list[Row] = []
-    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary, _frozen(model) as base:
+    base = unwrapped(model)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as temporary, preserve_training(base):
         states = _States(base, processor, drawn, settings, str(cache_dir or temporary))
         for method in settings.methods:
             make = {**READERS, **settings.readers}.get(method)
@@ -191,21 +191,9 @@ def portion_means(
     Returns:
         "train" and "test" -> the means, `[rows, layers, width]`. Padding does not count.
     """
-    with _frozen(model) as base:
-        return _States(base, processor, drawn, settings, cache_dir).means
-
-
-@contextmanager
-def _frozen(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
-    """Yield the model frozen and in eval mode; afterwards restore its mode and its parameters' `requires_grad`."""
     base = unwrapped(model)
-    trainable = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
-    with evaluating(base):
-        try:
-            yield base
-        finally:
-            for parameter, requires_grad in trainable:
-                parameter.requires_grad_(requires_grad)
+    with preserve_training(base):
+        return _States(base, processor, drawn, settings, cache_dir).means
 
 
 class _States:

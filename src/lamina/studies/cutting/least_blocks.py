@@ -17,6 +17,7 @@ from lamina.bank import ReaderBank
 from lamina.editing.editable import movable_stack
 from lamina.editing.keep import drop_
 from lamina.errors import ConfigError, check_known
+from lamina.layers.preserve import preserve_training
 from lamina.prediction.evaluate import evaluate, scoring_groups
 from lamina.recipes.schema import slug
 from lamina.studies.cutting.advise import measure_speedup
@@ -271,16 +272,12 @@ def _own_score(subject: _Subject, task: Task) -> float:
 @contextmanager
 def _reader(subject: _Subject, task: Task, seed: int) -> Generator[ReaderBank]:
     """Train a linear reader of the last layer inside the `with` block; give its bank, which has no other reader."""
-    required = [parameter for parameter in subject.model.parameters() if parameter.requires_grad]
-    bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
-    bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
-    try:
+    with preserve_training(subject.model):
+        bank, name = ReaderBank(subject.model, subject.processor), slug(task.name)
+        bank.add(name, linear_reader(task, seed=seed, stack=subject.stack.name))
         # the last epoch: the rows that choose the best one are those that the reader is scored on
         fit(bank, {name: task.without_test()}, seed=seed, keep="last", progress=False)
         yield bank
-    finally:
-        for parameter in required:  # the bank froze them
-            parameter.requires_grad_(True)
 
 
 def _only_score(bank: ReaderBank, task: Task) -> float:

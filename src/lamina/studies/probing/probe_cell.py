@@ -18,7 +18,7 @@ from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, require_
 from lamina.heads.base import HeadConfig, ProblemType
 from lamina.heads.sequence_classification import SequenceClassification
 from lamina.heads.token_classification import TokenClassification
-from lamina.layers.preserve import evaluating
+from lamina.layers.preserve import preserve_training
 from lamina.layers.sites import Site
 from lamina.layers.wrappers import unwrapped
 from lamina.store import load
@@ -249,18 +249,13 @@ def probe_bank(
         seed: Seed of the probes' initial weights.
     """
     base, tags = unwrapped(model), task.kind.tags_words
-    trainable = [(parameter, parameter.requires_grad) for parameter in base.parameters()]
     head = ProbeHead(task.labels, task.kind.name, task.problem_type, tags)  # pyright: ignore[reportArgumentType]
-    with evaluating(base):
+    with preserve_training(base):
         bank = ReaderBank(base, processor)
         for name, (layer, site, probe) in places.items():
             fusion = ProbeLayer(layer, pooled=not tags, hidden=settings.hidden if probe == MLP else None, site=site)
             bank.add(name, Reader(fusion, head, stack=settings.stack, seed=seed))
-        try:
-            yield bank
-        finally:
-            for parameter, requires_grad in trainable:
-                parameter.requires_grad_(requires_grad)
+        yield bank
 
 
 class TrainedProbes:
