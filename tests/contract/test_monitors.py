@@ -58,9 +58,13 @@ def test_a_head_is_token_wise_if_and_only_if_it_says_so(name: str):
     mask = torch.ones(2, TOKENS, dtype=torch.bool)
     alone = torch.stack([head(features[:, at : at + 1], mask[:, :1]).view(2, -1) for at in range(TOKENS)], dim=1)
     whole = head(features, mask)
+    weights = features.new_zeros(2, TOKENS)
+    if (token_map := head.token_map()) is not None:
+        mapped = torch.nn.functional.linear(features, token_map.weight, token_map.bias)
+        torch.testing.assert_close(mapped[..., : alone.shape[-1]], alone, rtol=0, atol=1e-5)
+        if head.config.weighs_tokens:
+            weights = mapped[..., -1]
     if head.pools:
-        weights = head.log_weights(features)
-        weights = features.new_zeros(2, TOKENS) if weights is None else weights
         alone = (weights.softmax(1).unsqueeze(-1) * alone).sum(1)
     assert head.is_token_wise() is torch.allclose(alone, whole, rtol=0, atol=1e-5)
 

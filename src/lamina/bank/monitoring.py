@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from lamina.bank.listening import reads_generated_text
 from lamina.bank.reader import MONITORS, Info, ReaderModule
 from lamina.bank.stack_pass import Inputs, StackPass, attach, run_heads
 from lamina.errors import ConfigError, check_known, convert_errors
+from lamina.heads.base import linear
 from lamina.layers.causality import is_causal
 from lamina.layers.hooks import StopForward, run_until_stopped
 from lamina.layers.preserve import evaluating, uncompiled
@@ -227,15 +229,32 @@ def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -
     features = stack_pass.features()
     if on_features is not None:
         on_features(features)
-    rows, count = next(iter(features.values())).shape[:2]
-    # every token becomes a text of its own, [rows * tokens, 1, dim]: heads that pool then return its own logits
-    single = {name: part.flatten(0, 1).unsqueeze(1) for name, part in features.items()}
-    mask = torch.ones(rows * count, 1, dtype=torch.bool, device=next(iter(single.values())).device)
-    outputs = run_heads(stack_pass.readers, single, mask, {}, grad=False, together=True)
-    logits = [outputs[name].logits.float().reshape(rows, count, -1) for name in single]
-    for number, name in enumerate(single):
-        if (weights := stack_pass.readers[name].head.log_weights(features[name])) is not None:
-            logits[number] = torch.cat([logits[number], weights.float().unsqueeze(-1)], dim=-1)
+    logits = _mapped_logits(stack_pass.readers, features)
+    if rest := {name: part for name, part in features.items() if name not in logits}:
+        rows, count = next(iter(rest.values())).shape[:2]
+        # every token becomes a text of its own, [rows * tokens, 1, dim]: a head that pools then returns its own logits
+        single = {name: part.flatten(0, 1).unsqueeze(1) for name, part in rest.items()}
+        mask = torch.ones(rows * count, 1, dtype=torch.bool, device=next(iter(single.values())).device)
+        readers = {name: stack_pass.readers[name] for name in rest}
+        outputs = run_heads(readers, single, mask, {}, grad=False, together=True)
+        logits |= {name: output.logits.reshape(rows, count, -1) for name, output in outputs.items()}
+    columns = [logits[name].float() for name in features]
     # one copy to the CPU for all readers: each copy waits for the GPU
-    parts = torch.cat(logits, dim=-1).cpu().split([part.shape[-1] for part in logits], dim=-1)
-    return dict(zip(single, parts, strict=True))
+    parts = torch.cat(columns, dim=-1).cpu().split([part.shape[-1] for part in columns], dim=-1)
+    return dict(zip(features, parts, strict=True))
+
+
+def _mapped_logits(readers: Mapping[str, ReaderModule], features: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return reader name -> logits `[rows, tokens, outputs]`, for the readers whose head has a `token_map`.
+
+    Maps of one shape are applied in one operation.
+    """
+    maps = {name: token_map for name in features if (token_map := readers[name].head.token_map()) is not None}
+    groups: dict[object, list[str]] = defaultdict(list)
+    for name, token_map in maps.items():
+        groups[token_map.weight.shape, token_map.weight.dtype, features[name].device].append(name)
+    logits: dict[str, Tensor] = {}
+    for names in groups.values():
+        stacked = torch.stack([features[name] for name in names])
+        logits |= zip(names, linear([maps[name] for name in names], stacked), strict=True)
+    return logits

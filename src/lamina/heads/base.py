@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 from unicodedata import normalize
 
 import torch
@@ -81,7 +81,7 @@ class HeadConfig(ABC):
 
     @property
     def weighs_tokens(self) -> bool:
-        """Whether the head's module gives each token a weight; see `Head.log_weights`."""
+        """Whether the head's module gives each token a weight; see `Head.token_map`."""
         return False
 
     @abstractmethod
@@ -150,15 +150,17 @@ class Head(nn.Module, ABC):
     def is_token_wise(self) -> bool:
         """Return whether each logit comes from a single token's features, or is a (weighted) mean of such logits.
 
-        `log_weights` gives the weights of the mean. For such a head, the score of a growing text can be updated as a
-        running mean, because a token's own logits do not depend on other tokens.
+        For such a head, the score of a growing text can be updated as a running mean, because a token's own logits do
+        not depend on other tokens.
         """
         return False
 
-    def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
-        """Return the logarithm, up to a constant, of each token's weight in the mean over a sequence.
+    def token_map(self) -> AffineMap | None:
+        """Return the affine map from a token's features to its own logits, if a token-wise head consists of one.
 
-        None (the default): all tokens have the same weight.
+        If the head weighs tokens (see `HeadConfig.weighs_tokens`), the map has one more output: the logarithm, up to a
+        constant, of the token's weight in the mean over a sequence. None (the default): `forward` computes the logits,
+        and all tokens have the same weight.
         """
         return None
 
@@ -230,6 +232,13 @@ class AffineMap(Protocol):
         ...
 
 
+class TokenMap(NamedTuple):
+    """The weight `[out, dim]` and bias `[out]` of an affine map of a token's features."""
+
+    weight: Tensor
+    bias: Tensor
+
+
 def linear(maps: Sequence[AffineMap], features: Float[Tensor, "heads *rows dim"]) -> Float[Tensor, "heads *rows out"]:
     """Apply affine map i to `features[i]`, for all heads in one operation."""
     if len(maps) == 1:
@@ -273,6 +282,10 @@ class LabelHead(Head):
     def outputs(self) -> int:
         """Number of labels, that is, of logits per position."""
         return self.output.out_features
+
+    def token_map(self) -> AffineMap | None:
+        """Return the linear map to the logits; None if the head is not token-wise."""
+        return self.output if self.is_token_wise() else None
 
     def group(self) -> Hashable:
         """Return a key of shape, settings, mode and dtype. Heads with equal keys are computed together."""

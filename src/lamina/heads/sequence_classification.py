@@ -17,7 +17,16 @@ from lamina.fusion.concat import Concat
 from lamina.fusion.paired_layers import PairedLayers
 from lamina.fusion.pooled_layers import PooledLayers
 from lamina.heads.attention import EncoderLayer, SelfAttention, attend, encode
-from lamina.heads.base import HeadConfig, LabelHead, ProblemType, check_class_weights, label_names, linear
+from lamina.heads.base import (
+    AffineMap,
+    HeadConfig,
+    LabelHead,
+    ProblemType,
+    TokenMap,
+    check_class_weights,
+    label_names,
+    linear,
+)
 from lamina.utils import check_range
 
 if TYPE_CHECKING:
@@ -184,11 +193,17 @@ class PooledClassificationHead(LabelHead):
         """
         return self.config.pooling in ("mean", "query") and not self.config.encoder_layers
 
-    def log_weights(self, features: Float[Tensor, "*batch dim"]) -> Float[Tensor, "*batch"] | None:
-        """Return the query's score of each token; None if pooling is not "query", or there are encoder layers."""
-        if self.query is None or not self.config.weighs_tokens:
-            return None
-        return _query_scores(self.query, features)
+    def token_map(self) -> AffineMap | None:
+        """Return the linear map to the logits, with the query's score of the token as last output if there is a query.
+
+        None if the head is not token-wise.
+        """
+        output = super().token_map()
+        if output is None or self.query is None:
+            return output
+        scale = 1 / math.sqrt(len(self.query))
+        weight = torch.cat([output.weight, self.query.unsqueeze(0) * scale])
+        return TokenMap(weight, torch.cat([output.bias, output.bias.new_zeros(1)]))
 
     def forward_many(
         self,

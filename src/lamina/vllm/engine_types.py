@@ -46,8 +46,16 @@ class ParallelConfig(Protocol):
     pipeline_parallel_size: int
 
 
+class CacheSettings(Protocol):
+    """The user's settings of the key-value cache (vLLM's own `CacheConfig`)."""
+
+    enable_prefix_caching: bool
+
+
 class EngineConfig(Protocol):
     """A `VllmConfig`."""
+
+    cache_config: CacheSettings
 
     additional_config: dict[str, object]
     model_config: ModelConfig

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self, final, get_args
 
@@ -144,7 +145,7 @@ class Layout:
         """Return the names of the readers that pool whole prompts (`whole` is True), or that score tokens (False)."""
         return [name for name, reader in self.readers.items() if reader.whole == whole]
 
-    @property
+    @cached_property
     def token_columns(self) -> int:
         """Number of columns in the matrix of token scores."""
         return max((reader.last for reader in self.readers.values() if not reader.whole), default=0)

@@ -80,16 +80,28 @@ class PendingTokens:
         self._layers, self._block_size = layers, block_size
         self._parts: list[tuple[dict[int, Tensor], np.ndarray]] = []
 
-    def push(self, states: Mapping[int, Tensor], slots: np.ndarray) -> None:
-        """Add the tokens of a step: `states` is layer -> `[tokens, width]`, and `slots` are the tokens' cache slots.
+    def push(self, states: Mapping[int, Tensor], slots: np.ndarray, rows: np.ndarray | None = None) -> None:
+        """Add tokens of a step. They are copied, because the engine reuses the memory of states and slots.
 
-        Both are copied, because the engine reuses their memory in its next step.
+        Args:
+            states: Layer -> states `[tokens, width]`.
+            slots: Cache slot of each token.
+            rows: Indices of the tokens to add, ascending. None: all.
         """
-        self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots.copy()))
+        if rows is None or len(rows) == len(slots):
+            self._parts.append(({layer: states[layer].clone() for layer in self._layers}, slots.copy()))
+        elif len(rows):
+            index = torch.from_numpy(rows).to(states[self._layers[0]].device)
+            self._parts.append(({layer: states[layer][index] for layer in self._layers}, slots[rows]))
 
     def __len__(self) -> int:
         """Return the number of waiting tokens."""
         return sum(len(slots) for _, slots in self._parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the states that wait."""
+        return sum(state.nbytes for states, _ in self._parts for state in states.values())
 
     def take(self) -> tuple[dict[int, Tensor], Segments]:
         """Return the states of all waiting tokens and their segments, and forget these tokens."""

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from lamina.vllm.engine_types import BlockTable, CacheConfig, Runner
     from lamina.vllm.layout import Layout
 
-WAITING = 64  # tokens that wait at most for the readers of whole prompts; a few at a time cost as much as many
+# Bytes of states that wait at most for the readers of whole prompts. A few tokens of a cache block cost as much as all.
+WAITING_BYTES = 1 << 24
 ATTRIBUTE = "lamina_scores"  # attribute of a `ModelRunnerOutput` that holds request id -> StepScores
 
 
@@ -168,8 +169,8 @@ class EngineReaders:
         rows = self._score(states)
         self._buffers.tokens[torch.from_numpy(slots)] = rows
         if self._whole:
-            self._buffers.pending.push(states, slots)
-            if len(self._buffers.pending) >= WAITING:
+            self._buffers.pending.push(states, slots, self._rows_to_pool(scheduled, ends))
+            if self._buffers.pending.nbytes >= WAITING_BYTES:
                 self._buffers.pool()
         scores: dict[str, StepScores] = {}
         for index, (request, end) in enumerate(zip(batch.req_ids, ends.tolist(), strict=True)):
@@ -184,6 +185,23 @@ class EngineReaders:
             del self._sent[request]
             self._answered.discard(request)
         return scores
+
+    def _rows_to_pool(self, scheduled: Sequence[int], ends: np.ndarray) -> np.ndarray | None:
+        """Return which tokens of a step the readers of whole prompts need; None: all of them.
+
+        They answer about prompts. An output can become the start of a later prompt only with a prefix cache.
+
+        Args:
+            scheduled: Number of tokens of each request in the step.
+            ends: Index of the token after the last one of each request.
+        """
+        if self._runner.vllm_config.cache_config.enable_prefix_caching:
+            return None
+        batch, requests = self._runner.input_batch, self._runner.requests
+        prompts = np.array([requests[request].num_prompt_tokens for request in batch.req_ids])
+        left = prompts - batch.num_computed_tokens_cpu[: len(prompts)]
+        place = np.arange(ends[-1]) - np.repeat(ends - scheduled, scheduled)  # of a token among those of its request
+        return np.flatnonzero(place < np.repeat(left, scheduled))
 
     def _score(self, states: Mapping[int, Tensor]) -> Float[Tensor, "tokens columns"]:
         """Return the scores of the tokens of a step, on the CPU; the states are layer -> `[tokens, width]`."""

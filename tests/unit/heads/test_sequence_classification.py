@@ -78,7 +78,7 @@ def test_behind_encoder_layers_nothing_is_said_of_a_token_alone():
         assert not deep.is_token_wise()
         assert not deep.reads_first
         assert not deep.config.weighs_tokens
-        assert deep.log_weights(torch.randn(3, 8)) is None
+        assert deep.token_map() is None
 
 
 def test_the_mean_has_no_shape_for_a_row_without_tokens_so_the_bank_never_gives_one():

@@ -67,7 +67,8 @@ def test_the_mean_of_a_reader_of_whole_texts_is_what_it_says_of_the_text(pooling
     features, mask = torch.randn(2, 6, 8), torch.ones(2, 6, dtype=torch.bool)
     each = head(features.flatten(0, 1).unsqueeze(1), mask.flatten().unsqueeze(1)).view(2, 6, 2)
     if pooling == "query":
-        each = torch.cat([each, head.log_weights(features).unsqueeze(-1)], dim=-1)
+        token_map = head.token_map()
+        each = torch.nn.functional.linear(features, token_map.weight, token_map.bias)
     monitor = Monitor("r", "b", aggregate, scale="log_odds")
     running = monitor.aggregate.running(monitor.token_scores(each, head.config), mask)
     for count in range(1, 7):

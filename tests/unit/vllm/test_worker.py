@@ -44,7 +44,9 @@ class Engine:
             device=torch.device("cpu"),
             get_model=lambda: SimpleNamespace(set_aux_hidden_state_layers=lambda layers: None),
             kv_cache_config=config,
-            vllm_config=SimpleNamespace(additional_config={}),
+            vllm_config=SimpleNamespace(
+                additional_config={}, cache_config=SimpleNamespace(enable_prefix_caching=True)
+            ),
             requests={},
         )
         self.readers = EngineReaders(layout, self.runner)
@@ -128,6 +130,31 @@ def test_a_request_that_was_preempted_is_computed_again(engine: Engine):
     engine.check(step["a"], A, 4, 8, None)
     step = engine.step(("c", A, 8, 0, 8, [2, 1]), new=("c",))
     engine.check(step["c"], A, 0, 8, 8)
+
+
+def test_an_output_is_part_of_a_later_prompt_that_finds_it_in_the_cache(engine: Engine):
+    engine.step(("a", A, 6, 0, 6, [3, 1]), new=("a",))
+    for place in (6, 7):
+        engine.step(("a", A, 6, place, 1, [3, 1]))
+    step = engine.step(("b", A, 9, 8, 1, [3, 1, 2]), new=("b",))
+    engine.check(step["b"], A, 0, 9, 9)
+
+
+def test_without_a_prefix_cache_only_prompts_are_pooled(engine: Engine):
+    engine.runner.vllm_config.cache_config.enable_prefix_caching = False
+    engine.step(("a", A, 6, 0, 3, [3]), new=("a",))
+    step = engine.step(("a", A, 6, 3, 3, [3, 1]), ("b", B, 7, 0, 2, [5]), new=("b",))
+    engine.check(step["a"], A, 3, 6, 6)
+    buffers = engine.readers._buffers
+    assert buffers is not None
+    step = engine.step(("a", A, 6, 6, 1, [3, 1]), ("b", B, 7, 2, 5, [5, 7]))  # an output's token, and the prompt's rest
+    engine.check(step["b"], B, 2, 7, 7)
+    engine.step(("a", A, 6, 7, 1, [3, 1]), ("b", B + [23], 7, 7, 1, [5, 7]))
+    assert not len(buffers.pending)
+    step = engine.step(("b", B, 7, 0, 7, [1, 3]))  # preempted, and computed again in blocks that had an output
+    engine.check(step["b"], B, 0, 7, None)
+    step = engine.step(("c", A, 6, 0, 6, [7, 3]), new=("c",))
+    engine.check(step["c"], A, 0, 6, 6)
 
 
 def test_an_id_that_is_used_again_is_a_request_of_its_own(engine: Engine):
