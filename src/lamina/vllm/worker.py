@@ -6,7 +6,7 @@ A step is one forward pass of the engine over tokens of several requests.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NotRequired, Protocol, TypedDict, cast, final
 
 import numpy as np

@@ -44,9 +44,7 @@ class Engine:
             device=torch.device("cpu"),
             get_model=lambda: SimpleNamespace(set_aux_hidden_state_layers=lambda layers: None),
             kv_cache_config=config,
-            vllm_config=SimpleNamespace(
-                additional_config={}, cache_config=SimpleNamespace(enable_prefix_caching=True)
-            ),
+            vllm_config=SimpleNamespace(additional_config={}, cache_config=SimpleNamespace(enable_prefix_caching=True)),
             requests={},
         )
         self.readers = EngineReaders(layout, self.runner)
@@ -149,7 +147,7 @@ def test_without_a_prefix_cache_only_prompts_are_pooled(engine: Engine):
     assert buffers is not None
     step = engine.step(("a", A, 6, 6, 1, [3, 1]), ("b", B, 7, 2, 5, [5, 7]))  # an output's token, and the prompt's rest
     engine.check(step["b"], B, 2, 7, 7)
-    engine.step(("a", A, 6, 7, 1, [3, 1]), ("b", B + [23], 7, 7, 1, [5, 7]))
+    engine.step(("a", A, 6, 7, 1, [3, 1]), ("b", [*B, 23], 7, 7, 1, [5, 7]))
     assert not len(buffers.pending)
     step = engine.step(("b", B, 7, 0, 7, [1, 3]))  # preempted, and computed again in blocks that had an output
     engine.check(step["b"], B, 0, 7, None)
