@@ -15,8 +15,9 @@ an engine without a bank.
 speed: engines in processes of their own, timed in turn on the same prompts without a prefix cache. `throughput` is the
 median of the ratios of neighbouring runs to the bare compiled engine, for 16 requests at once; `between tokens` is the
 same of the time per token of one request alone. Beside readers: forward hooks that copy each block's output in an eager
-engine, which is the least that vllm-lens and vLLM-Hook do; and the bare engine with a second pass of transformers over
-each text. `extract_hidden_states` of vLLM writes all states to files; it is only tried, since it needs a GPU.
+engine, which is the least that vllm-lens does, and vLLM-Hook in its eager mode; and the bare engine with a second pass
+of transformers over each text. `extract_hidden_states` of vLLM writes all states to files; it is only tried, since it
+needs a GPU.
 
 flags: 32 requests at once, one of which a monitor flags. `in time` counts tries in which it ended with the token after
 the flagged one, as "content_filter" and with the monitor's name; `others identical` those in which the other 31 are
@@ -38,39 +39,26 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
+import vllm_engines
 from common import report
-from tokenizers import Tokenizer, models
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM
+from vllm_engines import Ids, Reference, as_inputs, dividing, mixed_prompts, save_tokenizer, scatter, watchdog
 
-from lamina import (
-    AdaLayers,
-    Monitor,
-    PooledLayers,
-    Reader,
-    ReaderBank,
-    SequenceClassification,
-    TokenClassification,
-    load,
-)
+from lamina import AdaLayers, PooledLayers, Reader, ReaderBank, SequenceClassification, TokenClassification, load
 from lamina.demo.timing import ratio
-from lamina.monitors import RollingMax
 
-CLOSE = 1e-4
-BLOCK = 32  # tokens of a block of the cache; engines for CPUs take multiples of 32
 LABELS = ("no", "yes")
 BARE, TWICE = "bare, compiled", "bare, second pass"
-Ids = list[int]
+engine = partial(vllm_engines.engine, max_model_len=256, disable_log_stats=False)
 
 
 class Size(NamedTuple):
@@ -101,8 +89,7 @@ def make(folder: Path, size: Size) -> None:
         max_position_embeddings=512,
     )
     LlamaForCausalLM(config).eval().save_pretrained(folder / "model")
-    words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(size.words)}, unk_token="w0"))
-    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder / "model")
+    save_tokenizer(folder / "model", size.words)
     make_bank(folder, None)
 
 
@@ -115,39 +102,12 @@ def make_bank(folder: Path, threshold: float | None) -> Path:
     bank.add("tags", Reader(AdaLayers(dim=16), TokenClassification(LABELS, encoder_layers=0), seed=3))
     for number in range(4):
         bank.add(f"whole{number}", Reader(PooledLayers(dim=64), first, seed=number))
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():  # far from the initial weights, at which all scores are alike
-        for parameter in bank.parameters():
-            if parameter.requires_grad:
-                parameter.add_(torch.randn(parameter.shape, generator=generator) / 10)
+    scatter(bank, 0.1)
     if threshold is not None:
-        bank.keep_monitor(Monitor("query0", flag="yes", aggregate=RollingMax(1), threshold=threshold, name="watchdog"))
+        bank.keep_monitor(watchdog("query0", threshold))
     place = folder / ("bank" if threshold is None else "watched")
     bank.eval().save_pretrained(place)
     return place
-
-
-@contextmanager
-def engine(
-    folder: Path, bank: Path | None, *, in_process: bool = True, on_flag: str = "end", **settings: Any
-) -> Iterator[Any]:
-    """Start an engine, with the readers of a bank if one is given, and stop it at the end."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = str(int(not in_process))
-    from vllm.distributed import cleanup_dist_env_and_memory
-
-    from vllm import LLM
-
-    if bank is not None:
-        settings["additional_config"] = {"lamina": {"bank": str(bank), "on_flag": on_flag}}
-    defaults = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 16, "block_size": BLOCK, "seed": 0}
-    llm = LLM(str(folder / "model"), disable_log_stats=False, **{**defaults, **settings})
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        if in_process:
-            cleanup_dist_env_and_memory()
 
 
 def generate(llm: Any, prompts: Sequence[Ids], tokens: Sequence[int]) -> list[Any]:
@@ -155,69 +115,10 @@ def generate(llm: Any, prompts: Sequence[Ids], tokens: Sequence[int]) -> list[An
     from vllm import SamplingParams
 
     sampling = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in tokens]
-    inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-    return [output.outputs[0] for output in llm.generate(inputs, sampling, use_tqdm=False)]
-
-
-def mixed_prompts(count: int, words: int, seed: int = 0, longest: int = 100) -> list[Ids]:
-    """Return prompts of different lengths, many of which share a beginning."""
-    draw = random.Random(seed)
-    shared = [draw.randrange(words) for _ in range(longest)]
-    lengths = [(draw.randrange(longest), draw.randrange(1, 30)) for _ in range(count)]
-    return [shared[:begin] + [draw.randrange(words) for _ in range(end)] for begin, end in lengths]
+    return [output.outputs[0] for output in llm.generate(as_inputs(prompts), sampling, use_tqdm=False)]
 
 
 # Scores
-
-
-class Reference:
-    """What the bank itself answers, by a plain pass of transformers over each text.
-
-    Args:
-        folder: Folder with "model" and "bank".
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._bank = ReaderBank.from_pretrained(folder / "bank", load(folder / "model")[0])
-        self._kept: dict[tuple[int, ...], dict[tuple[str, str], Tensor]] = {}
-
-    def answers(self, prompt: Ids, output: Ids) -> dict[tuple[str, str], Tensor]:
-        """Return (reader, part) -> probabilities. The last token of the output is in no part."""
-        key = (len(prompt), *prompt, *output)
-        if key not in self._kept:
-            ids, length = torch.tensor([[*prompt, *output[:-1]]]), len(prompt)
-            states = self._bank.record_states({"main": range(self._bank.stacks["main"].layers)}, {"input_ids": ids})
-            parts = {"prompt": (0, length), "output": (length, ids.shape[1]), "both": (0, ids.shape[1])}
-            self._kept[key] = {}
-            for part, (first, last) in parts.items():
-                if first == last:
-                    continue
-                kept = {"main": {layer: state[:, first:last] for layer, state in states["main"].items()}}
-                batch = {"input_ids": ids[:, first:last], "attention_mask": torch.ones(1, last - first).long()}
-                with torch.no_grad():
-                    read = self._bank.read_states(kept, batch)
-                self._kept[key] |= {(name, part): read[name].logits[0].softmax(-1) for name in self._bank}
-        return self._kept[key]
-
-    def compare(self, prompt: Ids, completion: Any) -> tuple[float, int]:
-        """Return the largest difference of a request's answers from the bank's, and how many answers are wrong."""
-        worst, wrong = 0.0, 0
-        for (name, part), want in self.answers(prompt, list(completion.token_ids)).items():
-            if name == "tags":
-                if part != "both":
-                    continue
-                got = torch.tensor(completion.lamina[name]["tokens"])
-            elif name.startswith("whole") and part != "prompt":
-                continue
-            else:
-                answer = completion.lamina[name][part]
-                got = torch.tensor([] if answer is None else list(answer["probabilities"].values()))
-            if got.shape != want.shape or not torch.isfinite(got).all():
-                wrong += 1
-                continue
-            difference = float((got - want).abs().max())
-            worst, wrong = max(worst, difference), wrong + (difference > CLOSE)
-        return worst, wrong
 
 
 def preemptions(llm: Any) -> int:
@@ -227,17 +128,17 @@ def preemptions(llm: Any) -> int:
 
 def scores(folder: Path, size: Size) -> list[dict[str, Any]]:
     """Compare the answers of engines in different modes with the bank's own."""
-    prompts, rows = mixed_prompts(size.requests, size.words), []
+    prompts, rows = mixed_prompts(size.requests, range(size.words)), []
     tokens = [1 + 7 * number % 24 for number in range(len(prompts))]
-    reference = Reference(folder)
+    reference = Reference(folder / "model", folder / "bank")
     for mode, eager in (("eager", True), ("compiled", False)):
         for prefill, step in (("whole", 2048), ("16 tokens", 16)):
-            options: dict[str, Any] = {"enforce_eager": eager, "max_num_batched_tokens": step}
-            with engine(folder, None, **options) as llm:
+            options: dict[str, Any] = {"enforce_eager": eager, "max_num_batched_tokens": step, "in_process": True}
+            with engine(folder / "model", None, **options) as llm:
                 bare = [list(completion.token_ids) for completion in generate(llm, prompts, tokens)]
             # 9 blocks are the fewest that hold one request of the longest length; 16 requests need up to 80
             for cache, blocks in (("large", None), ("small", 9)):
-                with engine(folder, folder / "bank", **options, num_gpu_blocks_override=blocks) as llm:
+                with engine(folder / "model", folder / "bank", **options, num_gpu_blocks_override=blocks) as llm:
                     for prefix in ("cold", "warm"):
                         before = preemptions(llm)
                         completions = generate(llm, prompts, tokens)
@@ -320,7 +221,7 @@ def speed(folder: Path, size: Size, repeats: int) -> list[dict[str, Any]]:
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
     for _ in range(repeats):
         for name, settings in variants.items():
-            with engine(folder, in_process=False, enable_prefix_caching=False, **settings) as llm:
+            with engine(folder / "model", enable_prefix_caching=False, **settings) as llm:
                 if name.startswith("hooks"):
                     llm.collective_rpc("add_hooks")
                 for count, prompts in works.items():
@@ -342,7 +243,7 @@ def _try_extraction(folder: Path, size: Size) -> str:
 
     settings = extraction(size, folder / "states")
     try:
-        with engine(folder, None, in_process=False, enable_prefix_caching=False, **settings) as llm:
+        with engine(folder / "model", None, enable_prefix_caching=False, **settings) as llm:
             for _ in range(3):  # the files of a request are written after its answer
                 generate(llm, [[1, 2, 3]], [4])
     except (EngineDeadError, RuntimeError) as error:
@@ -368,23 +269,24 @@ def _speed_row(seconds: Mapping[tuple[str, int], list[float]], name: str, size: 
 def flags(folder: Path, size: Size) -> list[dict[str, Any]]:
     """Let a monitor end one of 32 requests, and compare the others with an engine without a bank."""
     at_once, tokens = 32, 24
-    prompts = mixed_prompts(4 * at_once, size.words, seed=1, longest=40)
+    prompts = mixed_prompts(4 * at_once, range(size.words), seed=1, longest=40)
     counts = [tokens] * len(prompts)
-    options: dict[str, Any] = {"max_num_seqs": at_once}
-    with engine(folder, None, **options) as llm:
+    options: dict[str, Any] = {"max_num_seqs": at_once, "in_process": True}
+    with engine(folder / "model", None, **options) as llm:
         bare = [list(completion.token_ids) for completion in generate(llm, prompts, counts)]
-    with engine(folder, folder / "bank", **options) as llm:
+    with engine(folder / "model", folder / "bank", **options) as llm:
         completions = generate(llm, prompts, counts)
     rows = [[row[1] for row in completion.lamina["query0"]["tokens"]] for completion in completions]
     outputs = [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
-    threshold = _threshold([max(row) for row in outputs])
+    above = range(max(1, len(outputs) // 20), len(outputs) // 3)
+    threshold = dividing([max(row) for row in outputs], above)
     over = {
         index: [place for place, score in enumerate(row) if score >= threshold] for index, row in enumerate(outputs)
     }
     flagged = {index: places[0] for index, places in over.items() if places}
     rest = [index for index in over if index not in flagged]
     draw, in_time, identical = random.Random(0), 0, 0
-    with engine(folder, make_bank(folder, threshold), **options) as llm:
+    with engine(folder / "model", make_bank(folder, threshold), **options) as llm:
         for _ in range(size.tries):
             one = draw.choice(list(flagged))
             chosen = [*draw.sample(rest, at_once - 1), one]
@@ -398,14 +300,6 @@ def flags(folder: Path, size: Size) -> list[dict[str, Any]]:
             identical += all(list(result.token_ids) == bare[index] for index, result in results.items())
     row = {"tries": size.tries, "in time": in_time, "others identical": identical}
     return [{**row, "prompts": len(prompts), "flagged prompts": len(flagged), "threshold": threshold}]
-
-
-def _threshold(highest: list[float]) -> float:
-    """Return a threshold in the widest gap between scores that a twentieth to a third of the texts exceed."""
-    ordered = sorted(highest, reverse=True)
-    places = range(max(1, len(ordered) // 20), len(ordered) // 3)
-    place = max(places, key=lambda index: ordered[index - 1] - ordered[index])
-    return (ordered[place - 1] + ordered[place]) / 2
 
 
 class SizeLog(logging.Handler):
@@ -428,7 +322,7 @@ def memory(folder: Path, size: Size) -> list[dict[str, Any]]:
     log, logger = SizeLog(), logging.getLogger("vllm.lamina")
     logger.addHandler(log)
     logger.setLevel(logging.INFO)
-    with engine(folder, folder / "bank", enforce_eager=True) as llm:
+    with engine(folder / "model", folder / "bank", in_process=True, enforce_eager=True) as llm:
         generate(llm, [[1, 2, 3]], [2])
     (kept,) = log.bytes
     cache = 2 * size.depth * (size.width // 192 or 1) * 64 * 4  # keys and values in float32

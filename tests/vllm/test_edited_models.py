@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="`make test-vllm` runs these tests in an environment of their own")
 
-from engines import as_inputs, engine, greedy_texts, make_model, prompts_of, save_tokenizer
+from benchmarks.vllm_engines import as_inputs, engine, save_tokenizer
+from engines import VOCABULARY, greedy_texts, make_model, prompts_of
 
 import lamina
 from vllm import SamplingParams
@@ -24,7 +25,7 @@ def test_an_edited_model_writes_the_same_tokens(tmp_path: Path, family: str):
     lamina.duplicate_(model, "2-3", identity=False)  # with other windows in other places
     lamina.duplicate_(model, 1)
     lamina.save(model, tmp_path / "edited")
-    save_tokenizer(tmp_path / "edited")
+    save_tokenizer(tmp_path / "edited", VOCABULARY)
     prompts = prompts_of(6)
     expected = greedy_texts(tmp_path / "edited", prompts, NEW)
     with engine(tmp_path / "edited", None, enforce_eager=True, in_process=True) as llm:

@@ -10,26 +10,14 @@ import pytest
 
 pytest.importorskip("vllm", reason="`make test-vllm` runs these tests in an environment of their own")
 
-from engines import (
-    END,
-    as_inputs,
-    bank_scores,
-    dividing,
-    engine,
-    greedy_texts,
-    largest_difference,
-    make_bank,
-    make_model,
-    prompts_of,
-    watchdog,
-)
+from benchmarks.vllm_engines import CLOSE, as_inputs, dividing, engine, watchdog
+from engines import END, bank_scores, greedy_texts, largest_difference, make_bank, make_model, prompts_of
 from vllm.config import VllmConfig
 
 from lamina import load, save, truncate_
 from lamina.errors import BaseMismatchError, ConfigError, StoreError
 from vllm import SamplingParams
 
-CLOSE = 1e-4
 # 24 requests of up to 190 tokens do not fit into 12 blocks of 32, so requests are preempted and computed again
 IN_PIECES = {"max_num_batched_tokens": 16, "num_gpu_blocks_override": 12, "disable_log_stats": False}
 Folders = tuple[Path, Path]
@@ -54,9 +42,10 @@ def compiled(folders: Folders) -> Iterator[Any]:
 def watched(folders: Folders, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, float]]:
     """An eager engine whose monitor flags some of the texts in `greedy_texts`, and the monitor's threshold."""
     prompts = prompts_of(12)
-    threshold = dividing(bank_scores(*folders, prompts, greedy_texts(folders[0], prompts, 24)))
+    scores = bank_scores(*folders, prompts, greedy_texts(folders[0], prompts, 24))
+    threshold = dividing([max(row) for row in scores], range(2, 11))
     bank = tmp_path_factory.mktemp("watched")
-    make_bank(folders[0], bank, watchdog(threshold))
+    make_bank(folders[0], bank, watchdog("query", threshold))
     with engine(folders[0], bank, in_process=True, enforce_eager=True) as llm:
         yield llm, threshold
 

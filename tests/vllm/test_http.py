@@ -15,19 +15,9 @@ pytest.importorskip("vllm", reason="`make test-vllm` runs these tests in an envi
 
 import engines
 import httpx
-from engines import (
-    READERS,
-    bank_scores,
-    dividing,
-    greedy_texts,
-    largest_difference,
-    make_bank,
-    make_model,
-    prompts_of,
-    watchdog,
-)
+from benchmarks.vllm_engines import CLOSE, dividing, watchdog
+from engines import READERS, bank_scores, greedy_texts, largest_difference, make_bank, make_model, prompts_of
 
-CLOSE = 1e-4
 LENGTH = 24  # tokens of each output
 ROUTES = ("/v1/completions", "/v1/chat/completions")
 
@@ -58,11 +48,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     prompts = prompts_of(8)[:-1]
     texts = greedy_texts(folder / "model", prompts, LENGTH)
     scores = bank_scores(folder / "model", folder / "plain", prompts, texts)
-    threshold = dividing(scores)
-    make_bank(folder / "model", folder / "bank", watchdog(threshold))
+    threshold = dividing([max(row) for row in scores], range(2, 6))
+    make_bank(folder / "model", folder / "bank", watchdog("query", threshold))
     flagged = [index for index, row in enumerate(scores) if max(row) >= threshold]
     options = ["--enforce-eager", "--block-size", "32", "--max-model-len", "320", "--max-num-seqs", "16"]
-    with engines.server(folder / "model", folder / "bank", folder / "log", *options) as client:
+    with engines.server(folder / "model", folder / "bank", folder / "log", *options, plugins="lamina") as client:
         yield Server(
             client,
             (folder / "model", folder / "bank"),
@@ -114,6 +104,31 @@ def test_responses_have_the_answers_of_the_bank(server: Server, route: str):
         assert list(choice["lamina"]) == [*READERS, "monitors"]
         assert choice["lamina"]["monitors"]["watchdog"]["flagged_at"] is None
         assert response["lamina"] == choice["lamina"]
+
+
+def test_a_route_says_which_readers_and_monitors_there_are(server: Server):
+    said = server.client.get("/v1/lamina").json()
+    assert list(said["readers"]) == list(READERS)
+    assert said["monitors"]["watchdog"]["readers"] == ["query"]
+    assert said["on_flag"] == "end"
+    (choice,) = post(server, ROUTES[0], server.clean[0])["choices"]
+    assert {name: reader["answers"] for name, reader in said["readers"].items()} == {
+        name: list(answers) for name, answers in choice["lamina"].items() if name != "monitors"
+    }
+
+
+def test_a_batch_of_chats_has_answers_of_their_own(server: Server):
+    (flagged, text), place = server.flagged[0], server.places[0]
+    prompts = [server.clean[0], flagged]
+    chats = [body(ROUTES[1], prompt)["messages"] for prompt in prompts]
+    batch = f"{ROUTES[1]}/batch"
+    response = server.client.post(batch, json=body(ROUTES[1], []) | {"messages": chats}).json()
+    choices = [SimpleNamespace(token_ids=words(choice), lamina=choice["lamina"]) for choice in response["choices"]]
+    assert largest_difference(*server.folders, prompts, choices) < CLOSE
+    assert choices[1].token_ids == text[: place + 2]
+    assert [choice["finish_reason"] for choice in response["choices"]] == ["length", "content_filter"]
+    wrong = body(ROUTES[1], []) | {"messages": chats, "vllm_xargs": {"lamina": ["men"]}}
+    assert server.client.post(batch, json=wrong).status_code == 422
 
 
 def test_choices_of_several_prompts_have_answers_of_their_own(server: Server):

@@ -10,12 +10,12 @@ import torch
 
 pytest.importorskip("vllm", reason="`make test-vllm` runs these tests in an environment of their own")
 
-from engines import as_inputs, engine, largest_difference, make_bank, make_model, prompts_of
+from benchmarks.vllm_engines import CLOSE, as_inputs, engine
+from engines import largest_difference, make_bank, make_model, prompts_of
 
 from lamina import AdaLayers, Reader, ReaderBank, SequenceClassification, load
 from vllm import SamplingParams
 
-CLOSE = 1e-4
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 
 

@@ -12,7 +12,8 @@ import pytest
 pytest.importorskip("vllm", reason="`make test-vllm` runs these tests in an environment of their own")
 
 import torch
-from engines import VOCABULARY, as_inputs, engine, save_tokenizer, server
+from benchmarks.vllm_engines import CLOSE, as_inputs, engine, save_tokenizer, scatter
+from engines import VOCABULARY, server
 from transformers import (
     BertConfig,
     BertModel,
@@ -38,7 +39,6 @@ from lamina import (
 )
 from vllm import PoolingParams
 
-CLOSE = 1e-4
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -73,14 +73,11 @@ def make(folder: Path, name: str) -> tuple[Path, Path]:
     kind, config = MODELS[name]
     torch.manual_seed(0)
     kind(config).eval().save_pretrained(folder / "model")
-    save_tokenizer(folder / "model")
+    save_tokenizer(folder / "model", VOCABULARY)
     bank = ReaderBank(*load(folder / "model"))
     for reader, module in READERS.items():
         bank.add(reader, module)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in bank.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) / 3)
+    scatter(bank, 1 / 3)
     bank.eval().save_pretrained(folder / "bank")
     return folder / "model", folder / "bank"
 

@@ -243,7 +243,8 @@ class Listener:
             output: What the module returned. None in a pre-hook.
 
         Raises:
-            RuntimeError: If the server captures or compiles the model, or the pass skipped a layer below.
+            RuntimeError: If the server captures or compiles the model, this pass skipped a layer below, or the pass
+                before did not reach the highest layer.
             ValueError: If this is a forward hook although the layer needs a pre-hook, the width of the states is wrong,
                 or the batch has requests of other lengths.
         """
@@ -252,7 +253,9 @@ class Listener:
             raise RuntimeError("captured or compiled code calls no hooks. Start the server without CUDA graphs.")
         layers = self.reader.layers
         if layer == layers[0]:
-            self._states, self._positions, self._batch = {}, None, None
+            unread, self._states, self._positions, self._batch = list(self._states), {}, None, None
+            if unread:
+                raise RuntimeError(f"a pass ended after layer {unread[-1]}; the reader also needs layer {layers[-1]}.")
         if list(self._states) != list(layers[: layers.index(layer)]):
             raise RuntimeError(f"layer {layer} was read, but not every layer below. Hook all layers of the reader.")
         point = self.reader.settings["points"][str(layer)]
@@ -272,10 +275,10 @@ class Listener:
             raise ValueError(f"states have width {state.shape[-1]}; the reader needs {self.reader.settings['width']}.")
         self._states[layer] = state
         if layer == self.reader.layers[-1]:
+            states, self._states = self._states, {}
             positions = None if self._positions is None else self._positions.cpu().clone()  # the server reuses its own
-            logits = self.reader.to(state.device).tokens(self._states).cpu()
+            logits = self.reader.to(state.device).tokens(states).cpu()
             self._sink(Answer(logits, positions, requests_of(self._batch, len(logits))))
-            self._states = {}
 
 
 def requests_of(batch: object, tokens: int) -> list[str] | None:

@@ -10,5 +10,6 @@ output.lamina["sentiment"]["prompt"]  # {"label": "positive", "probabilities": {
 ```
 
 `plugin` puts three hooks into an engine: `worker` reads the states of each step, `transport` hands the scores from the
-worker to the frontend, and `frontend` turns them into the answers of a request (`answers`).
+worker to the frontend, and `frontend` turns them into the answers of a request (`answers`). In a server, `http` adds
+the answers to the responses, and `endpoint` is a plugin of its own, with a route that describes the readers.
 """

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from lamina.heads.sequence_classification import SequenceClassification
-from lamina.vllm.layout import Layout, ReaderColumns
+from lamina.vllm.layout import PARTS, Layout, ReaderColumns
 from lamina.vllm.monitors import Verdict
 from lamina.vllm.worker import StepScores
 
@@ -84,8 +84,8 @@ class Answers(Mapping[str, "dict[str, JSON]"]):
         if not isinstance(reader.head, SequenceClassification):
             return {"tokens": tokens}
         scores = torch.from_numpy(self._scores[: self._end, reader.first : reader.last])
-        parts = {"prompt": scores[: self._prompt], "output": scores[self._prompt :], "both": scores}
-        answers: dict[str, JSON] = {part: answer(reader, rows) for part, rows in parts.items()}
+        parts = zip(PARTS, (scores[: self._prompt], scores[self._prompt :], scores), strict=True)
+        answers: dict[str, JSON] = {part: answer(reader, rows) for part, rows in parts}
         return {**answers, "tokens": tokens}
 
     def _token_rows(self, reader: ReaderColumns, first: int, last: int) -> list[JSON]:

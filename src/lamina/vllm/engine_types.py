@@ -44,6 +44,9 @@ class ParallelConfig(Protocol):
     rank: int
     tensor_parallel_size: int
     pipeline_parallel_size: int
+    prefill_context_parallel_size: int
+    decode_context_parallel_size: int
+    use_ubatching: bool
 
 
 class CacheSettings(Protocol):

@@ -123,6 +123,12 @@ class ChatServing(Serving, Protocol):
     chat_completion_stream_generator: Callable[..., AsyncIterator[str]]
 
 
+class BatchServing(ChatServing, Protocol):
+    """An `OpenAIServingChatBatch`."""
+
+    chat_completion_full_generator_batch: Callable[..., Awaitable[Response]]
+
+
 class CompletionServing(Serving, Protocol):
     """An `OpenAIServingCompletion`."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
@@ -16,6 +16,7 @@ from lamina.vllm.layout import KEY, Layout
 if TYPE_CHECKING:
     from lamina.vllm.answers import Answers
     from lamina.vllm.frontend_types import (
+        BatchServing,
         ChatServing,
         CompletionServing,
         PoolingContext,
@@ -64,6 +65,25 @@ def install_chat(serving: ChatServing, layout: Layout) -> None:
 
     serving.chat_completion_full_generator = full_with_answers
     serving.chat_completion_stream_generator = stream_with_answers
+    if hasattr(serving, "chat_completion_full_generator_batch"):
+        _install_batch(cast("BatchServing", serving), layout)
+
+
+def _install_batch(serving: BatchServing, layout: Layout) -> None:
+    """Add the field `lamina` to the responses of `/v1/chat/completions/batch`, with one choice per conversation."""
+    _check_requests(serving, "create_batch_chat_completion", layout)
+    full = serving.chat_completion_full_generator_batch
+
+    async def full_with_answers(
+        request: object, results: Sequence[Results], *args: object, **kwargs: object
+    ) -> Response:
+        latest: list[Latest] = [{} for _ in results]
+        remembered = [_remember(*pair) for pair in zip(results, latest, strict=True)]
+        response = await full(request, remembered, *args, **kwargs)
+        _fill(response, {index: choices[0].answers for index, choices in enumerate(latest) if choices})
+        return response
+
+    serving.chat_completion_full_generator_batch = full_with_answers
 
 
 def install_completion(serving: CompletionServing, layout: Layout) -> None:
@@ -153,7 +173,7 @@ def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
 
     async def check_and_create(request: Request, *args: object, **kwargs: object) -> object:
         try:
-            layout.asked(request.vllm_xargs)
+            layout.asked(getattr(request, "vllm_xargs", None))  # a batch may lack the field
             if request.use_beam_search:
                 raise ConfigError("vllm: the request uses beam search, with which readers do not run. Leave it out.")
         except LaminaError as error:

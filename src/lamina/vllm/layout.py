@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lamina.monitors.cascade import AnyMonitor
 
 KEY = "lamina"  # in `additional_config` of an engine, and in `extra_args` of a request
+PARTS = ("prompt", "output", "both")  # parts of a text over which a reader of texts answers
 _SETTINGS = ("bank", "readers", "revision", "on_flag")
 OnFlag = Literal["end", "report"]
 
@@ -54,6 +55,13 @@ class ReaderColumns:
     def last(self) -> int:
         """Number of the column after the reader's last one."""
         return self.first + self.logits + self.weighs_tokens
+
+    @property
+    def answer_keys(self) -> tuple[str, ...]:
+        """Keys of the reader's answers: parts of a text that have an answer, and "tokens" if each token has scores."""
+        if self.whole:
+            return ("prompt",)
+        return (*PARTS, "tokens") if isinstance(self.head, SequenceClassification) else ("tokens",)
 
 
 @final

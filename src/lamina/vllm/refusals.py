@@ -21,12 +21,15 @@ def check_engine(config: EngineConfig) -> None:
     Args:
         config: The config of the engine.
     """
-    model = config.model_config
+    model, parallel = config.model_config, config.parallel_config
+    shards = max(parallel.prefill_context_parallel_size, parallel.decode_context_parallel_size)
     pooler, stored = model.pooler_config, getattr(model.hf_config, "quantization_config", None)
     refused = {
         "speculative decoding": config.speculative_config is not None,
         "LoRA": config.lora_config is not None,
-        "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "context parallelism": shards > 1,
+        "micro-batches (enable_dbo)": parallel.use_ubatching,
         "a KV connector": config.kv_transfer_config is not None,
         "quantisation that the checkpoint does not have": model.quantization is not None and stored is None,
         "long texts in chunks (enable_chunked_processing)": bool(pooler and pooler.enable_chunked_processing),

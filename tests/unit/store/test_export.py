@@ -427,6 +427,9 @@ def test_a_pass_of_sglang_that_was_not_heard_is_an_error(tmp_path: Path, monkeyp
     assert [answer.positions.tolist() for answer in answers if answer.positions is not None] == [[4, 7], [5, 8]]
     with pytest.raises(RuntimeError, match="layer 2 was read, but not every layer below"):
         upper(nn.Identity(), (), states)
+    lower(nn.Identity(), (), states)
+    with pytest.raises(RuntimeError, match="a pass ended after layer 1; the reader also needs layer 2"):
+        lower(nn.Identity(), (), states)
     lower(nn.Identity(), (SimpleNamespace(rids=["x"], extend_seq_lens_cpu=[5]),), states)
     with pytest.raises(ValueError, match="the requests of the pass have 5 tokens; the states have 2"):
         upper(nn.Identity(), (), states)

@@ -22,6 +22,16 @@ from lamina.vllm.worker import _check_readers, cache_group, load_bank
 MODEL = SimpleNamespace(pooler_config=None, quantization=None, hf_config=SimpleNamespace())
 STORED = SimpleNamespace(quantization_config={"quant_method": "fp8"})
 CHUNKS = SimpleNamespace(enable_chunked_processing=True)
+ONE_PROCESS: dict[str, Any] = {
+    "pipeline_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "use_ubatching": False,
+}
+
+
+def parallel(**changes: Any) -> dict[str, SimpleNamespace]:
+    return {"parallel_config": SimpleNamespace(**{**ONE_PROCESS, **changes})}
 
 
 def engine_config(**changes: Any) -> SimpleNamespace:
@@ -29,7 +39,7 @@ def engine_config(**changes: Any) -> SimpleNamespace:
         "speculative_config": None,
         "lora_config": None,
         "kv_transfer_config": None,
-        "parallel_config": SimpleNamespace(pipeline_parallel_size=1),
+        **parallel(),
         "model_config": MODEL,
     }
     return SimpleNamespace(**{**fields, **changes})
@@ -41,7 +51,10 @@ def engine_config(**changes: Any) -> SimpleNamespace:
         ("speculative decoding", {"speculative_config": object()}),
         ("LoRA", {"lora_config": object()}),
         ("a KV connector", {"kv_transfer_config": object()}),
-        ("pipeline parallelism", {"parallel_config": SimpleNamespace(pipeline_parallel_size=2)}),
+        ("pipeline parallelism", parallel(pipeline_parallel_size=2)),
+        ("context parallelism", parallel(prefill_context_parallel_size=2)),
+        ("context parallelism", parallel(decode_context_parallel_size=2)),
+        ("micro-batches", parallel(use_ubatching=True)),
         ("quantisation", {"model_config": SimpleNamespace(**{**vars(MODEL), "quantization": "fp8"})}),
         ("long texts in chunks", {"model_config": SimpleNamespace(**{**vars(MODEL), "pooler_config": CHUNKS})}),
     ],

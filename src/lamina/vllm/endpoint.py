@@ -1,0 +1,76 @@
+"""The endpoint plugin of vLLM: a route that says which readers and monitors a server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, final
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from lamina.vllm.layout import KEY, Layout
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from starlette.datastructures import State
+
+    from lamina.utils import JSON
+    from lamina.vllm.engine_types import Configured
+
+ROUTE = "/v1/lamina"  # vLLM asks for its API key below /v1
+
+
+@final
+class ReadersEndpoint:
+    """Adds `GET /v1/lamina` to a server that was started with a bank.
+
+    vLLM makes one in each server whose environment variable VLLM_PLUGINS names "lamina", and calls its methods. Servers
+    without a bank get no route.
+
+    Attributes:
+        name: Name of the plugin.
+        required_tasks: Tasks of vLLM, one of which a server must have: those of engines that run readers.
+    """
+
+    name = "lamina"
+    required_tasks = ("generate", "embed", "classify", "token_embed", "token_classify", "embed&token_classify")
+
+    def attach_router(self, app: FastAPI) -> None:
+        """Add the route, if the server was started with a bank."""
+        settings = getattr(app.state.args, "additional_config", None)
+        if isinstance(settings, Mapping) and settings.get(KEY) is not None:
+            app.add_api_route(ROUTE, _show_readers, methods=["GET"])
+
+    async def init_state(self, engine_client: Configured, state: State, args: Namespace) -> None:  # noqa: ARG002
+        """Compute what the route returns. The readers of an engine do not change while it runs."""
+        config = engine_client.vllm_config
+        pooling = config.model_config.runner_type == "pooling"
+        if (layout := Layout.from_config(config.additional_config, pooling=pooling)) is not None:
+            state.lamina = describe(layout)
+
+
+async def _show_readers(request: Request) -> JSONResponse:
+    """Return the readers and monitors of the server."""
+    return JSONResponse(request.app.state.lamina)
+
+
+def describe(layout: Layout) -> dict[str, JSON]:
+    """Return the readers and monitors of an engine as JSON-ready values.
+
+    Args:
+        layout: The readers.
+
+    Returns:
+        "readers": reader name -> its labels, its problem type, and the keys of its answers. "monitors": monitor name ->
+        the names of its readers, and its threshold. "on_flag": what happens when a monitor flags a request.
+    """
+    readers: dict[str, JSON] = {
+        name: {"labels": list(r.head.labels), "problem_type": r.head.problem_type, "answers": list(r.answer_keys)}
+        for name, r in layout.readers.items()
+    }
+    monitors: dict[str, JSON] = {
+        name: {"readers": list(monitor.readers), "threshold": monitor.threshold}
+        for name, monitor in layout.monitors.items()
+    }
+    return {"readers": readers, "monitors": monitors, "on_flag": layout.on_flag}
