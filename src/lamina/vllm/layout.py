@@ -93,7 +93,7 @@ class Layout:
         `pooling` says whether the engine serves a pooling model.
 
         Raises:
-            ConfigError: If the settings are not a mapping, or a key is unknown or missing.
+            ConfigError: If the settings are not a mapping, a key is unknown or missing, or no reader is left to run.
             StoreError: If the bank cannot be read.
             UnknownNameError: If a reader is not in the bank.
         """
@@ -108,8 +108,10 @@ class Layout:
             raise ConfigError(f"vllm: additional_config['{KEY}'] names no bank. Give its folder or hub id as 'bank'.")
         on_flag = settings.get("on_flag", "end")
         check_known("vllm", [on_flag], get_args(OnFlag), "on_flag")
-        folder = local_folder(str(settings["bank"]), settings.get("revision"), settings.get("readers"), base=False)
-        return cls.of_bank(folder, settings.get("readers"), on_flag, pooling=pooling)
+        chosen = settings.get("readers")
+        readers = None if chosen is None else _reader_names(f"additional_config['{KEY}']['readers']", chosen)
+        folder = local_folder(str(settings["bank"]), settings.get("revision"), readers, base=False)
+        return cls.of_bank(folder, readers, on_flag, pooling=pooling)
 
     @classmethod
     def of_bank(cls, folder: Path, readers: list[str] | None, on_flag: OnFlag, *, pooling: bool) -> Self:
@@ -120,6 +122,8 @@ class Layout:
         manifest = Manifest.read(folder / MANIFEST)
         names = manifest.readers if readers is None else readers
         check_known(f"vllm: {folder}", names, manifest.readers, "reader")
+        if not names:
+            raise ConfigError(f"vllm: there is no reader to run from {folder}. Leave 'readers' out to run all.")
         columns: dict[str, ReaderColumns] = {}
         infos: dict[str, Info] = {}
         first = {False: 0, True: 0}
@@ -162,13 +166,20 @@ class Layout:
         """Return the names of the readers that a request chooses in its `extra_args`; all of them if it chooses none.
 
         Raises:
-            ConfigError: If the value is not a list of names.
+            ConfigError: If the arguments are not a mapping, or the value is not a list of names.
             UnknownNameError: If a reader is not in the bank.
         """
-        names = (extra_args or {}).get(KEY)
-        if names is None:
+        if extra_args is not None and not isinstance(extra_args, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f'vllm: the arguments are {extra_args!r}; they must be like {{"{KEY}": [...]}}.')
+        if (chosen := (extra_args or {}).get(KEY)) is None:
             return list(self.readers)
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise ConfigError(f"vllm: '{KEY}' of the request is {names!r}; it must be a list of readers' names.")
+        names = _reader_names(f"'{KEY}' of the request", chosen)
         check_known("vllm", names, self.readers, "reader")
         return names
+
+
+def _reader_names(what: str, names: object) -> list[str]:
+    """Return readers' names without duplicates. Raise ConfigError about `what` if `names` is no list of names."""
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"vllm: {what} is {names!r}; it must be a list of readers' names.")
+    return list(dict.fromkeys(names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,8 +103,14 @@ def test_a_request_gets_the_readers_that_it_asks_for(folder: Path):
         Answers(layout, ["tags"], prompt=1)["mean"]
     with pytest.raises(UnknownNameError, match="unknown reader 'tag'; known: mean, query, tags, whole"):
         layout.asked({"lamina": ["tag"]})
-    with pytest.raises(ConfigError, match="must be a list of readers' names"):
-        layout.asked({"lamina": "tags"})
+    assert layout.asked({"lamina": ["tags", "mean", "tags"]}) == ["tags", "mean"]
+    assert layout.asked({"lamina": []}) == []
+    for wrong in ("tags", {"tags": 1}, [1], 3):
+        with pytest.raises(ConfigError, match=r"'lamina' of the request is .* must be a list of readers' names"):
+            layout.asked({"lamina": wrong})
+    wrong_arguments: Any = "tags"  # over HTTP, as "vllm_xargs"
+    with pytest.raises(ConfigError, match="the arguments are 'tags'; they must be like"):
+        layout.asked(wrong_arguments)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +120,8 @@ def test_a_request_gets_the_readers_that_it_asks_for(folder: Path):
         ({}, "names no bank"),
         ({"bank": "FOLDER", "reader": ["mean"]}, "unknown setting 'reader'"),
         ({"bank": "FOLDER", "readers": ["men"]}, "unknown reader 'men'"),
+        ({"bank": "FOLDER", "readers": "mean"}, "is 'mean'; it must be a list of readers' names"),
+        ({"bank": "FOLDER", "readers": []}, "there is no reader to run"),
         ({"bank": "FOLDER", "on_flag": "stop"}, "unknown on_flag 'stop'"),
         ({"bank": "FOLDER", "readers": ["tags", "whole"]}, None),
         ({"bank": "/no/such/folder"}, "no bank '/no/such/folder'"),
