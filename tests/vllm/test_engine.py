@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vllm.config import VllmConfig
 
 from lamina import load, save, truncate_
 from lamina.errors import BaseMismatchError, ConfigError, StoreError
+from lamina.vllm import plugin
 from vllm import SamplingParams
 
 # 24 requests of up to 190 tokens do not fit into 12 blocks of 32, so requests are preempted and computed again
@@ -158,6 +160,15 @@ def test_what_cannot_work_is_refused_before_the_engine_starts(folders: Folders, 
         engine(*folders, pipeline_parallel_size=2),
     ):
         pass
+
+
+def test_a_version_without_what_the_hooks_need_refuses_readers_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(VllmConfig, "__post_init__", VllmConfig.__post_init__)  # put back at the end
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.cpu_model_runner", None)
+    plugin.register()
+    VllmConfig()
+    with pytest.raises(ValueError, match=r"cannot run in vLLM .* \(ModuleNotFoundError.*tried: 0\.32\.0"):
+        VllmConfig(additional_config={"lamina": {"bank": "folder"}})
 
 
 def test_compiled_code_is_kept_under_the_layers_that_it_returns():

@@ -24,8 +24,19 @@ T = TypeVar("T")
 def register() -> None:
     """Install hooks where engines start. Engines without readers in their `additional_config` are not affected.
 
-    vLLM may call this several times in a process; only the first call has an effect.
+    vLLM may call this several times in a process; only the first call has an effect. In a version of vLLM that lacks
+    what the hooks need, engines with readers are refused, and the others start as usual.
     """
+    try:
+        _hook_engines()
+    except (ImportError, KeyError) as error:
+        from vllm.config import VllmConfig
+
+        _hook(VllmConfig, "__post_init__", after=partial(_refuse_version, f"{type(error).__name__}: {error}"))
+
+
+def _hook_engines() -> None:
+    """Hook the frontends, schedulers and model runners of vLLM."""
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -66,6 +77,17 @@ def _hook(
 
     hooked.lamina = True
     setattr(owner, method, hooked)
+
+
+def _refuse_version(problem: str, vllm_config: EngineConfig) -> None:
+    """Raise ConfigError for an engine with a bank, in a version of vLLM that the hooks do not fit."""
+    if "lamina" in (vllm_config.additional_config or {}):
+        import vllm
+        from lamina.errors import ConfigError
+        from lamina.vllm.refusals import TRIED
+
+        what = f"readers cannot run in vLLM {vllm.__version__} ({problem})"
+        raise ConfigError(f"vllm: {what}; versions that were tried: {', '.join(TRIED)}. Install one of these.")
 
 
 def _layout(vllm_config: EngineConfig) -> Layout | None:
