@@ -189,8 +189,8 @@ LATE = (
     "lamina.train.training_run.",  # accelerate takes a second, and passes without training do not need it
     "lamina.report.html_page.",  # a page about a training run does not need the extra of studies
 )
-# Public spellings that lead up the list of rooms. They name their module as a text, and it is imported on first use.
-UPWARD = {"lamina.bank.bank": "lamina.store", "lamina.monitors": "lamina.prediction"}
+# Its tables have entries of higher rooms ("module:Name"), imported when a user names one in a lower room.
+TABLES = {"lamina.registry"}
 
 
 def package_of(module: str, path: Path) -> str:
@@ -233,15 +233,35 @@ def test_functions_import_modules_only_where_start_up_time_counts():
     assert {module: imports for module, imports in late.items() if imports} == {}
 
 
-def test_modules_that_are_imported_by_their_names_are_lower_ones():
-    """`import_module("lamina...")` hides an import from the tests above."""
+def named_above(tree: ast.Module, room: str) -> list[str]:
+    """The modules of higher rooms that a file of `room` names as a text, as `line: name`."""
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    modules = [(node, re.fullmatch(r"lamina\.(\w+)(\.\w+)*(:\w+)?", node.value)) for node in named]
+    return [f"{node.lineno}: {node.value}" for node, text in modules if text and RANK.get(text[1], 0) > RANK[room]]
+
+
+def test_no_module_names_a_module_of_a_higher_room_as_a_text():
+    """A text like "lamina.store" would be imported later, and would hide a circle from the tests above.
+
+    A room that needs code of a higher one asks `lamina.registry.provider` for it; `lamina/__init__.py` fills that in.
+    """
     named = {}
     for path in MODULES:
-        text = path.read_text(encoding="utf-8")
-        for target in re.findall(r'import_module\("(lamina\.[\w.]+)"', text):
-            if room_of(path) in RANK and RANK[target.split(".")[1]] > RANK[room_of(path)]:
-                named[module_of(path)] = target
-    assert named == UPWARD
+        if room_of(path) in RANK and module_of(path) not in TABLES:
+            named[name_of(path)] = named_above(tree_of(path), room_of(path))
+    assert {name: modules for name, modules in named.items() if modules} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ('def f():\n    return import_module("lamina.store")', ["2: lamina.store"]),
+        ('ROW = {"a": "lamina.tasks.task:Task"}', ["1: lamina.tasks.task:Task"]),
+        ('op = "lamina.fusion"; name = "lamina.fitting"', []),
+    ],
+)
+def test_modules_of_higher_rooms_are_found_in_texts(source: str, named: list[str]):
+    assert named_above(ast.parse(source), "bank") == named
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,13 @@ from importlib import import_module
 if sys.version_info < (3, 11):  # noqa: UP036  before any module that older versions cannot read
     raise ImportError(f"lamina: this is Python {sys.version.split()[0]}; 3.11 or newer is needed.")
 
+from lamina.registry import set_provider
+
+# The public API has methods and functions in rooms that may not import the code behind them: a bank saves itself, and
+# `lamina.monitors` fits thresholds. Only this module knows both sides.
+set_provider("storage", "lamina.store")
+set_provider("monitor fitting", "lamina.prediction")
+
 # Public name -> the module that defines it. `__init__.pyi` repeats the names for type checkers.
 _MODULES = {
     "fusion": "lamina",

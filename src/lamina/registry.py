@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, asdict, fields
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from lamina.errors import ConfigError, check_known, convert_errors
@@ -12,6 +14,18 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T")
+
+_providers: dict[str, str] = {}  # role -> module; `lamina/__init__.py` fills it
+
+
+def set_provider(role: str, module: str) -> None:
+    """Name the module whose functions play a role, such as "storage", for modules that may not import it."""
+    _providers[role] = module
+
+
+def provider(role: str) -> ModuleType:
+    """Return the module that plays a role; it is imported on the first call."""
+    return import_module(_providers[role])
 
 
 class Registry(Generic[T]):

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from importlib import import_module
 from os import PathLike
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -28,6 +26,7 @@ from lamina.layers.preserve import evaluating
 from lamina.layers.recorded import RecordedModel
 from lamina.monitors.cascade import AnyMonitor
 from lamina.monitors.reply_drift import DriftWatcher
+from lamina.registry import provider
 
 if TYPE_CHECKING:
     from huggingface_hub import ModelCard
@@ -85,7 +84,7 @@ class ReaderBank(ReaderCollection):
         Raises:
             StoreError: If there is no manifest, or it contradicts itself.
         """
-        return storage().bank_of_states(folder)
+        return provider("storage").bank_of_states(folder)
 
     def attach(self, model: PreTrainedModel, processor: Processor | None = None) -> ReaderBank:
         """Return a bank on the model itself, with the readers of this bank. This bank must come from `from_states`.
@@ -339,7 +338,7 @@ class ReaderBank(ReaderCollection):
             ConfigError: If the weights of the frozen model have changed since the bank was made or loaded, and
                 `changed_base` is not set.
         """
-        storage().save_bank(self, folder, changed_base=changed_base)
+        provider("storage").save_bank(self, folder, changed_base=changed_base)
 
     @classmethod
     def from_pretrained(
@@ -374,7 +373,7 @@ class ReaderBank(ReaderCollection):
             BaseMismatchError: If the readers were not trained on `model`, because its weights or its shape differ.
             ModelNotFoundError: If the model that the manifest names cannot be found.
         """
-        return storage().load_bank(folder, model, processor, revision=revision, readers=readers)
+        return provider("storage").load_bank(folder, model, processor, revision=revision, readers=readers)
 
     def push_to_hub(
         self,
@@ -403,18 +402,10 @@ class ReaderBank(ReaderCollection):
             ConfigError: If the weights of the frozen model have changed, as in `save_pretrained`.
             StoreError: If the hub refuses the commit or cannot be reached. The repository is unchanged then.
         """
-        return storage().push_bank(
+        return provider("storage").push_bank(
             self, repo, message=message, branch=branch, create_pr=create_pr, private=private, token=token
         )
 
     def generate_model_card(self, title: str = "bank") -> ModelCard:
         """Return the text of the model card that is saved with the bank, under the given title."""
-        return storage().model_card(self, title)
-
-
-def storage() -> ModuleType:
-    """Import and return the module `lamina.store`. Its functions save and load banks.
-
-    It cannot be imported at the top of this file, because it imports the bank.
-    """
-    return import_module("lamina.store")
+        return provider("storage").model_card(self, title)

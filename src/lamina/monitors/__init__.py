@@ -1,6 +1,5 @@
 """Monitors: running scores of a text, computed token by token from a reader's logits, with thresholds that flag it."""
 
-from importlib import import_module
 from typing import Any
 
 from lamina.monitors.attention_mean import AttentionMean
@@ -15,6 +14,7 @@ from lamina.monitors.multi_max import MultiMax
 from lamina.monitors.reply_drift import DriftAlarm, DriftSketch, DriftWatcher, ReplyFacts
 from lamina.monitors.rolling_max import RollingMax
 from lamina.monitors.softmax_mean import SoftmaxMean
+from lamina.registry import provider
 
 __all__ = [
     "AGGREGATIONS",
@@ -40,10 +40,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
-    """Import a function of this package from `lamina.prediction` on first use.
-
-    It lives there because it runs a bank over a task.
-    """
+    """Return a function that fits monitors. It runs a bank over a task, so its code is in a room above this one."""
     if name in ("calibrate", "choose_cascade", "inspect_scorer"):
-        return getattr(import_module("lamina.prediction"), name)
+        return getattr(provider("monitor fitting"), name)
     raise AttributeError(f"module 'lamina.monitors' has no attribute '{name}'")
