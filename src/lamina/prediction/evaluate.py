@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+import torch
+
 from lamina.bank import ReaderBank
-from lamina.errors import ConfigError, check_known
+from lamina.errors import ConfigError, check_known, require_packages
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.prediction.file_tasks import FileColumns, tasks_of_file
-from lamina.prediction.text_baseline import tfidf_scores
+from lamina.tasks.class_results import class_scores
 from lamina.tasks.metrics import require_metrics
+from lamina.tasks.split import is_missing
 from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import checked_target, groups_of, tasks_by_name, with_positive
 from lamina.train.model_runner import ModelRunner
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 
     from lamina.layers.types import Processor
     from lamina.prediction.backends import Backend
-    from lamina.tasks.outputs import Results
+    from lamina.tasks.outputs import Label, Results
+    from lamina.tasks.split import Split
     from lamina.tasks.task import Task
     from lamina.train.base import Runner
     from lamina.train.plan import Group
@@ -241,3 +245,51 @@ def _as_trained(runner: Runner, name: str, options: PassOptions) -> JSONObject:
     }
     space = options.add_prefix_space or bool(runner.trained_with([name], "add_prefix_space"))
     return {**how, "add_prefix_space": space}
+
+
+_NEVER = -1e9  # logit of a class without a training row
+
+
+def tfidf_scores(task: Task, split: str) -> dict[str, float]:
+    """Return metric -> score of TF-IDF of words and word pairs with logistic regression (numbers: ridge regression).
+
+    Args:
+        task: A task over texts or pairs of texts. The baseline is trained on its "train" split.
+        split: The split that is scored. Rows without a label are skipped in both splits.
+
+    Raises:
+        ConfigError: If the task has no train split, or no class or number per text.
+        MissingExtraError: If scikit-learn is not installed.
+    """
+    require_packages("evaluate", "sklearn", "sklearn")
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
+    from sklearn.pipeline import make_pipeline
+
+    kind = task.kind
+    if kind.per_token or kind.processor != "tokenizer" or not kind.has_classes:
+        raise ConfigError(f"evaluate: tfidf is set for a task of kind {kind}; it is for one answer per text.")
+    if "train" not in task.splits:
+        hint = "Give tasks with one, or in place of tfidf=True a file to learn from"
+        raise ConfigError(f"evaluate: tfidf is set, and task {task.name} has no train part. {hint}.")
+    (texts, labels), (held, truths) = (_labelled(task.split(part)) for part in ("train", split))
+    logistic = LogisticRegression(max_iter=1000)
+    several = task.problem_type == "multi_label"
+    model = {"regression": Ridge(), "multi_label": OneVsRestClassifier(logistic)}.get(task.problem_type, logistic)
+    targets = torch.tensor(labels).numpy() if several else labels
+    learnt = make_pipeline(TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]"), model)
+    learnt.fit(texts, targets)
+    if task.problem_type == "classification":
+        logits = torch.full((len(held), len(task.labels)), _NEVER)
+        logits[:, torch.tensor(learnt.classes_)] = torch.from_numpy(learnt.predict_log_proba(held)).float()
+    else:
+        values = torch.from_numpy(learnt.predict(held)).float().reshape(len(held), -1)
+        logits = values * 2 - 1 if several else values
+    return class_scores(task.metrics, logits, torch.tensor(truths), task)
+
+
+def _labelled(split: Split) -> tuple[list[str], Sequence[Label]]:
+    """Return the texts and labels of a split's rows that have a label. The texts of a pair are joined."""
+    rows = [(text, label) for text, label in zip(split.texts, split.labels, strict=True) if not is_missing(label)]
+    return [text if isinstance(text, str) else " ".join(text) for text, _ in rows], [label for _, label in rows]
