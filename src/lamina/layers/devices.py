@@ -17,11 +17,28 @@ def main_device(model: nn.Module) -> torch.device:
     For a model that accelerate offloads, it is the device on which accelerate's hooks run the model. For a model
     without weights it is "meta", even if some parameters have values because an old constructor ignored the device.
     """
-    devices = {parameter.device: None for parameter in model.parameters()}
+    devices: dict[torch.device, None] = {}
+    _add_devices(model, devices, set())
     meta = torch.device("meta")
     if meta in devices:
         return next(_execution_devices(model), meta)
     return next(iter(devices), torch.device("cpu"))
+
+
+def _add_devices(module: nn.Module, devices: dict[torch.device, None], seen: set[nn.Module]) -> None:
+    """Add the devices of a module's parameters to `devices`, and the module and all that it contains to `seen`.
+
+    `module.parameters()` also builds the names of all parameters, which takes many times as long.
+    """
+    seen.add(module)
+    parameters: dict[str, nn.Parameter | None] = vars(module)["_parameters"]
+    children: dict[str, nn.Module | None] = vars(module)["_modules"]
+    for parameter in parameters.values():
+        if parameter is not None:
+            devices[parameter.device] = None
+    for child in children.values():
+        if child is not None and child not in seen:
+            _add_devices(child, devices, seen)
 
 
 def _execution_devices(model: nn.Module) -> Iterator[torch.device]:
