@@ -11,12 +11,12 @@ from abc import abstractmethod
 from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, cast, final
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from lamina.errors import ConfigError
 from lamina.fusion.base import Fusion, FusionConfig, LayerView, Stream, draw, drop, dropout, require_fed
@@ -93,9 +93,7 @@ class _ProjectedStream(Stream):
             bits = draw(shape, [self._members[row].generator for row in rows], state.device, axis=2)
         inputs = (state, kernel, self._p, bits)
         if torch.is_grad_enabled():
-            # Recomputed in the backward pass: only the inputs stay in memory, and all members share the state.
-            result = checkpoint(_weighted, weights, *inputs, use_reentrant=False, preserve_rng_state=False)
-            part = cast("Tensor", result)
+            part = cast("Tensor", _Recomputed.apply(weights, *inputs))
         elif every and self._total is not None:
             self._total.addcmul_(_features(*inputs), weights.unsqueeze(-1))
             return
@@ -206,6 +204,39 @@ def _features(
     projected = F.linear(state, kernel.flatten(0, 1)).unflatten(-1, kernel.shape[:2])
     features = F.layer_norm(projected, kernel.shape[1:2])
     return features if bits is None else drop(features, p, bits)
+
+
+class _Recomputed(torch.autograd.Function):
+    """`_weighted` with a backward pass that computes the features again.
+
+    So only the inputs stay in memory, and all members share the state. `torch.utils.checkpoint` does the same, but
+    takes longer than the features of a small batch.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        weights: Tensor,
+        state: Tensor,
+        kernel: Tensor,
+        p: float,
+        bits: Tensor | None,
+    ) -> Tensor:
+        kind = "cpu" if state.is_meta else state.device.type
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        ctx.save_for_backward(weights, state, kernel, bits)
+        ctx.p = p
+        return _weighted(weights, state, kernel, p, bits)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        *saved, bits = ctx.saved_tensors
+        inputs = [tensor.detach().requires_grad_(ctx.needs_input_grad[at]) for at, tensor in enumerate(saved)]
+        with torch.enable_grad(), torch.autocast(*ctx.autocast):
+            result = _weighted(*inputs, ctx.p, bits)
+        gradients = iter(torch.autograd.grad(result, [one for one in inputs if one.requires_grad], gradient))
+        return *(next(gradients) if one.requires_grad else None for one in inputs), None, None
 
 
 def sinusoids(mask: Bool[Tensor, "batch tokens"], dim: int) -> Float[Tensor, "batch tokens dim"]:
