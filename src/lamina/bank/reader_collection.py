@@ -29,12 +29,13 @@ from lamina.layers.nan_checks import first_non_finite
 from lamina.layers.preserve import is_compiled, uncompiled
 from lamina.layers.recorded import RecordedModel
 from lamina.layers.towers import tower_for
+from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import checked_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from lamina.layers.types import Processor, Tokenizer
+    from lamina.layers.types import Processor
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # a reader's name is also the name of its folder
 
@@ -84,7 +85,7 @@ class ReaderCollection(nn.Module):
 
         A tokenizer that was checked and has not grown since is not checked again.
         """
-        tokenizer = cast("Tokenizer", getattr(processor, "tokenizer", processor))
+        tokenizer = tokenizer_of(processor)
         if not hasattr(tokenizer, "get_vocab") or self._checked_ids == (known := (id(tokenizer), len(tokenizer))):
             return
         rows = None

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError
+from lamina.layers.types import tokenizer_of
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Int
@@ -40,12 +41,12 @@ def separators_of(processor: object) -> Separators:
     Raises:
         ConfigError: If there is no tokenizer, it is not a fast one, or it puts no token between two texts.
     """
-    tokenizer = getattr(processor, "tokenizer", processor)
+    tokenizer = tokenizer_of(processor)
     if tokenizer is None:
         problem = "the bank has no tokenizer, which is needed to tell two texts apart"
         raise ConfigError(f"{_OP}: {problem}. Use ReaderBank(model, processor=tokenizer).")
     if (separators := _cache.get(tokenizer)) is None:
-        separators = _cache[tokenizer] = _encode_a_pair(cast("Tokenizer", tokenizer))
+        separators = _cache[tokenizer] = _encode_a_pair(tokenizer)
     return separators
 
 

@@ -25,6 +25,7 @@ from lamina.bank.stack_pass import Inputs, StackPass
 from lamina.bank.step import Step
 from lamina.errors import ConfigError, check_known
 from lamina.layers.preserve import evaluating
+from lamina.layers.types import tokenizer_of
 from lamina.layers.wrappers import unwrapped
 from lamina.monitors.cascade import AnyMonitor, Cascade, start_monitors
 from lamina.monitors.reply_drift import DriftWatcher, ReplyFacts
@@ -442,7 +443,7 @@ def _check_drift(monitors: Mapping[str, AnyMonitor], over: str, names: Sequence[
 
 def _tokenizer_of(bank: ReaderCollection) -> PreTrainedTokenizerBase | None:
     """Return the bank's tokenizer: its processor, or the tokenizer inside the processor. None: there is none."""
-    tokenizer = getattr(bank.processor, "tokenizer", bank.processor)
+    tokenizer = tokenizer_of(bank.processor)
     return tokenizer if isinstance(tokenizer, PreTrainedTokenizerBase) else None
 
 

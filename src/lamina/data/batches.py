@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lamina.errors import ConfigError, LaminaError
+from lamina.layers.types import tokenizer_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from jaxtyping import Int
     from torch import Tensor
 
-    from lamina.layers.types import Processor, Tokenizer
+    from lamina.layers.types import Processor
 
     class Batches(Protocol):
         """The encoded rows of a split, as far as making batches needs them; an `Inputs` of the room `tasks`."""
@@ -48,17 +49,11 @@ class Budget(NamedTuple):
     overhead: int
 
 
-def tokenizer_of(processor: Processor) -> Tokenizer:
-    """Return the tokenizer inside a processor; the processor itself if it contains none."""
-    return cast("Tokenizer", getattr(processor, "tokenizer", processor))
-
-
 def check_tokenizer(processor: object) -> Processor:
     """Return the processor if it is, or has, a tokenizer; otherwise raise ConfigError."""
     from transformers import PreTrainedTokenizerBase
 
-    tokenizer = getattr(processor, "tokenizer", processor)
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+    if not isinstance(tokenizer_of(processor), PreTrainedTokenizerBase):
         got = "no processor was given" if processor is None else f"the processor is a {type(processor).__name__}"
         hint = "Give the one that AutoTokenizer.from_pretrained finds for the model."
         raise ConfigError(f"task: {got}; texts need a tokenizer. {hint}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, overload
+from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
 from torch import Tensor
 
@@ -94,3 +94,8 @@ class Tokenizer(Processor, Protocol):
     ) -> str:
         """Return the text of a chat."""
         ...
+
+
+def tokenizer_of(processor: object) -> Tokenizer:
+    """Return the tokenizer inside a processor; the processor itself if it contains none."""
+    return cast("Tokenizer", getattr(processor, "tokenizer", processor))

@@ -16,6 +16,7 @@ from lamina.bank import ReaderBank
 from lamina.data.state_cache import hash_processor
 from lamina.errors import ConfigError, LaminaError
 from lamina.layers.fingerprints import fingerprint_of_modules
+from lamina.layers.types import tokenizer_of
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, TaskOutline
@@ -387,7 +388,7 @@ class Predictor:
     def _readings(self) -> tuple[Reading, ...]:
         """Return how examples are encoded. The result of the last call is reused if nothing has changed since."""
         runner, target = self._runner, self._runner.modules[0]
-        limit = getattr(getattr(runner.processor, "tokenizer", runner.processor), "model_max_length", None)
+        limit = getattr(tokenizer_of(runner.processor), "model_max_length", None)
         trained = [runner.trained_with([name], option) for name in self.names for option in _TRAINED]
         depends = (
             self._tasks,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lamina.errors import BaseMismatchError, ConfigError
+from lamina.layers.types import tokenizer_of
 from lamina.store.manifest import BASE, PROCESSOR, ProcessorFacts, library_versions
 from lamina.store.models import load_processor
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from lamina.layers.types import Processor, Tokenizer
+    from lamina.layers.types import Processor
     from lamina.utils import JSON, JSONObject
 
 # Attributes that a caller may set on a loaded tokenizer, and that its files do not always hold.
@@ -43,7 +44,7 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
     for part in _PARTS:
         if (settings := _settings_of(getattr(processor, part.replace(" ", "_"), None))) is not None:
             facts[part] = _digest(settings)
-    tokenizer = _tokenizer_of(processor)
+    tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         if not facts:
             settings = _settings_of(processor)
@@ -63,11 +64,6 @@ def processor_facts(processor: Processor) -> dict[str, JSON]:
         scalars = {name: value for name, value in tokenizer.init_kwargs.items() if isinstance(value, bool | int | str)}
         facts["settings"] = _digest({name: value for name, value in _settings(scalars).items() if name not in _SET})
     return facts
-
-
-def _tokenizer_of(processor: object) -> Tokenizer:
-    """Return the tokenizer that a processor contains; a processor that contains none is returned itself."""
-    return cast("Tokenizer", getattr(processor, "tokenizer", processor))
 
 
 def _settings_of(part: object) -> JSONObject | None:
@@ -108,7 +104,7 @@ def load_saved_processor(saved: ProcessorFacts, folder: Path, model: PreTrainedM
     """Load the processor saved in a bank's folder; None if its files are not there."""
     place = folder / PROCESSOR if saved.files else folder / BASE
     processor = load_processor(place, model) if place.is_dir() else None
-    tokenizer = _tokenizer_of(processor)
+    tokenizer = tokenizer_of(processor)
     for name in _SET:
         if processor is not None and name in saved.facts:
             setattr(tokenizer, name, saved.facts[name])
@@ -172,7 +168,7 @@ def _by_part(processor: Processor) -> dict[str, JSON]:
 
 def _remembered_facts(processor: Processor) -> dict[str, JSON]:
     """Return `processor_facts` from a cache; recompute them if the size or a limit of a tokenizer has changed."""
-    tokenizer = _tokenizer_of(processor)
+    tokenizer = tokenizer_of(processor)
     if not hasattr(tokenizer, "get_vocab"):
         return processor_facts(processor)  # settings, which take no time to digest, and which a caller may change
     parts = [_settings_of(getattr(processor, part.replace(" ", "_"), None)) for part in _PARTS]
