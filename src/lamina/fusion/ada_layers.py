@@ -230,12 +230,13 @@ class _Recomputed(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401  # pyright: ignore
         *saved, bits = ctx.saved_tensors
         inputs = [tensor.detach().requires_grad_(ctx.needs_input_grad[at]) for at, tensor in enumerate(saved)]
+        weights, state, kernel = inputs
         with torch.enable_grad(), torch.autocast(*ctx.autocast):
-            result = _weighted(*inputs, ctx.p, bits)
-        gradients = iter(torch.autograd.grad(result, [one for one in inputs if one.requires_grad], gradient))
+            result = _weighted(weights, state, kernel, ctx.p, bits)
+        gradients = iter(torch.autograd.grad(result, [one for one in inputs if one.requires_grad], grad_outputs))
         return *(next(gradients) if one.requires_grad else None for one in inputs), None, None
 
 

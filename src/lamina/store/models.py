@@ -280,7 +280,7 @@ def load_processor(name: str | Path, model: PreTrainedModel, *, revision: str | 
         except Exception as error:  # the tokenizers library raises plain Exception
             reason = reason or first_line(error)
             continue
-        tokenizer = tokenizer_of(processor)
+        tokenizer: Any = tokenizer_of(processor)
         if hasattr(tokenizer, "all_special_tokens") and len(tokenizer) <= len(tokenizer.all_special_tokens):
             # transformers 5.23 makes a tokenizer with an empty vocabulary from the config, if the folder has none
             if tokenizer is processor:
