@@ -2,13 +2,14 @@
 # Run the studies in recipes/studies, two at a time, and write their report as one page, out/report.html:
 #   make report                      uses sentences that the demo generates; takes a few minutes
 #   make report DATA=../shared/data  uses real data sets and the small Llama; takes about an hour
-# After an interruption, the second command resumes the training runs and the studies that `--resume` supports.
+# After an interruption, the second command resumes the training runs and the studies that `--resume` supports. Other
+# results of an earlier call are replaced.
 set -uo pipefail
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 data=${1:-} out=out/studies tasks="sst2 cola qnli conll2003 stories260k" tuned=tuned resume=--resume failed=0
 if [ -z "$data" ]; then
-    data=out/report/corpus out=out/report tasks=demo tuned=demo-tuned resume=
+    data=out/report/corpus out=out/report tasks=demo tuned=demo-tuned resume=--overwrite
     python -c "from lamina.demo.corpus import write; write('$data', rows=480)" || exit
 fi
 
@@ -25,7 +26,7 @@ finish() {
     while [ -n "$(jobs -p)" ]; do wait -n || failed=1; done
 }
 # Run the studies with these names that each task's recipe contains. The first argument is `$resume` for studies with
-# cells, which can be resumed, and empty for other studies.
+# cells, which can be resumed, and --overwrite for other studies.
 studies() {
     local more=$1 task study
     shift
@@ -46,7 +47,7 @@ for task in $tasks; do
 done
 finish
 studies "$resume" probe removal advise
-studies "" errors similarity variability drift lens importance # variability reads the results of probe
+studies "--overwrite" errors similarity variability drift lens importance # variability reads the results of probe
 
 written="$out/tuned"
 for task in $tasks; do

@@ -29,8 +29,8 @@ from lamina.cli import command_line
 from lamina.data.disk_cache import publish
 from lamina.store import load, save, save_bank
 
-TRAIN = ("train", "films.yaml", "--data", ".", "-o", "out")
-METHOD = ("train", "method.yaml", "--data", ".", "-o", "tuned")
+TRAIN = ("train", "--overwrite", "films.yaml", "--data", ".", "-o", "out")
+METHOD = ("train", "--overwrite", "method.yaml", "--data", ".", "-o", "tuned")
 FILE = ("predict", "bank", "--file", "texts.jsonl", "-o", "answers.jsonl")
 SERVE = ("serve", "bank", "--port", "0")
 EXPORT = ("export", "bank", "alone", "--format", "torch", "--reader", "mood")
@@ -43,7 +43,7 @@ EXTRACT = ("extract", "base", "texts.txt", "-o", "states")
 PROBES = ("bench", "probes", "--model", "base", "--data", "sets", "--no-progress")
 EVALUATE = ("evaluate", "bank", "--task", "mood=train.tsv")
 SCORE = ("evaluate", "bank", "train.tsv", "--text", "sentence", "--label", "label")
-STUDY = ("study", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
+STUDY = ("study", "--overwrite", "similarity", "study.yaml", "--data", ".", "--no-progress", "-o", "seen")
 CELLS = ("study", "removal", "study.yaml", "--data", ".", "--no-progress", "-o", "cells")
 REPORT = ("report", "out")
 PAGE = ("report", "out", "seen", "-o", "page.html")
@@ -215,13 +215,15 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "data": of(TRAIN, "train.tsv"),
         "output": [
             *of(TRAIN, "out", passes={"missing", "folder"}),
-            *of((*TRAIN, "--resume"), "out/checkpoints/checkpoint-1/progress.json"),
-            *of((*TRAIN, "--resume"), "out/checkpoints/checkpoint-1/tensors.safetensors"),
+            *of(TRAIN[:1] + TRAIN[2:], "out", passes={"missing"}),
+            *of(("train", "--resume", *TRAIN[2:]), "out/checkpoints/checkpoint-1/progress.json"),
+            *of(("train", "--resume", *TRAIN[2:]), "out/checkpoints/checkpoint-1/tensors.safetensors"),
             *of(TRAIN, "out/table.json", "out/history.json", passes=AFRESH),
-            *of((*METHOD, "--resume"), "tuned/separate/film-plain-0.json", passes=NOTHING),
+            *of(("train", "--resume", *METHOD[2:]), "tuned/separate/film-plain-0.json", passes=NOTHING),
             *of(METHOD, "tuned/separate", "tuned/models", passes={"missing", "folder"}),
         ],
         **dict.fromkeys(("sweep", "dry_run", "resume", "ray", "progress", "only", "seeds", "fit_memory", "memory")),
+        "overwrite": None,
     },
     "evaluate": {
         "bank_or_model": of(EVALUATE, *BANK_FILES),
@@ -259,7 +261,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of(MONITOR, "base/config.json", "base/model.safetensors"),
         "output": None,  # a bank's folder, which is written like that of `train`
         **dict.fromkeys(("positive", "rate", "confidence", "messages", "prompt", "reply", "label", "spans", "anyway")),
-        **dict.fromkeys(("epochs", "batch_size", "max_length", "seed", "progress")),
+        **dict.fromkeys(("epochs", "batch_size", "max_length", "seed", "progress", "overwrite")),
     },
     "serve": {
         "bank": of(SERVE, "bank", *BANK_FILES, "base/config.json", "base/model.safetensors"),
@@ -276,18 +278,19 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of(("export", "moods", "graph"), "moods/config.json", "moods/tokenizer.json"),
         ],
         "out": [
-            *of(EXPORT, "alone", passes={"missing", "folder"}),
+            *of(EXPORT, "alone", passes={"missing"}),
+            *of((*EXPORT, "--overwrite"), "alone", passes={"missing", "folder"}),
             *of((*EXPORT[:2], "new/alone", *EXPORT[3:]), "new", passes={"missing", "folder"}),
         ],
         "model": of((*EXPORT, "--model", "moods"), "moods/config.json"),
         "validation": of((*GRAPH, "--int8", "--validation", "train.tsv", "--label", "mood=label"), "train.tsv"),
-        **dict.fromkeys(("form", "reader", "main", "int8", "label", "max_loss")),
+        **dict.fromkeys(("form", "readers", "main", "int8", "label", "max_loss", "output", "overwrite", "progress")),
     },
     "edit": {
         "model": of(EDIT, "base/config.json", "base/model.safetensors"),
         "out": [
             *of(EDIT, "edited", passes={"missing"}),
-            *of(("edit", "base", "--freeze", "1", "-o", "moods", "--force"), "moods/config.json"),
+            *of(("edit", "base", "--freeze", "1", "-o", "moods", "--overwrite"), "moods/config.json"),
         ],
         "plan": of(PLAN, "plan.yaml"),
         "task": of(LEAST, "film.yaml"),
@@ -295,9 +298,9 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         **dict.fromkeys(
             ("truncate", "reinit", "scope", "insert", "layers", "init", "activation", "placement", "train")
         ),
-        **dict.fromkeys(("keep", "drop", "duplicate", "repeat", "by", "heal", "progress")),
+        **dict.fromkeys(("keep", "drop", "duplicate", "repeat", "by", "heal", "progress", "overwrite")),
         **dict.fromkeys(
-            ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run", "force")
+            ("kernel", "freeze", "train_inserted", "merge", "stack", "seed", "head", "new_weights", "dry_run")
         ),
     },
     "extract": {
@@ -311,7 +314,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         "model": of(PROBES, "base/config.json"),
         "output": None,  # a study's folder, which is written like that of `study`
         **dict.fromkeys(("suite", "setting", "sets", "methods", "seeds", "points", "scored", "unique", "max_length")),
-        **dict.fromkeys(("resume", "progress")),
+        **dict.fromkeys(("resume", "progress", "overwrite")),
     },
     "study": {
         "recipe": of(STUDY, "study.yaml"),
@@ -321,7 +324,7 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
             *of(STUDY, "seen/table.csv", passes=AFRESH),
             *of((*CELLS, "--resume"), f"cells/cells/{CELL}.json", passes=NOTHING),
         ],
-        **dict.fromkeys(("name", "resume", "ray", "dry_run", "progress")),
+        **dict.fromkeys(("name", "resume", "ray", "dry_run", "progress", "overwrite")),
     },
     "report": {
         "runs": [
@@ -343,7 +346,10 @@ CASES: dict[str, dict[str, list[Case] | None]] = {
         ],
         "clear": of(("cache", "--cache-dir", "cache", "--clear", "all"), f"{ENTRY}/index.json", passes={*DAMAGE}),
     },
-    "demo": {"output": of(DEMO, "demo"), **dict.fromkeys(("rows", "epochs", "seed", "full", "sentences", "progress"))},
+    "demo": {
+        "output": of(DEMO, "demo"),
+        **dict.fromkeys(("rows", "epochs", "seed", "full", "sentences", "progress", "overwrite")),
+    },
 }
 
 

@@ -149,13 +149,13 @@ class Readers(Methods):
 
 
 class Edit:
-    """`lamina edit --force` over a model."""
+    """`lamina edit --overwrite` over a model."""
 
     def __init__(self, folder: Path):
         self.base = str(save_base(folder / "base"))
 
     def run(self, folder: Path, *, keep: int = 1) -> None:
-        edit(self.base, folder, truncate=keep, force=True)
+        edit(self.base, folder, truncate=keep, overwrite=True)
 
     def old(self, folder: Path) -> None:
         self.run(folder, keep=2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from lamina.cli.output import end_if_failed, print_json, print_table
-from lamina.cli.shared_options import JsonOption
+from lamina.cli.shared_options import JsonOption, OverwriteOption, check_output, names_of, numbers_of
 
 if TYPE_CHECKING:
     from lamina.studies.study import Study
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 _DATA = "Folder of the package sae-probes, or of its data. Default: the installed package."
 _MODEL = 'Folder or hub id of a model, or "minilm".'
 _POINTS = "Training rows (setting scarce) or shares of the positive class (imbalance). Default: those of the setting."
-_SETS = "Name or number of a set; may be given several times. Default: all of the setting."
-_METHODS = "Name of a method; may be given several times. Default: all but xgboost."
-_SEEDS = "Seed of the readers; may be given several times. Default: 0 to 4."
+_SETS = "Names or numbers of sets, such as 87,92; may be repeated. Default: all of the setting."
+_METHODS = "Names of methods, such as default,tfidf; may be repeated. Default: all but xgboost."
+_SEEDS = "Seeds of the readers, such as 0,1; may be repeated. Default: 0 to 4."
 _UNIQUE = "Count each text once, or keep the published rows, some of which repeat."
 
 
@@ -43,15 +43,16 @@ def bench(  # noqa: PLR0913
     model: Annotated[str, Option(help=_MODEL)] = "minilm",
     data: Annotated[Path | None, Option(help=_DATA)] = None,
     setting: Annotated[SettingOfSets, Option(help="Which rows are trained on and scored.")] = SettingOfSets.NORMAL,
-    sets: Annotated[list[str] | None, Option("--sets", help=_SETS)] = None,
-    methods: Annotated[list[str] | None, Option("--methods", help=_METHODS)] = None,
-    seeds: Annotated[list[int] | None, Option("--seeds", help=_SEEDS)] = None,
-    points: Annotated[list[float] | None, Option("--points", help=_POINTS)] = None,
+    sets: Annotated[list[str] | None, Option("--sets", metavar="NAME,...", help=_SETS)] = None,
+    methods: Annotated[list[str] | None, Option("--methods", metavar="NAME,...", help=_METHODS)] = None,
+    seeds: Annotated[list[str] | None, Option("--seeds", metavar="INTEGER,...", help=_SEEDS)] = None,
+    points: Annotated[list[str] | None, Option("--points", metavar="FLOAT,...", help=_POINTS)] = None,
     scored: Annotated[int, Option(min=0, help="Maximum number of scored rows per set. 0: all.")] = 500,
     unique: Annotated[bool, Option("--unique/--repeated", help=_UNIQUE)] = True,
     max_length: Annotated[int, Option(min=1, help="Maximum tokens per text.")] = 128,
     output: Annotated[Path, Option("--output", "-o", help="Folder to save to.")] = Path("out/bench"),
     resume: Annotated[bool, Option("--resume", help="Skip sets that are already complete in the folder.")] = False,
+    overwrite: OverwriteOption = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,6 +63,8 @@ def bench(  # noqa: PLR0913
     the others continue, and the exit code is 1.
     """
     del suite  # the only one
+    numbers, shares = numbers_of("--seeds", seeds, int), numbers_of("--points", points, float)
+    check_output("bench", output, overwrite=overwrite, resume=resume)
     from lamina.studies import benchmark
     from lamina.studies.benchmarking.benchmark_cell import USUAL
 
@@ -69,10 +72,10 @@ def bench(  # noqa: PLR0913
         model,
         data=data,
         setting=setting.value,
-        sets=sets or None,
-        methods=methods or USUAL,
-        seeds=seeds or (0, 1, 2, 3, 4),
-        points=points or None,
+        sets=names_of(sets) or None,
+        methods=names_of(methods) or USUAL,
+        seeds=numbers or (0, 1, 2, 3, 4),
+        points=shares or None,
         scored=scored or None,
         unique=unique,
         max_length=max_length,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option
 
 from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import JsonOption
+from lamina.cli.shared_options import JsonOption, OverwriteOption, check_output
 
 if TYPE_CHECKING:
     from lamina.demo.run import Demo, Prediction
@@ -30,6 +30,7 @@ def demo(  # noqa: PLR0913
     seed: Annotated[int, Option(min=0, help="Seed of the corpus, of the readers and of the order of rows.")] = 0,
     full: Annotated[bool, Option("--full", help=_FULL)] = False,
     sentences: Annotated[Path | None, Option(help=_SENTENCES)] = None,
+    overwrite: OverwriteOption = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -38,6 +39,7 @@ def demo(  # noqa: PLR0913
     Takes one to two minutes on two CPU cores and needs no network. It ends with answers on five sentences, the time of
     a pass with and without readers, a picture, and commands to try next.
     """
+    check_output("demo", output, overwrite=overwrite)
     from lamina.demo.run import run_demo
 
     result = run_demo(output, rows=rows, epochs=epochs, seed=seed, full=full, sentences=sentences, progress=progress)

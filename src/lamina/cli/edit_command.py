@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict
 from typer import Option
 
 from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import DataOption, JsonOption, ModelArgument, selector_of
+from lamina.cli.shared_options import DataOption, JsonOption, ModelArgument, check_output, names_of, selector_of
 from lamina.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from lamina.utils import is_file
 
@@ -118,7 +118,9 @@ def edit(  # noqa: PLR0913
     head: Annotated[str | None, Option(help=_HEAD)] = None,
     new_weights: Annotated[bool, Option("--new-weights", help=_NEW_WEIGHTS)] = False,
     dry_run: Annotated[bool, Option("--dry-run", help="Show the effect without loading weights or saving.")] = False,
-    force: Annotated[bool, Option("--force", help="Replace the model in OUT, if there is one.")] = False,
+    overwrite: Annotated[
+        bool, Option("--overwrite", "--force", help="Replace the model in OUT, if there is one.")
+    ] = False,
     progress: Annotated[bool, Option(help=_PROGRESS)] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -171,13 +173,13 @@ def edit(  # noqa: PLR0913
         (insert is not None, "insert", {"position": insert, "layers": selector_of(layers), **new_layers}),
         (freeze is not None, "freeze", {"layers": selector_of(freeze), "stack": stack}),
         (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
-        (train is not None, "freeze", {"train": [part.strip() for part in (train or "").split(",")]}),
+        (train is not None, "freeze", {"train": names_of([train or ""])}),
         (merge, "merge", {}),
     ]
     changes = [(name, arguments) for is_requested, name, arguments in requested if is_requested]
     least = LeastOptions(task=task, data=data, by=by, heal=heal, seed=seed, progress=progress)
     apply = _planned(plan, named, least) if plan is not None else _changes(changes, least)
-    with nullcontext() if dry_run else _claimed(out, force=force):
+    with nullcontext() if dry_run else _claimed(out, overwrite=overwrite):
         facts = _run(model, head, apply, None if dry_run else out, new_weights=new_weights)
     print_json(facts) if as_json else _show(facts)
 
@@ -298,12 +300,12 @@ def _check_used(edit: str, changed: Mapping[str, bool], *, requested: bool) -> N
 
 
 @contextmanager
-def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
-    """Lock the folder to save to inside the `with` block; with `force`, a model in it may be replaced.
+def _claimed(out: Path | None, *, overwrite: bool) -> Iterator[None]:
+    """Lock the folder to save to inside the `with` block; with `overwrite`, a model in it may be replaced.
 
     Raises:
-        ConfigError: If `out` is None, a file, or a folder that is not empty (with `force`: that has other files than a
-            model).
+        ConfigError: If `out` is None, a file, or a folder that is not empty (with `overwrite`: that has other files
+            than a model).
     """
     from lamina.store.files import LOCK, WORK, claimed, read_json
 
@@ -312,12 +314,11 @@ def _claimed(out: Path | None, *, force: bool) -> Iterator[None]:
     if is_file(out):
         raise ConfigError(f"edit: {out} is a file, not a folder.")
     with claimed(out):
-        if any(path.name not in (LOCK, WORK) for path in out.iterdir()):
-            if not force:
-                hint = "Give another folder, or --force to replace the model in it."
-                raise ConfigError(f"edit: {out} is not empty. {hint}")
-            if not (out / "config.json").is_file() or "model_type" not in read_json(out / "config.json"):
-                raise ConfigError(f"edit: {out} holds no model; --force replaces models only.")
+        check_output("edit", out, overwrite=overwrite)
+        if any(path.name not in (LOCK, WORK) for path in out.iterdir()) and not (
+            (out / "config.json").is_file() and "model_type" in read_json(out / "config.json")
+        ):
+            raise ConfigError(f"edit: {out} holds no model; --overwrite replaces models only.")
         yield
 
 

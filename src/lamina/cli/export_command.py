@@ -24,7 +24,7 @@ _SAVED = "Folder or hub id of a saved bank, or folder of a whole model, edited o
 _FORMAT = (
     "onnx: one graph of the model and its readers, with the tokenizer beside it. torch: one reader in plain PyTorch."
 )
-_READER = "Name of a reader to export; may be repeated. Default: all readers."
+_OUT = "Folder to write to; it is created if it does not exist. May also be given as -o OUT."
 _MAIN = "With --format onnx: also export the model's own output. A whole model always exports it."
 _INT8 = (
     "Quantise the base to 8-bit integers; the readers stay in float32. Needs --validation. If OUT is BANK/onnx-int8, "
@@ -45,45 +45,55 @@ class Format(StrEnum):
 
 def export(  # noqa: PLR0913
     bank_or_model: Annotated[str, Argument(metavar="BANK|MODEL", help=_SAVED)],
-    out: Annotated[Path, Argument(metavar="OUT", help="Folder to write to; it is created if it does not exist.")],
+    out: Annotated[Path | None, Argument(metavar="OUT", help=_OUT, show_default=False)] = None,
+    output: Annotated[Path | None, Option("--output", "-o", metavar="OUT", help="Folder to write to.")] = None,
     form: Annotated[Format, Option("--format", help=_FORMAT)] = Format.ONNX,
-    reader: Annotated[list[str] | None, Option(metavar="NAME", help=_READER)] = None,
+    readers: options.ReadersOption = None,
     main: Annotated[bool, Option("--main", help=_MAIN)] = False,
     int8: Annotated[bool, Option("--int8", help=_INT8)] = False,
     validation: Annotated[Path | None, Option(metavar="FILE", help=_VALIDATION)] = None,
     label: Annotated[list[str] | None, Option(metavar="READER=COLUMN", help=_LABEL)] = None,
     max_loss: Annotated[float, Option(min=0, help=_MAX_LOSS)] = 0.01,
     model: options.ModelOption = None,
+    overwrite: options.OverwriteOption = False,
+    progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: options.JsonOption = False,
 ) -> None:
     """Export a bank or a model as an ONNX graph, or one reader as plain PyTorch.
 
     Before the graph is saved, it is run in ONNX Runtime and its outputs are compared to PyTorch's. docs/export.md shows
     how to use the files.
+
+    Example: lamina export out/bank -o out/bank/onnx
     """
-    if form is Format.TORCH and (main or len(reader or ()) != 1):
-        problem = "--main was given" if main else f"{len(reader or ()) or 'no'} readers were named"
+    if (out is None) == (output is None):
+        came = "no output folder was given" if out is None else f"two output folders were given, {out} and {output}"
+        raise ConfigError(f"export: {came}; there is one. Use -o OUT.")
+    folder, names = cast("Path", out or output), options.names_of(readers) or []
+    if form is Format.TORCH and (main or len(names) != 1):
+        problem = "--main was given" if main else f"{len(names) or 'no'} readers were named"
         raise ConfigError(f"export: {problem}; --format torch writes one reader of a bank. Give --reader NAME once.")
-    if int8 and (form is not Format.ONNX or main or reader or validation is None):
+    if int8 and (form is not Format.ONNX or main or names or validation is None):
         raise ConfigError("export: --int8 writes a graph of all readers. Give --validation FILE, and no --reader.")
     if not int8 and (validation is not None or label):
         raise ConfigError("export: --validation and --label are for --int8, which was not given.")
+    options.check_output("export", folder, overwrite=overwrite)
     from lamina.bank import ReaderBank
 
     target, processor = _opened(bank_or_model, model)
     if int8 and validation is not None:
         if not isinstance(target, ReaderBank):
             raise ConfigError(f"export: {bank_or_model} is a whole model; --int8 is for banks.")
-        _export_int8(target, out, validation, label or [], max_loss, as_json=as_json)
+        _export_int8(target, folder, validation, label or [], max_loss, progress=progress, as_json=as_json)
         return
     if isinstance(target, ReaderBank):
-        check_known("export", reader or (), target, "reader")
-    elif reader:
+        check_known("export", names, target, "reader")
+    elif names:
         raise ConfigError(f"export: a reader was named, but {bank_or_model} is a whole model, which has no readers.")
     if form is Format.TORCH:
-        _export_reader(cast("ReaderBank", target), (reader or [""])[0], out, as_json=as_json)
+        _export_reader(cast("ReaderBank", target), names[0], folder, as_json=as_json)
     else:
-        _export_graph(target, processor, out, reader or None, main=main, as_json=as_json)
+        _export_graph(target, processor, folder, names or None, main=main, progress=progress, as_json=as_json)
 
 
 def _opened(saved: str, base: str | None) -> tuple[ReaderBank | PreTrainedModel, Processor | None]:
@@ -123,16 +133,17 @@ def _export_graph(
     readers: list[str] | None,
     *,
     main: bool,
+    progress: bool,
     as_json: bool,
 ) -> None:
     """Export `target`, a bank or a model, as an ONNX graph into `out`, and print the graph's outputs.
 
     `processor` is saved with the graph (None: the bank's), `readers` are exported (None: all), and with `main` also the
-    model's own output.
+    model's own output. With `progress`, a progress bar is shown.
     """
     from lamina.store.onnx import export_onnx
 
-    facts = export_onnx(target, out, processor, readers=readers, main=main)
+    facts = export_onnx(target, out, processor, readers=readers, main=main, progress=progress)
     if as_json:
         print_json({"folder": str(out), **facts.model_dump()})
     else:
@@ -141,18 +152,26 @@ def _export_graph(
 
 
 def _export_int8(
-    bank: ReaderBank, out: Path, validation: Path, label: list[str], max_loss: float, *, as_json: bool
+    bank: ReaderBank,
+    out: Path,
+    validation: Path,
+    label: list[str],
+    max_loss: float,
+    *,
+    progress: bool,
+    as_json: bool,
 ) -> None:
     """Export a bank with a quantised base into `out`, and print every reader's score before and after.
 
-    The scores are measured on the file `validation` with the columns `label`. A loss above `max_loss` is an error.
+    The scores are measured on the file `validation` with the columns `label`. A loss above `max_loss` is an error. With
+    `progress`, progress bars are shown.
     """
     from lamina.prediction.int8 import export_int8
 
     if wrong := [pair for pair in label if not all(pair.partition("="))]:
         raise ConfigError(f"export: --label is '{wrong[0]}'; it must be READER=COLUMN.")
     labels = dict(pair.split("=", 1) for pair in label) or None
-    facts = export_int8(bank, out, validation, max_loss=max_loss, labels=labels)
+    facts = export_int8(bank, out, validation, max_loss=max_loss, labels=labels, progress=progress)
     if as_json:
         print_json({"folder": str(out), **facts.model_dump()})
     else:

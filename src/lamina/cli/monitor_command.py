@@ -37,6 +37,7 @@ def monitor(  # noqa: PLR0913
     batch_size: options.BatchSizeOption = 32,
     max_length: Annotated[int | None, Option(min=1, help=_MAX_LENGTH)] = None,
     seed: Annotated[int, Option(min=0, help="Seed of the division into parts and of the readers.")] = 0,
+    overwrite: options.OverwriteOption = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: options.JsonOption = False,
 ) -> None:
@@ -47,6 +48,8 @@ def monitor(  # noqa: PLR0913
 
     Example: lamina monitor replies.jsonl --model MODEL --positive bad --rate 0.01 -o out/monitor
     """
+    if output is not None:
+        options.check_output("monitor", output, overwrite=overwrite)
     from lamina.prediction import monitor as train_monitor
 
     trained = train_monitor(

@@ -44,7 +44,7 @@ def predict(  # noqa: PLR0913
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     text: options.TextOption = None,
     pair: options.PairOption = None,
-    readers: Annotated[str | None, Option(help="Names of the readers to run, such as a,b. Default: all.")] = None,
+    readers: options.ReadersOption = None,
     skip_bad: Annotated[bool, Option("--skip-bad", help=_SKIP_BAD)] = False,
     resume: Annotated[bool, Option(help=_RESUME)] = True,
     model: options.ModelOption = None,
@@ -154,19 +154,17 @@ def from_file(path: Path, *, text: str | None = None, pair: str | None = None, l
     return cast("Texts", [example for _, examples, _ in read_examples(path, columns) for example in examples])
 
 
-def _reader_names(target: ReaderBank | PreTrainedModel, names: str | None) -> list[str] | None:
-    """Return ["a", "b"] for the text "a,b"; None stands for all readers and stays None.
+def _reader_names(target: ReaderBank | PreTrainedModel, values: Sequence[str] | None) -> list[str] | None:
+    """Return the names in the values of --readers, see `names_of`; None stands for all readers and stays None.
 
     Raises:
-        ConfigError: If the text contains no name and `target` is a bank.
+        ConfigError: If the values contain no name and `target` is a bank.
     """
     from lamina.bank import ReaderBank
 
-    if names is None:
-        return None
-    readers = [name.strip() for name in names.split(",") if name.strip()]
-    if not readers and isinstance(target, ReaderBank):
-        raise ConfigError(f"readers: '{names}' names no reader; the bank has {', '.join(target)}.")
+    readers = options.names_of(values)
+    if readers == [] and isinstance(target, ReaderBank):
+        raise ConfigError(f"readers: '{','.join(values or ())}' names no reader; the bank has {', '.join(target)}.")
     return readers
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from lamina.cli.output import print_json, print_table
-from lamina.cli.shared_options import JsonOption
+from lamina.cli.shared_options import JsonOption, names_of
 from lamina.errors import ConfigError, MissingExtraError
 from lamina.utils import is_file, pluralize
 
@@ -32,7 +32,7 @@ def report(
         str | None, Option(help="With -o: title of the page. Default: what was studied, and the model.")
     ] = None,
     files: Annotated[bool, Option("--files", help=_FILES)] = False,
-    image_format: Annotated[list[str] | None, Option("--format", help=_FORMAT)] = None,
+    image_format: Annotated[list[str] | None, Option("--format", metavar="NAME,...", help=_FORMAT)] = None,
     beside: Annotated[list[Path] | None, Option(metavar="FOLDER", help=_BESIDE)] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +57,7 @@ def report(
         raise ConfigError(f"report: {problem} given without a page. Add -o page.html.")
     if is_file(runs[0] / STUDY):
         raise ConfigError(f"report: {runs[0]} is a study, whose report is a page. Add -o page.html.")
-    written = write(runs[0], image_format or ["png"], beside or [])
+    written = write(runs[0], names_of(image_format) or ["png"], beside or [])
     if as_json:
         print_json(written)
         return

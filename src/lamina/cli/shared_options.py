@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from typer import Argument, Option
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, StoreError, convert_errors
+from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from transformers import PreTrainedModel
 
     from lamina.bank import ReaderBank
+
+Number = TypeVar("Number", int, float)
 
 _SAVED = "Folder or hub id of a saved bank, or of a whole model that Lamina fine-tuned or saved."
 _BASE = "Folder or hub id of the bank's base model. Default: the model that the bank names."
@@ -28,6 +33,8 @@ _TEXT = (
 )
 _RAY = "Run cells in parallel as Ray tasks: on this machine (local), on the running cluster (auto) or at HOST:PORT."
 
+_OVERWRITE = "Replace the results that are in the output folder. Default: a folder that is not empty is refused."
+_READERS = "Names of the readers, such as a,b; may be repeated. Default: all."
 _BACKEND = (
     "torch: PyTorch. onnx: ONNX Runtime on a CPU; the bank is exported on first use, into its folder. int8: the export "
     "that `lamina export --int8` wrote there. auto: ONNX Runtime if such an export is there or the texts are many."
@@ -54,6 +61,8 @@ BackendOption = Annotated[Backend, Option(help=_BACKEND)]
 BatchSizeOption = Annotated[int, Option(min=1, help="Number of texts per pass of the model.")]
 RayOption = Annotated[str | None, Option(metavar="local|auto|ADDRESS", help=_RAY)]
 JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of a table.")]
+OverwriteOption = Annotated[bool, Option("--overwrite", help=_OVERWRITE)]
+ReadersOption = Annotated[list[str] | None, Option("--readers", "--reader", metavar="NAME,...", help=_READERS)]
 
 
 def open_on(saved: str, *, base: str | None, device: str, writes: bool = False) -> ReaderBank | PreTrainedModel:
@@ -87,6 +96,51 @@ def device_of(device: str) -> str:
     except (RuntimeError, AssertionError, NotImplementedError):
         raise ConfigError(f"device: '{device}' cannot be used; torch does not find it. Use 'cpu' or 'auto'.") from None
     return device
+
+
+def check_output(op: str, folder: Path, *, overwrite: bool, resume: bool | None = None) -> None:
+    """Check that a command may write to an output folder. Every command with an output folder calls this first.
+
+    Args:
+        op: The command, for the message.
+        folder: The output folder. It may have subfolders with studies, which commands about one recipe write there.
+        overwrite: Whether --overwrite was given; results in the folder are then replaced.
+        resume: Whether --resume was given. None: the command has no such option.
+
+    Raises:
+        ConfigError: If the folder is not empty and neither option was given, or both were given.
+    """
+    from lamina.recipes.report_file import STUDY
+    from lamina.store.files import LOCK, WORK
+
+    if overwrite and resume:
+        raise ConfigError(f"{op}: --overwrite and --resume were both given; one replaces what the other continues.")
+    if overwrite or resume or not is_dir(folder):
+        return
+    with convert_errors(lambda reason: StoreError(f"{op}: {folder} cannot be read ({reason}). Give another folder.")):
+        paths = [path for path in folder.iterdir() if path.name not in (LOCK, WORK)]
+    if any(not is_file(path / STUDY) for path in paths):
+        others = "--resume to continue the run in it, or --overwrite" if resume is not None else "or --overwrite"
+        raise ConfigError(f"{op}: {folder} is not empty. Give another folder, {others} to replace what is in it.")
+
+
+def names_of(values: Sequence[str] | None) -> list[str] | None:
+    """Return the names in the values of a list option, each once; None if the option was not given.
+
+    A list is written "a,b", as several options, or both: `--readers a,b` and `--readers a --readers b` are equal.
+    """
+    if values is None:
+        return None
+    return list(dict.fromkeys(name.strip() for value in values for name in value.split(",") if name.strip()))
+
+
+def numbers_of(option: str, values: Sequence[str] | None, kind: type[Number]) -> list[Number] | None:
+    """Return the numbers in the values of a list option, see `names_of`; raise ConfigError if one is no `kind`."""
+    try:
+        return None if values is None else [kind(name) for name in names_of(values) or ()]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise ConfigError(f"{option}: got {', '.join(values or ())}; it must be {what}, such as 0,1.") from None
 
 
 def selector_of(text: str | None) -> str | list[int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict
 from typer import Argument, Option
 
 from lamina.cli.output import end_if_failed, print_json, print_table
-from lamina.cli.shared_options import DataOption, JsonOption, RayOption
+from lamina.cli.shared_options import DataOption, JsonOption, OverwriteOption, RayOption, check_output
 from lamina.registry import STUDIES
 from lamina.utils import pluralize
 
@@ -47,6 +47,7 @@ def study(  # noqa: PLR0913
     dry_run: Annotated[
         bool, Option("--dry-run", help="Run nothing; read the recipe and its data and print what would run.")
     ] = False,
+    overwrite: OverwriteOption = False,
     progress: Annotated[bool, Option(help="Show a progress bar.")] = True,
     as_json: JsonOption = False,
 ) -> None:
@@ -64,6 +65,7 @@ def study(  # noqa: PLR0913
     if dry_run:
         _show_plan(_plan(name, loaded, options, data, folder), as_json=as_json)
         return
+    check_output("study", folder, overwrite=overwrite, resume=resume)
     from lamina.studies.run_study import run_study
 
     result = run_study(name, loaded, data=data, output=folder, resume=resume, progress=progress, ray=ray)

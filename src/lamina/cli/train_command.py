@@ -10,9 +10,9 @@ from typer import Argument, Option
 
 from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report_command import write as write_report
-from lamina.cli.shared_options import DataOption, JsonOption, RayOption
+from lamina.cli.shared_options import DataOption, JsonOption, OverwriteOption, RayOption, check_output
 from lamina.errors import ConfigError
-from lamina.utils import check_range, pluralize
+from lamina.utils import check_range, pluralize, rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _LEAST_GIB, _MOST_GIB = 0.1, 100_000  # memory of a GPU
 SHOWN = 20  # rows of the printed table of a sweep
-_OUTPUT = "Folder to save to; an earlier run in it is replaced. Default: out/<recipe>."
+_OUTPUT = "Folder to save to. Default: out/<recipe>."
 _SWEEP = 'Train every reader or method once per value of this setting, such as "fusion.alpha=1,8,64"; may be repeated.'
 
 _ONLY = (
@@ -56,6 +56,7 @@ def train(  # noqa: PLR0913
     resume: Annotated[
         bool, Option("--resume", help="Continue from the newest checkpoint in the output folder.")
     ] = False,
+    overwrite: OverwriteOption = False,
     ray: RayOption = None,
     progress: Annotated[bool | None, Option(help="Show a progress bar. Default: what the recipe says.")] = None,
     as_json: JsonOption = False,
@@ -81,8 +82,9 @@ def train(  # noqa: PLR0913
         cost = estimate(loaded, data=data, output=folder, memory_bytes=memory_bytes)
         print_json(cost) if as_json else print_estimate(cost)
         return
+    if rank() == 0:  # the other processes of a distributed run may come when the first has begun to write
+        check_output("train", folder, overwrite=overwrite, resume=resume)
     from lamina.recipes.run_recipe import run_recipe
-    from lamina.utils import rank
 
     options: dict[str, object] = {"resume": True} if resume else {}
     if progress is not None:

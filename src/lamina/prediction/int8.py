@@ -32,6 +32,7 @@ def export_int8(
     tasks: Mapping[str, Task] | str | Path,
     *,
     max_loss: float = 0.01,
+    progress: bool = False,
     **columns: Any,  # noqa: ANN401
 ) -> OnnxFacts:
     """Export a bank as one ONNX graph whose base model multiplies matrices in int8; the readers stay in float32.
@@ -46,6 +47,7 @@ def export_int8(
         tasks: Reader name -> task, for all readers; or a labelled file, as in `evaluate`.
         max_loss: Largest loss of a task's metric that is accepted: the difference of the two scores, in the unit of the
             metric.
+        progress: Show progress bars.
         **columns: Columns of the file: `text`, `text_pair`, `labels` and `positive` of `evaluate`.
 
     Returns:
@@ -61,18 +63,19 @@ def export_int8(
     if bank.device.type != "cpu":
         raise ConfigError(f"{_OP}: the bank is on {bank.device}; int8 graphs are for CPUs. Load it on the CPU.")
     folder = Path(folder)
-    exact = evaluate(bank, tasks, **columns)  # rows that cannot be read end the export before its long work
+    # rows that cannot be read end the export before its long work
+    exact = evaluate(bank, tasks, progress=progress, **columns)
     if missing := [name for name in bank if name not in exact]:
         raise ConfigError(f"{_OP}: reader '{missing[0]}' has no validation rows; every reader is scored in int8.")
     with TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         plain, stage = Path(temporary, "float32"), Path(temporary, "int8")
-        facts = export_onnx(bank, plain)
+        facts = export_onnx(bank, plain, progress=progress)
         stage.mkdir()
         _quantise(bank, plain / GRAPH, stage / GRAPH)
         facts = facts.model_copy(update={"sha256": hash_of_graph(stage), "int8": {}})
         write_json(stage / MARK, facts.model_dump())
         with engine_in_use(bank, "int8", OnnxEngine.open(bank, stage)):
-            scores = _scores(exact, evaluate(bank, tasks, backend="int8", **columns))
+            scores = _scores(exact, evaluate(bank, tasks, backend="int8", progress=progress, **columns))
         for name, score in scores.items():
             loss = (score.int8 - score.float32) * (1 if score.metric in LOWER else -1)
             if not loss <= max_loss:

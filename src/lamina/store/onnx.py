@@ -35,6 +35,7 @@ from lamina.layers.probe_input import probe_input
 from lamina.layers.wrappers import unwrapped
 from lamina.store.files import check_finite, staged, write_json
 from lamina.store.manifest import FORMAT, SavedFacts
+from lamina.utils import progress_bar
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -123,6 +124,7 @@ def export_onnx(
     *,
     readers: Sequence[str] | None = None,
     main: bool = False,
+    progress: bool = False,
 ) -> OnnxFacts:
     """Write a bank, or a plain or edited model, as one ONNX graph, with its tokenizer and `onnx.json`.
 
@@ -139,6 +141,7 @@ def export_onnx(
         readers: Names of the readers to write. None: all.
         main: Also write the model's own output: "logits", or "last_hidden_state" of a model without a head. The graph
             of a plain model always has it.
+        progress: Show a progress bar over the steps: trace and write, then one comparison per size of batch.
 
     Returns:
         The contents of `onnx.json`.
@@ -161,9 +164,13 @@ def export_onnx(
     plan = _Plan(_copied(bank_or_model, processor), readers, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
     with staged(folder, [MARK, GRAPH, WEIGHTS], _listed(folder)) as stage:
-        with _as_traced(plan):
-            _write(plan, stage / GRAPH)
-        difference = max(_difference(plan, stage / GRAPH, *size) for size in _CHECKED)
+        difference = 0.0
+        for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):
+            if size is None:  # the first step; the others compare what it has written
+                with _as_traced(plan):
+                    _write(plan, stage / GRAPH)
+            else:
+                difference = max(difference, _difference(plan, stage / GRAPH, *size))
         if processor is not None:
             processor.save_pretrained(stage)
         facts = OnnxFacts(

@@ -182,16 +182,18 @@ def test_a_seed_gives_the_same_weights(lamina, base: Path, tmp_path: Path):
     assert weights[0] == weights[1] != weights[2]
 
 
-def test_nothing_is_overwritten_without_force(lamina, base: Path, tmp_path: Path):
+def test_nothing_is_overwritten_unless_asked(lamina, base: Path, tmp_path: Path):
     out = tmp_path / "out"
     shutil.copytree(base, out)
     before = contents(out)
     ran = lamina("edit", base, "--truncate", 1, "-o", out)
     assert (ran.code, ran.out) == (2, "")
-    assert ran.err == f"error: edit: {out} is not empty. Give another folder, or --force to replace the model in it.\n"
+    assert (
+        ran.err == f"error: edit: {out} is not empty. Give another folder, or --overwrite to replace what is in it.\n"
+    )
     assert contents(out) == before
     for depth in (2, 1):  # what something else saved, and what this saved
-        run(lamina, base, "--truncate", depth, "-o", out, "--force")
+        run(lamina, base, "--truncate", depth, "-o", out, "--overwrite")
         assert load(out)[0].config.num_hidden_layers == depth
         assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
@@ -200,7 +202,7 @@ def test_a_model_may_be_edited_in_place(lamina, base: Path, tmp_path: Path):
     out = tmp_path / "model"
     shutil.copytree(base, out)
     for _ in range(2):
-        run(lamina, out, "--insert", "ffn", "--layers", "1", "-o", out, "--force")
+        run(lamina, out, "--insert", "ffn", "--layers", "1", "-o", out, "--force")  # the older name of --overwrite
     assert len(edits(load(out)[0])) == 2
 
 
@@ -215,7 +217,7 @@ def test_a_replacement_that_fails_leaves_the_old_model(lamina, base: Path, tmp_p
         move(source, target)
 
     monkeypatch.setattr(os, "renames", fail)
-    ran = lamina("edit", base, "--truncate", 1, "-o", out, "--force")
+    ran = lamina("edit", base, "--truncate", 1, "-o", out, "--overwrite")
     assert ran.code == 2
     assert f"error: save: {out} cannot be written (No space left on device); nothing in it was changed" in ran.err
     assert contents(out) == before
@@ -261,13 +263,13 @@ def test_places_that_cannot_be_saved_to(lamina, base: Path, tmp_path: Path):
     (tmp_path / "file").write_text("mine")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "me.png").write_text("mine")
-    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "file", "--force")
+    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "file", "--overwrite")
     assert (ran.code, "is a file, not a folder" in ran.err) == (2, True)
-    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "photos", "--force")
-    assert (ran.code, "holds no model; --force replaces models only" in ran.err) == (2, True)
+    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "photos", "--overwrite")
+    assert (ran.code, "holds no model; --overwrite replaces models only" in ran.err) == (2, True)
     (tmp_path / "photos" / "config.json").write_text('{"theme": "dark"}')
-    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "photos", "--force")
-    assert (ran.code, "holds no model; --force replaces models only" in ran.err) == (2, True)
+    ran = lamina("edit", base, "--truncate", 1, "-o", tmp_path / "photos", "--overwrite")
+    assert (ran.code, "holds no model; --overwrite replaces models only" in ran.err) == (2, True)
     assert contents(tmp_path / "photos") == {"me.png": b"mine", "config.json": b'{"theme": "dark"}'}
 
 
@@ -279,7 +281,7 @@ def test_force_leaves_what_is_not_of_the_model(lamina, base: Path, tmp_path: Pat
         (out / name).parent.mkdir(exist_ok=True)
         (out / name).write_text("mine")
     for depth in (2, 1):
-        run(lamina, base, "--truncate", depth, "-o", out, "--force")
+        run(lamina, base, "--truncate", depth, "-o", out, "--overwrite")
         assert load(out)[0].config.num_hidden_layers == depth
     assert {name: (out / name).read_text() for name in mine} == dict.fromkeys(mine, "mine")
 

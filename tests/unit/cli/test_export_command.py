@@ -31,7 +31,11 @@ def test_a_bank_with_its_tokenizer(lamina, bank: Path, tmp_path: Path):
     assert facts == {"folder": str(tmp_path / "out"), **json.loads((tmp_path / "out" / "onnx.json").read_text())}
     assert list(facts["outputs"]) == ["mood"]
     assert "tokenizer.json" in facts["files"]
-    table = lamina("export", str(bank), str(tmp_path / "out")).out
+    refused = lamina("export", bank, "-o", tmp_path / "out")
+    assert f"error: export: {tmp_path / 'out'} is not empty. Give another folder, or --overwrite" in refused.err
+    ran = lamina("export", bank, "-o", tmp_path / "out", "--overwrite")
+    assert "export: 100%" in ran.err
+    table = ran.out
     assert "token classification" in table
     assert "O, B-PER, B-LOC" in table
 
@@ -59,6 +63,7 @@ def test_a_reader_as_plain_pytorch(lamina, bank: Path, tmp_path: Path):
         (("bank", "--reader", "mod"), "unknown reader 'mod'; known: mood, who. Did you mean 'mood'?"),
         (("base", "--reader", "mood"), "is a whole model, which has no readers"),
         (("base", "--reader", "mood", "--format", "torch"), "is a whole model, which has no readers"),
+        (("bank", "-o", "there"), "two output folders were given"),
         (("none",), "no bank"),
     ],
 )
@@ -67,3 +72,9 @@ def test_what_cannot_be_is_told(lamina, bank: Path, tmp_path: Path, arguments: t
     assert ran.code == 2
     assert told in ran.err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_output_may_be_named_as_in_other_commands(lamina, bank: Path, tmp_path: Path):
+    assert "export: no output folder was given" in lamina("export", bank).err
+    ran = lamina("export", bank, "--output", tmp_path / "out", "--readers", "mood,who", "--no-progress", "--json")
+    assert (list(json.loads(ran.out)["outputs"]), ran.err) == (["mood", "who"], "")
