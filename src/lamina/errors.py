@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Self
@@ -52,28 +52,45 @@ class UnknownNameError(LaminaError, LookupError):
     Attributes:
         op: The operation that was called.
         got: The unknown name.
-        known: The names that exist.
+        known: The names that exist. The message has the closest of them if there are many, see `listed`.
         what: What the name should refer to, in the singular, such as "fusion" or "column".
-
-    `hint` says what to do, in place of the closest name.
+        see: Where all names can be read, for long lists, such as "help(lamina.fit)"; "" if nowhere else.
     """
 
-    def __init__(self, *, op: str, got: str, known: Iterable[str], what: str = "name", hint: str = "") -> None:
-        self.op, self.got, self.known, self.what = op, got, tuple(known), what
+    def __init__(
+        self, *, op: str, got: str, known: Iterable[str], what: str = "name", hint: str = "", see: str = ""
+    ) -> None:
+        self.op, self.got, self.known, self.what, self.see = op, got, tuple(known), what, see
         close = difflib.get_close_matches(str(got), self.known, n=1)
         hint = f" {hint}." if hint else f" Did you mean '{close[0]}'?" if close else ""
-        super().__init__(f"{op}: unknown {what} '{got}'; known: {', '.join(self.known) or 'none'}.{hint}")
+        super().__init__(f"{op}: unknown {what} '{got}'; known: {listed(str(got), self.known, see)}.{hint}")
 
 
-def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "name") -> None:
+def listed(got: str, known: Sequence[str], see: str = "") -> str:
+    """Return the names that exist, for a message about the unknown name `got`.
+
+    A list of more than 16 names would hide the one that was meant, so only those like `got` are named, or else the
+    first. Then come the number of the others and `see`, where all can be read.
+    """
+    if len(known) <= _MOST:
+        return ", ".join(known) or "none"
+    few = difflib.get_close_matches(got, known, n=_FEW, cutoff=0.5) or known[:_FEW]
+    where = f" (all: {see})" if see else ""
+    return f"{', '.join(few)} and {len(known) - len(few)} others{where}"
+
+
+_MOST, _FEW = 16, 5  # names in a message: the longest list that is given whole, and how many of a longer one
+
+
+def check_known(op: str, got: Iterable[str], known: Iterable[str], what: str = "name", see: str = "") -> None:
     """Raise UnknownNameError for the first name in `got` that is not in `known`; return None if all are.
 
-    `op` is the operation, and `what` what the names refer to; both are for the message.
+    `op` is the operation, `what` what the names refer to, and `see` where all can be read; they are for the message.
     """
     known = tuple(known)
     for name in got:
         if name not in known:
-            raise UnknownNameError(op=op, got=name, known=known, what=what)
+            raise UnknownNameError(op=op, got=name, known=known, what=what, see=see)
 
 
 class LayerIndexError(LaminaError, IndexError):

@@ -135,6 +135,16 @@ def test_a_name_like_no_other_gets_no_suggestion():
     assert "known: none." in str(UnknownNameError(op="x", got="zzz", known=[]))
 
 
+def test_of_a_long_list_the_nearest_names_are_given_and_where_all_stand():
+    known = [*(f"other{number}" for number in range(40)), "epochs", "epoch_size"]
+    said = str(UnknownNameError(op="fit", got="epoch", known=known, what="option", see="help(lamina.fit)"))
+    named = "known: epochs, epoch_size and 40 others (all: help(lamina.fit)). Did you mean 'epochs'?"
+    assert said == f"fit: unknown option 'epoch'; {named}"
+    assert "known: other0, other1, other2, other3, other4 and 37 others." in str(
+        UnknownNameError(op="fit", got="zzz", known=known)
+    )
+
+
 def test_the_extra_of_a_failed_import():
     error = MissingExtraError.of(ImportError("no", name="vl_convert"), op="figures", extra="report")
     assert error.package == "vl_convert"

@@ -219,7 +219,8 @@ def _task(head: HeadConfig | TaskLike, source: str, *, data: Path | None, split:
     try:
         find_preset(source)
     except UnknownNameError:
-        raise UnknownNameError(op="evaluate", got=source, known=PRESETS, what="file or preset") from None
+        see = "lamina.tasks.presets.PRESETS"
+        raise UnknownNameError(op="evaluate", got=source, known=PRESETS, what="file or preset", see=see) from None
     return Task.preset(source, files=None if data is None else data / source.removeprefix("glue/"))
 
 

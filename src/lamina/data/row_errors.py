@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lamina.errors import DataError
+from lamina.errors import DataError, listed
 from lamina.utils import is_dir, is_file, similar_file
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def missing_column(path: object, name: str, known: Iterable[str]) -> DataError:
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else _SET_BY.get(name, "")
-    reason = f"has no column '{name}'; its columns are: {', '.join(known) or 'none'}"
+    reason = f"has no column '{name}'; its columns are: {listed(name, known)}"
     return DataError(f"read: {path} {reason}.{hint}", path=str(path), column=name)
 
 

@@ -130,7 +130,7 @@ def evaluate(  # noqa: PLR0913
         BaseMismatchError: If `processor` makes other inputs than the bank's own.
         NotFiniteError: If the outputs for a row, or a score, are NaN or infinite.
     """
-    check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option")
+    check_known("evaluate", unknown, list(signature(evaluate).parameters)[2:-1], "option", "help(lamina.evaluate)")
     check_range("evaluate", "errors", errors, 0)
     options = PassOptions.checked(
         "evaluate",

@@ -192,7 +192,8 @@ class Strict(BaseModel):
         """Return the fields unchanged; raise ValidationError for the first key that the model does not have."""
         for key in fields if isinstance(fields, dict) else ():
             if key not in cls.model_fields:
-                fail(UnknownNameError(op="recipe", got=key, known=cls.model_fields, what="key"), key)
+                known, see = cls.model_fields, "docs/recipes.md"
+                fail(UnknownNameError(op="recipe", got=key, known=known, what="key", see=see), key)
         return fields
 
 
@@ -283,7 +284,7 @@ def raise_first(error: ValidationError, *, op: str, file: YamlFile | None) -> No
     where = f"{op}, {'.'.join(map(str, place))}" if place else op
     placed = ConfigError(f"{where}: {str(reason).rstrip('.')}.")
     if is_unknown:
-        placed = UnknownNameError(op=where, got=reason.got, known=reason.known, what=reason.what)
+        placed = UnknownNameError(op=where, got=reason.got, known=reason.known, what=reason.what, see=reason.see)
     for note in getattr(reason, "__notes__", ()):
         placed.add_note(note)
     raise placed from error

@@ -173,7 +173,9 @@ def model_class(head: str | type[object] | None) -> Any:
         return kind
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         known = [name for name in dir(transformers) if name.startswith("AutoModel")]  # slow: dir() takes a second
-        raise UnknownNameError(op="load", got=head, known=[*KINDS.names(), *known], what="head")
+        raise UnknownNameError(
+            op="load", got=head, known=[*KINDS.names(), *known], what="head", see="classes of transformers"
+        )
     return kind
 
 

@@ -96,7 +96,7 @@ def find_preset(name: str) -> tuple[str, Preset]:
     short, slash, language = name.removeprefix("glue/").partition("/")
     preset = PRESETS.get(short)
     if preset is None or (slash and not preset.languages):
-        raise UnknownNameError(op="task", got=name, known=PRESETS, what="preset")
+        raise UnknownNameError(op="task", got=name, known=PRESETS, what="preset", see="lamina.tasks.presets.PRESETS")
     if not slash:
         return short, preset
     if not _LANGUAGE.fullmatch(language):

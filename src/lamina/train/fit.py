@@ -276,7 +276,7 @@ def finetune(
         StoreError: If the output folder cannot be written, or holds files of another program. Raised before training.
     """
     known = [name for name in signature(fit).parameters if name in FitOptions.model_fields.keys() - _OF_BANKS]
-    check_known("finetune", options, ["positive", "processor", "output", *known], "option")
+    check_known("finetune", options, ["positive", "processor", "output", *known], "option", "help(lamina.finetune)")
     chosen = FitOptions.of(options, "finetune")
     model = checked_model(model, "finetune")
     task = task if positive is None else task.with_positive(positive)

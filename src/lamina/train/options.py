@@ -73,7 +73,7 @@ class PassOptions(BaseModel):
         try:
             return cls.model_validate(options)
         except ValidationError as error:
-            check_known(op, options, cls.model_fields, "option")
+            check_known(op, options, cls.model_fields, "option", "help(lamina.fit)")
             raise cls._first_error(error, options, op) from None
 
     @classmethod
