@@ -174,6 +174,7 @@ def monitor(  # noqa: PLR0913
     replies, digest = read_replies(train, columns, positive, processor)
     parts = divide(replies, seed)
     _check_counts(parts, needed, rate, confidence)
+    _warn_of_repeated(parts)
     options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
     bank = ReaderBank(base if device is None else base.to(device), processor=processor)  # pyright: ignore[reportArgumentType]
     tasks = _tasks(parts, str(positive))
@@ -316,6 +317,15 @@ def _check_counts(parts: Parts, needed: int, rate: float, confidence: float) -> 
             if not count:
                 rule = "each of the parts (train, choosing, calibration, test) needs one, with a prompt of its own"
                 raise ConfigError(f"monitor: the {part} part has no {what} reply; {rule}. Give more {what} replies.")
+
+
+def _warn_of_repeated(parts: Parts) -> None:
+    """Log a warning if replies of the test part are in the train part too, as answers to other prompts."""
+    seen, count = {" ".join(one.reply.split()) for one in parts["train"]}, len(parts["test"])
+    if repeated := sum(" ".join(one.reply.split()) in seen for one in parts["test"]):
+        share = f"{repeated} of {count} test replies ({100 * repeated / count:.2g} %)"
+        rule = "the measured recall may be too high for other replies"
+        logger.warning("monitor: %s are in the train part too, after another prompt; %s.", share, rule)
 
 
 def _tasks(parts: Parts, positive: str) -> dict[str, Task]:

@@ -34,6 +34,7 @@ from lamina.recipes.summary_table import SummaryRow, markdown, summaries
 from lamina.store import load
 from lamina.store.files import claimed, staged
 from lamina.store.models import writing_class
+from lamina.train.data_checks import warn_of_texts
 from lamina.train.options import FitOptions
 from lamina.train.results import IMPORTANCES, sorted_rows, write_parquet
 from lamina.train.training_run import READER_RATE, Tables, train
@@ -169,6 +170,7 @@ def _run(
         raise ConfigError(f"recipe: ray is given; {problem}. Leave it out, or set separately: true.")
     with nullcontext() if folder is None or rank() else claimed(folder, TABLES if is_separate else ()):
         session = _Session(recipe, load_tasks(recipe, data), folder)
+        warn_of_texts("recipe", (copies[0] for copies in session.tasks.values()))
         session.fit_batches(memory_bytes, options)
         specs = session.expand(options)
         if len({(spec.settings.get("seed"), spec.settings.get("repeat")) for spec in specs.values()}) > 1:

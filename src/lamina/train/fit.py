@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from lamina.errors import check_known
 from lamina.layers.wrappers import checked_model
+from lamina.train.data_checks import warn_of_texts
 from lamina.train.groups import tasks_by_name, with_positive
 from lamina.train.options import FitOptions
 from lamina.train.training_run import train
@@ -234,6 +235,7 @@ def fit(  # noqa: PLR0913
         **unknown,
     )
     by_name = with_positive("fit", tasks_by_name("fit", tasks), positive)
+    warn_of_texts("fit", by_name.values())
     result = train(bank_or_model, by_name, options, grid=grid, processor=processor, output=output)
     _mention_unused("fit", by_name, test=test)
     return result
@@ -280,6 +282,7 @@ def finetune(
     chosen = FitOptions.of(options, "finetune")
     model = checked_model(model, "finetune")
     task = task if positive is None else task.with_positive(positive)
+    warn_of_texts("finetune", [task])
     result = train(model, task, chosen, op="finetune", processor=processor, output=output)
     _mention_unused("finetune", {task.name: task}, test=chosen.test)
     return result

@@ -80,6 +80,18 @@ def test_a_file_of_replies_becomes_a_monitor_that_is_saved_with_its_rates(tmp_pa
     assert steps
 
 
+def test_replies_that_are_trained_on_and_scored_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    rows = replies()
+    for row in rows[1::4]:
+        row["reply"] = "the  film is good"
+    trained(written(tmp_path, rows), epochs=1, anyway=True)
+    (said,) = [message for message in caplog.messages if "test replies" in message]
+    counts = re.match(r"monitor: (\d+) of (\d+) test replies \((\d+) %\) are in the train part too", said)
+    assert counts
+    assert 10 < int(counts[1]) < int(counts[2]) / 2
+    assert round(100 * int(counts[1]) / int(counts[2])) == int(counts[3])
+
+
 def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyway(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

@@ -22,6 +22,7 @@ from lamina.studies.probing.row_scores import row_counts
 from lamina.studies.runner import Cell, run_cells
 from lamina.studies.sources import own_processor
 from lamina.studies.study import Figure, Pivot, Study, library_versions, model_facts
+from lamina.train.data_checks import warn_of_texts
 from lamina.utils import JSON, Row, check_range
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def probe(  # noqa: PLR0913 the options of a public entry point
     selected = select(layers, used_stack.layers, op="probe")
     _check_sites(source, used_stack, sites, selected)
     missing = {name: check_task(name, task, split) for name, task in named.items()}
+    warn_of_texts("probe", named.values())
     own = own_processor(source, loaded_processor if processor is None else processor)
     training = {"epochs": epochs, "batch_size": batch_size, "max_length": max_length}
     training |= {"add_prefix_space": add_prefix_space, "cache": cache, "augment": False, "progress": False}
