@@ -323,7 +323,7 @@ def _warn_of_repeated(parts: Parts) -> None:
     """Log a warning if replies of the test part are in the train part too, as answers to other prompts."""
     seen, count = {" ".join(one.reply.split()) for one in parts["train"]}, len(parts["test"])
     if repeated := sum(" ".join(one.reply.split()) in seen for one in parts["test"]):
-        share = f"{repeated} of {count} test replies ({100 * repeated / count:.2g} %)"
+        share = f"{repeated} of {count} test replies ({100 * repeated / count:.3g} %)"
         rule = "the measured recall may be too high for other replies"
         logger.warning("monitor: %s are in the train part too, after another prompt; %s.", share, rule)
 

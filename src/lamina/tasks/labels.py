@@ -27,6 +27,7 @@ from lamina.tasks.stratify import label_columns
 T = TypeVar("T")
 _WHOLE = re.compile(r"[-+]?\d+")
 _MOST_CLASSES = 10  # distinct whole numbers with a decimal point that may be meant as classes
+_FEW_CLASSES = 20  # distinct whole numbers that are hardly meant as amounts
 _SHOWN = 10  # rows that a warning names
 logger = logging.getLogger(__name__)
 
@@ -149,7 +150,7 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     """Return the problem type that the labels of a table suggest.
 
     Lists, and texts that spell lists, are "multi_label". Numbers are "regression" if one of them has a decimal point.
-    Everything else is "classification".
+    Everything else is "classification". A warning says so if numbers may be meant otherwise.
 
     Raises:
         DataError: If some labels are lists and others are not, or numbers with a decimal point stand among names. If a
@@ -161,7 +162,7 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     for row, cell in _cells(table, spec.label):
         first.setdefault(_form(cell, labels), (row, cell))
         are_whole = are_whole and _number(cell).is_integer()
-        if are_whole and len(values) <= _MOST_CLASSES:
+        if are_whole and len(values) <= _FEW_CLASSES:
             values.add(_number(cell))
     has_classes = len(labels) > 1
     if ("list" in first and len(first) > 1) or (first.keys() >= {"number", "name"} and not has_classes):
@@ -175,6 +176,10 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
     if not labels:
         _refuse_ambiguous(table, spec.label)
     if "number" not in first or has_classes:
+        if are_whole and len(values) > _FEW_CLASSES and not labels:
+            what = "label column '%s' has more than %d different whole numbers, each of which is read as a class"
+            hint = "Set problem_type='regression' if they are amounts"
+            logger.warning(f"task: %s: {what}. {hint}.", table.path, spec.label, _FEW_CLASSES)
         return "classification"
     if are_whole and (spec.missing_labels == "drop" or table.whole is not None):
         got = f"the labels in column '{spec.label}' are whole numbers with a decimal point"
@@ -184,6 +189,10 @@ def infer_problem_type(table: Table, spec: ColumnSpec) -> str:
         what = "has %d whole numbers in column '%s', written with a decimal point, and is read as a regression"
         hint = "Set problem_type='classification' if they are classes"
         logger.warning(f"task: %s {what}. {hint}.", table.path, len(values), spec.label)
+    else:
+        what = "label column '%s' has numbers with a decimal point, so the task is a regression"
+        hint = "Set problem_type='classification' if they are names of classes, or 'regression' to hide this line"
+        logger.warning(f"task: %s: {what}. {hint}.", table.path, spec.label)
     return "regression"
 
 

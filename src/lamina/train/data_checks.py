@@ -52,7 +52,7 @@ def _problems(texts: Mapping[str, Iterable[str]]) -> Iterator[str]:
         if blank:
             yield f"{pluralize(blank, 'text')} of {count:,} in the {part} split {_are(blank)} blank. Remove these rows"
         if repeated:
-            share = f"{repeated:,} of {pluralize(count, 'text')} in the {part} split ({100 * repeated / count:.2g} %)"
+            share = f"{repeated:,} of {pluralize(count, 'text')} in the {part} split ({100 * repeated / count:.3g} %)"
             hint = "their scores say little about new texts. Remove them from one of the splits"
             yield f"{share} {_are(repeated)} in the train split too; {hint}"
 

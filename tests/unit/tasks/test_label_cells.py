@@ -255,3 +255,25 @@ def test_a_positive_class_may_be_a_number_or_a_bool():
     assert [read([0, 1] * 3, positive=positive).positive for positive in (1, 0, "1")] == ["1", "0", "1"]
     assert read([False, True] * 3, positive=True).positive == "True"
     assert read(["bad", "ok"] * 3).with_positive("bad").positive == "bad"
+
+
+@pytest.mark.parametrize(
+    ("cells", "kind", "said"),
+    [
+        (
+            [0.5, 1.25, 2.0],
+            "regression",
+            "label column 'label' has numbers with a decimal point, so the task is a regr",
+        ),
+        ([float(n) for n in range(40)], "regression", "has numbers with a decimal point, so the task is a regression"),
+        (list(range(40)), "classification", "has more than 20 different whole numbers, each of which is read as a cl"),
+        (list(range(20)), "classification", None),
+        ([f"{n}x" for n in range(40)], "classification", None),
+    ],
+)
+def test_what_numbers_are_read_as_is_said(cells: list[Any], kind: str, said: str | None, caplog):
+    assert read(cells * 2).problem_type == kind
+    assert [said in message for message in caplog.messages] == ([] if said is None else [True])
+    caplog.clear()
+    assert read(cells * 2, problem_type=kind).problem_type == kind
+    assert caplog.messages == []
