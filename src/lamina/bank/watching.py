@@ -476,13 +476,17 @@ def stream(
 
     def write(put: Callable[[Step], None], left: Event) -> None:
         with new_watch(on_token=put) as watching:
-            more = [watching.stopping] if stop else []
-            more.append(StopOnEvent(left, watching.discard))
-            cast("WritingModel", model).generate(**prompts, **options, stopping_criteria=[*criteria, *more])
+            ends = [*criteria, *_stop_on_flags(watching, stop=stop), StopOnEvent(left, watching.discard)]
+            cast("WritingModel", model).generate(**prompts, **options, stopping_criteria=ends)
 
     with new_watch() as watching:  # wrong arguments raise here, and not when the caller asks for the first step
-        _ = stop and watching.stopping
+        _stop_on_flags(watching, stop=stop)
     return _in_thread(write, bank.device.type)
+
+
+def _stop_on_flags(watching: Watch, *, stop: bool) -> list[StoppingCriteria]:
+    """Return the criteria that end flagged sequences: one if `stop`, otherwise none. Errors are those of `stopping`."""
+    return [watching.stopping] if stop else []
 
 
 def _encode_prompts(bank: ReaderCollection, inputs: Prompts) -> dict[str, object]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = npt.NDArray[np.generic]
 
-T = TypeVar("T")
+LinearT = TypeVar("LinearT", bound="_LinearModel")
 _POOLINGS = ("mean", "first", "last", "")
 _KEY = "lamina_linear"  # key of the settings in the metadata of a safetensors file
 
@@ -193,9 +193,18 @@ class LinearReader:
         }
 
 
-def _filled(model: T, weight: Array, bias: Array | float, classes: Array | None = None) -> T:
+class _LinearModel(Protocol):
+    """A linear model of scikit-learn: the attributes that its `fit` sets."""
+
+    coef_: Array
+    intercept_: Array | float
+    n_features_in_: int
+    classes_: Array
+
+
+def _filled(model: LinearT, weight: Array, bias: Array | float, classes: Array | None = None) -> LinearT:
     """Set the coefficients of a scikit-learn model as if it had been fitted, and return it."""
-    vars(model).update(coef_=weight, intercept_=bias, n_features_in_=weight.shape[-1])
+    model.coef_, model.intercept_, model.n_features_in_ = weight, bias, weight.shape[-1]
     if classes is not None:
-        vars(model)["classes_"] = classes
+        model.classes_ = classes
     return model

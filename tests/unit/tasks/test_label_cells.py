@@ -239,7 +239,6 @@ def test_whole_numbers_with_a_point_may_be_classes(caplog: pytest.LogCaptureFixt
     assert [text for text in caplog.messages if "has 2 whole numbers in column 'label', written with a decimal" in text]
     caplog.clear()
     assert read([1.0, 0.0] * 3, problem_type="classification").labels == ("0", "1")
-    assert read([1.0, 0.5] * 3).problem_type == "regression"
     assert not caplog.messages
 
 
@@ -263,7 +262,7 @@ def test_a_positive_class_may_be_a_number_or_a_bool():
         (
             [0.5, 1.25, 2.0],
             "regression",
-            "label column 'label' has numbers with a decimal point, so the task is a regr",
+            "has numbers with a decimal point, so the task is a regression",
         ),
         ([float(n) for n in range(40)], "regression", "has numbers with a decimal point, so the task is a regression"),
         (list(range(40)), "classification", "has more than 20 different whole numbers, each of which is read as a cl"),
