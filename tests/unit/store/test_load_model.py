@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from tests.support.stored import WORDS, save_base, tiny_config, tiny_model, tiny_tokenizer
@@ -194,6 +195,17 @@ class ToyKind:
     auto_class = "AutoModelForTokenClassification"
 
 
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a network: nothing answers where the hub should be, and nobody waits to try again."""
+    constants: Any = huggingface_hub.constants
+    address = "http://127.0.0.1:9"  # the port of a service that throws everything away, which nobody runs
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", lambda _: pytest.fail("it waits to try again"))
+
+
 class TestHub:
     def test_offline_is_an_error_in_one_sentence(self):
         with pytest.raises(
@@ -202,10 +214,19 @@ class TestHub:
             load("no/such")
         assert "\n" not in str(caught.value)
 
-    def test_a_name_close_to_that_of_a_packaged_model_is_told(self):
-        near = r"no such folder \(the name of a packaged model is 'minilm'\), the hub cannot be reached .*copy\. Give"
-        with pytest.raises(ModelNotFoundError, match=near):
-            load("minilmm")
+    @pytest.mark.parametrize("name", ["minilmm", "MiniLM", "mini-lm"])
+    def test_a_name_close_to_that_of_a_packaged_model_is_told_without_the_hub(self, name: str, no_hub: None):
+        with pytest.raises(ModelNotFoundError, match=f"no model '{name}'; .*no such folder. Did you mean 'minilm'"):
+            load(name)
+
+    @pytest.mark.parametrize("name", ["no/such", "gpt3"])
+    def test_a_hub_that_cannot_be_reached_is_asked_once(self, name: str, no_hub: None):
+        with pytest.raises(ModelNotFoundError, match="the hub cannot be reached and its cache has no copy"):
+            load(name)
+
+    def test_the_small_model_has_an_extra(self, no_hub: None):
+        with pytest.raises(ModelNotFoundError, match=r"cannot be reached .* pip install 'lamina\[demo\]'"):
+            load(MINILM, revision="v1")  # the package has one revision alone
 
     def test_name_that_cannot_be_an_id(self):
         with pytest.raises(ModelNotFoundError, match="no model 'no such thing'"):
