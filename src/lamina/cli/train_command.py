@@ -80,7 +80,7 @@ def train(  # noqa: PLR0913
         from lamina.recipes.estimate import estimate
 
         cost = estimate(loaded, data=data, output=folder, memory_bytes=memory_bytes)
-        print_json(cost) if as_json else print_estimate(cost)
+        print_json(cost) if as_json else print_estimate(cost, "method" if loaded.methods else "reader")
         return
     if rank() == 0:  # the other processes of a distributed run may come when the first has begun to write
         check_output("train", folder, overwrite=overwrite, resume=resume)
@@ -138,11 +138,11 @@ def _memory_bytes(memory: float | None, *, fit_memory: bool) -> int | None:
 
 
 def _show(run: RecipeResult, folder: Path) -> None:
-    """Print a table with one row per task, method and setting, and how many training texts were truncated.
+    """Print a table with a row per task, reader (or method) and setting, and how many training texts were truncated.
 
     A sweep prints its best 20 rows; `table.md` in the output folder has all rows.
     """
-    from lamina.recipes.summary_table import printed
+    from lamina.recipes.summary_table import notes, printed
 
     columns, cells = printed(run.table)
     rows = run.table[:SHOWN] if any(row["settings"] for row in run.table) else run.table
@@ -152,6 +152,8 @@ def _show(run: RecipeResult, folder: Path) -> None:
     print_table(title, (*columns, "best epoch"), shown)
     if left := len(run.table) - len(rows):
         print(f"and {pluralize(left, 'more row')}, in {folder / 'table.md'}")
+    for note in notes(run.table):
+        print(note)
     _show_facts(run)
 
 
@@ -172,13 +174,16 @@ def _show_facts(run: RecipeResult) -> None:
             print(f"{name}: always answering '{facts['always']}' scores {always:.2f}{verdict}")
 
 
-def print_estimate(cost: Estimate) -> None:
-    """Print the estimate of a recipe: what it would train, with parameters, steps, operations and memory."""
+def print_estimate(cost: Estimate, word: str = "reader") -> None:
+    """Print the estimate of a recipe: what it would train, with parameters, steps, operations and memory.
+
+    `word` says what the recipe trains: "reader", or "method" for ways to fine-tune the model.
+    """
     from lamina.recipes.estimate import readable
 
     model, flops = cost.model, cost.flops
     print(f"{model['name']}: {model['parameters']:,} parameters, {'trained' if model['trained'] else 'frozen'}")
-    columns = ("task", "method", "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
+    columns = ("task", word, "settings", "runs", "epochs", "steps", "parameters", "by edits", "trained", "FLOPs")
     groups: dict[tuple[str, str], list[PlannedRun]] = {}
     for row in cost.runs:
         groups.setdefault((row["task"], row["method"]), []).append(row)
@@ -186,7 +191,7 @@ def print_estimate(cost: Estimate) -> None:
     names = ("task", "rows", "validation", "tokens", "repeats", "runs", "steps_per_epoch", "steps")
     tasks = [{**row, "tokens": f"{row['tokens']} + {row['target']}"} if row["target"] else row for row in cost.tasks]
     print_table("Tasks", [name.replace("_", " ") for name in names], [[row[name] for name in names] for row in tasks])
-    _show_parts(cost)
+    _show_parts(cost, word)
     shared = f" ({readable(flops['base'])}FLOPs in the model that readers share)" if flops["base"] else ""
     steps = pluralize(cost.steps, "step")
     print(
@@ -201,8 +206,8 @@ def print_estimate(cost: Estimate) -> None:
         print(f"({note})")
 
 
-def _show_parts(cost: Estimate) -> None:
-    """Print what each task and method costs, and the batches that fit a GPU's memory if one was given."""
+def _show_parts(cost: Estimate, word: str) -> None:
+    """Print what each task and reader (or method: `word`) costs, and the batches that fit a GPU's memory if given."""
     from lamina.recipes.estimate import readable
     from lamina.recipes.gpu_hours import CARDS, REACHED
 
@@ -217,11 +222,11 @@ def _show_parts(cost: Estimate) -> None:
     rows.append(("all", "", "", readable(cost.flops["total"]), *map(_hours, totals.values())))
     print_table(
         f"Cost in hours of one GPU at {REACHED:.0%} of its peak; short texts and small batches take longer",
-        ("task", "method", "runs", "FLOPs", *(f"{card} hours" for card in CARDS)),
+        ("task", word, "runs", "FLOPs", *(f"{card} hours" for card in CARDS)),
         rows,
     )
     if cost.batches:
-        columns = ("task", "method", "tokens", "weights", "a row", "asked", "fits")
+        columns = ("task", word, "tokens", "weights", "a row", "asked", "fits")
         batches = [
             (
                 *(batch["task"], batch["method"], batch["tokens"]),

@@ -27,11 +27,13 @@ class MeanScore(TypedDict):
 class SummaryRow(MeanScore):
     """One row of `table.json`: all runs of one task, method and setting.
 
-    "mean", "spread" and "interval" describe the best validation scores of the runs in the task's metric.
+    "mean", "spread" and "interval" describe the best validation scores of the runs in the task's metric. "method" names
+    a reader, or a way to fine-tune the whole model; "trains" says which, and tables for people use that word.
     """
 
     task: str
     method: str
+    trains: NotRequired[str]  # "reader" or "method"; files of earlier versions lack it
     settings: dict[str, object]  # values of the grid, by full key
     metric: str  # the metric that chose the best epoch
     parameters: int  # number that was trained
@@ -61,8 +63,7 @@ def summaries(
     for spec in specs.values():
         groups.setdefault(json.dumps([spec.task, spec.settings["method"], grid_of(spec)]), []).append(spec)
     table = [
-        _summary([by_name[spec.name] for spec in group], grid_of(group[0]), metrics[group[0].task])
-        for group in groups.values()
+        _summary([by_name[spec.name] for spec in group], group[0], metrics[group[0].task]) for group in groups.values()
     ]
     if any(row["settings"] for row in table):
         order = list(dict.fromkeys(row["task"] for row in table))
@@ -70,8 +71,8 @@ def summaries(
     return table
 
 
-def _summary(rows: Sequence[TableRow], settings: dict[str, object], metrics: Sequence[str]) -> SummaryRow:
-    """Return one row for the results of all runs with the same task, method and `settings`.
+def _summary(rows: Sequence[TableRow], spec: RunSpec, metrics: Sequence[str]) -> SummaryRow:
+    """Return one row for the results of all runs with the same task, method and setting; `spec` is one of the runs.
 
     `metrics` are all metrics of the task; metrics without a column in `rows` are left out.
     """
@@ -83,9 +84,10 @@ def _summary(rows: Sequence[TableRow], settings: dict[str, object], metrics: Seq
     summary: SummaryRow = {
         "task": first["task"],
         "method": first["method"],
+        "trains": "method" if spec.reader is None else "reader",
         "metric": first["metric"],
         "parameters": first["parameters"],
-        "settings": settings,
+        "settings": grid_of(spec),
         "mean": score["mean"],
         "spread": score["spread"],
         "interval": score["interval"],
@@ -107,7 +109,7 @@ def _mean_score(rows: Sequence[TableRow], column: str) -> MeanScore:
 
 def _cells(row: SummaryRow) -> dict[str, str]:
     """Return a row as text, column -> cell. A mean is followed by "±" and half its interval."""
-    cells = {"task": row["task"], "method": row["method"]}
+    cells = {"task": row["task"], word_of([row]): row["method"]}
     cells |= {key: str(value) for key, value in row["settings"].items()}
     cells |= {"metric": row["metric"], "mean": plus_minus(row)}
     cells["spread"] = "" if row["interval"] is None else f"{row['spread']:.3f}"
@@ -116,6 +118,21 @@ def _cells(row: SummaryRow) -> dict[str, str]:
         cells["test"] = plus_minus(row["test"])
         cells |= {f"test {metric}": plus_minus(score) for metric, score in row.get("test_scores", {}).items()}
     return cells | {"runs": str(len(row["runs"])), "parameters": f"{row['parameters']:,}"}
+
+
+def word_of(table: Sequence[SummaryRow]) -> str:
+    """Return what the rows of a recipe's results are: "reader", or "method" for ways to fine-tune the model."""
+    return table[0].get("trains", "method") if table else "method"
+
+
+def notes(table: Sequence[SummaryRow]) -> list[str]:
+    """Return sentences that say why cells of `printed` are empty."""
+    columns = {row["task"]: {row["metric"], *row["scores"]} for row in table}
+    unclear = [task for task, names in columns.items() if "mcc" in names and "f1" not in names]
+    if not unclear or not any("f1" in names for names in columns.values()):
+        return []
+    what = f"f1 is empty for {', '.join(unclear)}: F1 is about one of two classes, and none is named"
+    return [f"{what}. Set `positive` in the task, or `metric: macro_f1`."]
 
 
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
@@ -127,7 +144,7 @@ def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:
     settings = [key for row in table for key in row["settings"]]
     others = [name for row in rows for name in row if name not in last]
     others.sort(key=lambda name: name.partition(" ")[0] == "test")
-    columns = list(dict.fromkeys(["task", "method", *settings, *others, *last]))
+    columns = list(dict.fromkeys(["task", word_of(table), *settings, *others, *last]))
     return columns, [[row.get(column, "") for column in columns] for row in rows]
 
 
@@ -142,4 +159,4 @@ def markdown(table: Sequence[SummaryRow]) -> str:
     columns, rows = printed(table)
     lines = [[cell.replace("|", "\\|") for cell in line] for line in (columns, *rows)]
     head, *body = (f"| {' | '.join(line)} |" for line in lines)
-    return "\n".join([head, "|" + "---|" * len(columns), *body]) + "\n"
+    return "\n".join([head, "|" + "---|" * len(columns), *body, *(f"\n{note}" for note in notes(table))]) + "\n"

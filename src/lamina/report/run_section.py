@@ -11,7 +11,7 @@ from lamina.cells.run_cells import FAILURES
 from lamina.errors import convert_errors
 from lamina.recipes.monitor_keys import rates_text
 from lamina.recipes.report_file import read_report_file
-from lamina.recipes.summary_table import plus_minus
+from lamina.recipes.summary_table import plus_minus, word_of
 from lamina.report.chart_files import INTERVAL_SEEDS, curve_rows, drawn_ends, single_runs
 from lamina.report.importance_charts import averaged_importances
 from lamina.report.page_charts import DOT, LAYER, RULE, Drawing, Mark
@@ -42,10 +42,10 @@ def run_section(folder: Path, label: str) -> Section:
     drawings: dict[str, Drawing] = {}
     for number, curves in enumerate(report.figures, start=1):
         if curves.points:
-            drawings[f"figure {number}"] = _curves(curves)
+            drawings[f"figure {number}"] = _curves(curves, word_of(table))
     for number, pivot in enumerate(report.tables, start=1):
         if pivot.cells:
-            drawings[f"table {number}"] = _bars(pivot)
+            drawings[f"table {number}"] = _bars(pivot, word_of(table))
     drawings |= _importances(folder, table)
     tables = [_paper_table(pivot) for pivot in report.tables] + ([_runs_table(table)] if table else [])
     seeds = sorted({run["seed"] for row in table for run in row["runs"] if run.get("seed") is not None})
@@ -140,8 +140,8 @@ def _run_counts(first: SummaryRow, second: SummaryRow) -> str:
     )
 
 
-def _curves(curves: Curves) -> Drawing:
-    """Return a figure of the recipe as a line chart for the page."""
+def _curves(curves: Curves, word: str) -> Drawing:
+    """Return a figure of the recipe as a line chart for the page; `word` says what its lines are, see `word_of`."""
     names = {"series": "colour", "mean": "value", "runs": "seeds"}
     rows: list[Mark] = []
     for row in curve_rows(curves):
@@ -153,17 +153,20 @@ def _curves(curves: Curves) -> Drawing:
     metrics = list(dict.fromkeys(point.metric for point in curves.points))
     metric = metrics[0] if len(metrics) == 1 else "score"
     across = (
-        "A dashed line is a method that has no value on the x axis." if any("across" in row for row in rows) else ""
+        f"A dashed line is a {word} that has no value on the x axis." if any("across" in row for row in rows) else ""
     )
     sources = (f"{text.rstrip('.')}." for text in (curves.source, *curves.notes) if text)
     note = " ".join([across, *sources]).strip()
-    titles = {"x": curves.x_title, "value": f"{metric} ({curves.part}){_times(curves.scale)}", "colour": "method"}
+    titles = {"x": curves.x_title, "value": f"{metric} ({curves.part}){_times(curves.scale)}", "colour": word}
     remark, several = _remark(curves.points), len(metrics) > 1
     return Drawing("line", rows, curves.title, titles, note, remark, log_x=curves.log_x, apart=several)
 
 
-def _bars(table: PivotTable) -> Drawing:
-    """Return the measured cells of a recipe's table as a bar chart for the page, with one panel per column."""
+def _bars(table: PivotTable, word: str) -> Drawing:
+    """Return the measured cells of a recipe's table as a bar chart for the page, with one panel per column.
+
+    `word` says what the rows are, see `word_of`.
+    """
     rows: list[Mark] = []
     metrics = list(dict.fromkeys(cell.metric for cell in table.cells))
     for cell in table.cells:
@@ -176,7 +179,7 @@ def _bars(table: PivotTable) -> Drawing:
         dots = single_runs(cell.mean, cell.spread, cell.runs)
         rows += [mark, *({**mark, "value": value, "mark": DOT} for value in dots)]
     metric = metrics[0] if len(metrics) == 1 else "score"
-    titles = {"x": "method", "value": f"{metric} ({table.part}){_times(table.scale)}"}
+    titles = {"x": word, "value": f"{metric} ({table.part}){_times(table.scale)}"}
     return Drawing("bar", rows, table.title, titles, "", _remark(table.cells), apart=len(metrics) > 1)
 
 
@@ -245,9 +248,11 @@ def _paper_table(table: PivotTable) -> DataTable:
 
 
 def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
-    """Return a table of the page with one row per run: its settings and all of its scores."""
+    """Return a table of the page with one row per run: its name, its settings and all of its scores."""
     rows = [
-        {"task": row["task"], "method": row["method"], **row["settings"], **run} for row in table for run in row["runs"]
+        {"task": row["task"], word_of(table): row["method"], **row["settings"], **_renamed(run, reader="run")}
+        for row in table
+        for run in row["runs"]
     ]
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return DataTable("Every run", columns, [[_cell(row.get(column)) for column in columns] for row in rows])

@@ -119,10 +119,26 @@ def test_what_is_written(swept: tuple[RecipeResult, Path]):
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in run.bank.state_dict().items())
 
 
+def test_an_empty_f1_is_explained():
+    def row(task: str, **scores: float) -> Any:
+        means = {name: {"mean": score, "spread": 0.0, "interval": None} for name, score in scores.items()}
+        shared = {"method": "a", "settings": {}, "metric": "accuracy", "parameters": 1, "runs": [{}], "best_epoch": 1}
+        return {"task": task, **shared, "mean": 0.5, "spread": 0.0, "interval": None, "scores": means}
+
+    mood, topic, amount = row("mood", mcc=0.5), row("topic", f1=0.5, mcc=0.5), row("amount", pearson=0.5)
+    assert markdown([mood, topic, amount]).splitlines()[-2:] == [
+        "",
+        "f1 is empty for mood: F1 is about one of two classes, and none is named. Set `positive` in the task, or "
+        "`metric: macro_f1`.",
+    ]
+    for table in ([mood], [topic, amount]):
+        assert "F1 is about" not in markdown(table)
+
+
 def test_the_markdown_table(swept: tuple[RecipeResult, Path]):
     lines = markdown(swept[0].table).splitlines()
     scores = "metric | mean | spread | f1 | mcc | macro_f1 | test | test f1 | test mcc | test macro_f1"
-    assert lines[0] == f"| task | method | fusion.alpha | {scores} | runs | parameters |"
+    assert lines[0] == f"| task | reader | fusion.alpha | {scores} | runs | parameters |"
     assert lines[1] == "|" + "---|" * 15
     assert len(lines) == 5
     last = next(line for line in lines if "last" in line).split(" | ")
