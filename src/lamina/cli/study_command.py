@@ -85,6 +85,8 @@ def _show(result: Study, folder: Path, *, as_json: bool) -> None:
     shown = (summary if result.pivot else summary.head(SHOWN)).astype(object)
     rows = shown.where(shown.notna(), None).to_numpy().tolist()
     print_table(f"Study: {result.name}", list(shown.columns), rows)
+    for line in _baselines(result):
+        print(line)
     if result.pivot is not None:
         print(f"means over seeds; all {pluralize(len(result.table), 'row')} are in {folder / 'table.csv'}")
     elif (left := len(result.table) - SHOWN) > 0:
@@ -92,6 +94,20 @@ def _show(result: Study, folder: Path, *, as_json: bool) -> None:
     for sentence in result.conclusions:
         print(f"- {sentence}")
     print(f"saved in {folder}; lamina report {folder} -o page.html shows it")
+
+
+def _baselines(result: Study) -> list[str]:
+    """Return a line per task with the scores of its baselines, which have no layer and so no row in the summary."""
+    from lamina.studies.study import rows_where
+
+    if result.pivot is None or not {"task", "metric", "layer", "probe"} <= set(result.table.columns):
+        return []
+    rows = rows_where(result.table, result.pivot.where)
+    lines: list[str] = []
+    for (task, metric), own in rows[rows["layer"].isna()].groupby(["task", "metric"], sort=False):
+        scores = [f"{name} {score:.4f}" for name, score in own.groupby("probe", sort=False)["score"].mean().items()]
+        lines.append(f"{task}, {metric} without the model: {', '.join(scores)}")
+    return lines
 
 
 def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: Path | None, folder: Path) -> Plan:

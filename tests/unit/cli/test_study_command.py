@@ -113,3 +113,15 @@ def test_the_summary_of_a_study_is_printed_whole(capsys: pytest.CaptureFixture[s
     assert out.count("22.2500") == 2
     assert "seed " not in out
     assert f"means over seeds; all {4 * (SHOWN + 3)} rows are in {tmp_path / 'table.csv'}\n" in out
+
+
+def test_the_scores_of_baselines_stand_under_the_summary(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    shared = {"task": "mood", "metric": "accuracy", "measure": "score"}
+    rows = [{**shared, "layer": layer, "probe": "linear", "score": 0.9} for layer in (0, 1)]
+    rows += [
+        {**shared, "layer": None, "probe": name, "score": score} for name, score in (("tfidf", 0.75), ("majority", 0.5))
+    ]
+    rows += [{**rows[-1], "measure": "accuracy", "score": 0.1}]
+    pivot = Pivot(("task", "metric", "layer"), ("probe",), where={"measure": "score"})
+    _show(Study("probe", pd.DataFrame(rows), pivot=pivot), tmp_path, as_json=False)
+    assert "mood, accuracy without the model: tfidf 0.7500, majority 0.5000\n" in capsys.readouterr().out
