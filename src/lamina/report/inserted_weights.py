@@ -235,7 +235,7 @@ def weight_maps(
     places = (f"{weight.projection} of {weight.stack} block {weight.layer}" for weight in weights.values())
     below = "; ".join(dict.fromkeys(places))
     heads = f", head {head}" if any(len(weight.trained) > 1 for weight in weights.values()) else ""
-    remark = f"after {below}{heads}; the first {most} rows and columns"
+    remark = f"Inserted after {below}{heads}. The first {most} rows and columns of each matrix are drawn."
     return save_chart(styled(chart, "Weights of an inserted layer", [remark]), path)
 
 

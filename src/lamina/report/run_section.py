@@ -153,7 +153,9 @@ def _curves(curves: Curves, word: str) -> Drawing:
     metrics = list(dict.fromkeys(point.metric for point in curves.points))
     metric = metrics[0] if len(metrics) == 1 else "score"
     across = (
-        f"A dashed line is a {word} that has no value on the x axis." if any("across" in row for row in rows) else ""
+        f"A dashed line is a {word} without a value for the horizontal axis: its score, drawn across."
+        if any("across" in row for row in rows)
+        else ""
     )
     sources = (f"{text.rstrip('.')}." for text in (curves.source, *curves.notes) if text)
     note = " ".join([across, *sources]).strip()
@@ -192,11 +194,11 @@ def _remark(cells: Sequence[Cell | Point]) -> str:
     """Return the remark below a chart: how many runs each point averages, and whether intervals are drawn."""
     counts = sorted({cell.runs for cell in cells})
     if counts[-1:] == [1]:
-        return "One run each, so no interval is drawn"
+        return "One run per point, so there is no interval"
     span = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
     if counts[-1] < INTERVAL_SEEDS:
-        return f"Mean of {span} runs, each a dot; too few for an interval"
-    return f"Mean of {span} runs with its 95 % t interval"
+        return f"Mean of {span} runs. Each dot is a run; fewer than {INTERVAL_SEEDS} are too few for an interval"
+    return f"Mean of {span} runs, with its 95 % confidence interval"
 
 
 def _importances(folder: Path, table: Sequence[SummaryRow]) -> dict[str, Drawing]:
@@ -208,12 +210,12 @@ def _importances(folder: Path, table: Sequence[SummaryRow]) -> dict[str, Drawing
     if not final:
         return {}
     has_intervals = any("low" in row for row in final)
-    remark = "Mean of all seeds with its 95 % t interval" if has_intervals else "Mean of all seeds"
+    remark = "Mean of all seeds, with its 95 % confidence interval" if has_intervals else "Mean of all seeds"
     titles = {"x": LAYER, "value": "share of the layer", "colour": "layer"}
     bars = [_renamed(row, reader="facet", layer="x", importance="value") for row in final]
     lines = [_renamed(row, reader="facet", layer="colour", importance="value", **{x: "x"}) for row in over]
-    shares = "Shares of a reader sum to 1; the dashed line is at equal shares, 1/n of n layers."
-    moving = "Lines that still move at the end show that training was short."
+    shares = "The shares of a reader sum to 1. The dashed line (1/n) is the share if all n layers counted the same."
+    moving = "If a line still rises or falls at the end, the reader was not trained to the end."
     return {
         "importance": Drawing("bar", [*bars, *_equal_shares(bars)], "Importance of layers", titles, shares, remark),
         "training": Drawing("line", lines, f"Importance of layers by {x}", {**titles, "x": x}, moving, remark),

@@ -213,7 +213,7 @@ def drawing_of(study: Study, name: str) -> Drawing:
         points, remarks = _averaged(drawn, figure, columns)
     if figure.kind == "line" and any("x" not in row for row in points):
         points = _across(points)
-        remarks.append(f"a dashed line has no {figure.x}")
+        remarks.append(f"a dashed line has no {figure.x}, so its value is drawn across")
     remark = "; ".join([*remarks, *_counts(drawn, study.settings), *omissions])
     titles = {part: _axis_title(column) for part, column in columns.items()}
     titles |= {"value": figure.value_title or _value_title(rows, figure)}
@@ -225,7 +225,11 @@ def drawing_of(study: Study, name: str) -> Drawing:
 def _with_equal_share(note: str, study: Study, rows: Frame) -> str:
     """Return a figure's note. In a study of importances, add a sentence that names the equal share, 1/n."""
     layers = rows["layer"].nunique() if study.name == "importance" and "layer" in rows else 0
-    return f"{note} With equal shares every layer would have 1/{layers} = {1 / layers:.3f}.".strip() if layers else note
+    return (
+        f"{note} If all layers counted the same, each would have 1/{layers} = {1 / layers:.3f}.".strip()
+        if layers
+        else note
+    )
 
 
 def _drawable(rows: Frame, figure: Figure, columns: dict[str, str], name: str) -> tuple[Frame, list[str]]:
@@ -325,12 +329,14 @@ def _interval_remark(counts: list[int], has_seeds: bool, *, has_dots: bool) -> s
     `counts` are the different numbers of seeds per point, sorted; `has_seeds` says whether the table has seeds at all.
     """
     if not has_seeds:
-        return "one measurement per point, so no interval is drawn"
+        return "one measurement per point, so there is no interval"
     if counts == [1]:
-        return "one seed, so no interval is drawn"
+        return "one seed, so there is no interval"
     if counts and counts[-1] < INTERVAL_SEEDS:
-        return f"mean of {_span(counts)} seeds" + (", each a dot; too few for an interval" if has_dots else "")
-    return f"mean of {_span(counts)} seeds with its 95 % t interval"
+        return f"mean of {_span(counts)} seeds" + (
+            f"; each dot is a seed, and fewer than {INTERVAL_SEEDS} give no interval" if has_dots else ""
+        )
+    return f"mean of {_span(counts)} seeds, with its 95 % confidence interval"
 
 
 def _metrics(rows: Frame) -> set[str]:
@@ -357,7 +363,7 @@ def _also_averaged(rows: Frame, keys: list[str], value: str) -> list[str]:
         return []
     others = [name for name in rows.columns if name not in (*keys, value, *COUNTS)]
     over = [name for name in others if groups[name].nunique(dropna=False).max() > 1]
-    return [f"averaged over {', '.join(over)}" if over else "averaged over rows that are alike"]
+    return [f"averaged over {', '.join(over)}" if over else "rows with the same place in the chart are averaged"]
 
 
 def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[list[Mark], list[str]]:
@@ -373,7 +379,7 @@ def _scattered(rows: Frame, figure: Figure, columns: dict[str, str]) -> tuple[li
     if "label" not in columns and unused:
         texts = shown[unused].astype(str).to_dict("records")
         points["label"] = [", ".join(f"{name} {cell}" for name, cell in row.items()) for row in texts]
-    remarks = [f"a point is one row of the table ({len(rows):,} in all)"]
+    remarks = [f"each point is one row of the table ({len(rows):,} in all)"]
     sampled = [f"{len(shown):,} drawn at random are shown"] if len(shown) < len(rows) else []
     return _records(points), remarks + sampled
 
@@ -449,7 +455,7 @@ def tables_of(frame: Frame, title: str, axes: Collection[str] = ()) -> list[Data
     if not keys:
         return [whole]
     means = with_interval(frame, keys, "score").rename(columns={"value": "mean"})
-    note = "low and high are the ends of the 95 % t interval over seeds; they are empty where there is one seed."
+    note = "low and high are the ends of the 95 % confidence interval over seeds. With one seed they are empty."
     return [_data_table(means[[*keys, "mean", "low", "high", "seeds"]], f"{title}: means over seeds", note), whole]
 
 

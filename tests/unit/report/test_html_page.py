@@ -80,7 +80,7 @@ def test_the_page_says_what_the_studies_concluded_before_it_shows_anything(page:
     text = " ".join(" ".join(reader.text).split())
     assert text.index("film: read at layer 3.") < text.index("Read on top.") < text.index("Settings and seeds")
     assert "No conclusion is drawn from errors" in text
-    assert "Mean of 3 seeds with its 95 % t interval; n = 872 rows" in text
+    assert "Mean of 3 seeds, with its 95 % confidence interval; n = 872 rows" in text
     assert (written.runs, written.charts) == (["first", "second", "errors"], 10)
     assert "epochs" in text
 

@@ -78,7 +78,7 @@ def test_charts_and_tables_of_a_run(tmp_path: Path):
     assert [point["x"] for point in curves.rows if point.get("across")] == [0, 1, 0, 1]
     assert (curves.rows[0]["low"], curves.rows[0]["high"]) == (0.3, 0.7)
     assert bars.rows == [{"facet": "film (accuracy)", "x": "one", "value": 0.5, "seeds": 3, "low": 0.3, "high": 0.7}]
-    assert bars.remark == "Mean of 3 runs with its 95 % t interval"
+    assert bars.remark == "Mean of 3 runs, with its 95 % confidence interval"
     assert [table.title for table in found.tables] == ["Best", "Every run"]
     assert found.tables[0].rows == [["one", "0.500 ± 0.200"]]
 

@@ -24,7 +24,7 @@ def test_means_over_seeds_have_the_t_interval():
     half = stats.t.ppf(0.975, 2) * 0.01 / 3**0.5
     assert (row["value"], row["low"], row["high"], row["seeds"]) == pytest.approx((0.51, 0.51 - half, 0.51 + half, 3))
     assert len(drawing.rows) == 2 * 2 * 4
-    assert drawing.remark == "Mean of 3 seeds with its 95 % t interval; n = 872 rows"
+    assert drawing.remark == "Mean of 3 seeds, with its 95 % confidence interval; n = 872 rows"
     assert drawing.titles == {
         "x": "layer (0 = embeddings)",
         "colour": "probe",
@@ -36,7 +36,7 @@ def test_means_over_seeds_have_the_t_interval():
 def test_one_seed_has_no_interval_and_says_so():
     drawing = drawing_of(probe(seeds=1), "by layer")
     assert not any("low" in row for row in drawing.rows)
-    assert drawing.remark.startswith("One seed, so no interval is drawn")
+    assert drawing.remark.startswith("One seed, so there is no interval")
 
 
 def test_what_is_averaged_over_beside_seeds_is_named():
@@ -154,7 +154,7 @@ def test_two_seeds_are_two_dots_and_have_no_interval():
     assert not any("low" in row for row in drawing.rows)
     assert [(row["x"], row["value"]) for row in drawing.rows if row.get("mark") == "dot"] == [(1, 0.5), (1, 0.9)]
     assert [(row["x"], row["value"]) for row in drawing.rows if "mark" not in row] == [(1, 0.7), (2, 0.4)]
-    assert drawing.remark == "Mean of 1 to 2 seeds, each a dot; too few for an interval"
+    assert drawing.remark == "Mean of 1 to 2 seeds; each dot is a seed, and fewer than 3 give no interval"
 
 
 def probed(low: float, seeds: int = 2) -> Study:

@@ -218,7 +218,7 @@ def _figures(metrics: Mapping[str, str]) -> dict[str, Figure]:
             where={"measure": metric, "phase": "layers"},
             title="What a linear reader of each layer scores",
             value_title=metric,
-            note="Where the curve is level, the blocks above can go.",
+            note="From the layer where the line stops rising, the blocks above add nothing that this reader needs.",
         )
         for metric in dict.fromkeys(metrics.values())
     }

@@ -190,7 +190,7 @@ def _figures(tasks: Mapping[str, Task]) -> dict[str, Figure]:
             title=f"Fine-tuned with layers inserted in the {end} blocks",
             x_title=f"blocks with inserted layers, from the {end}",
             value_title=metric,
-            note="The identity start should stay level; another start breaks the model.",
+            note="The identity start should stay level. A line that falls shows that its start damages the model.",
         )
         for metric, end in metrics
     }

@@ -122,7 +122,7 @@ def reinit(  # noqa: PLR0913 the options of a public entry point
             title="Fine-tuned after the top blocks were re-initialised",
             x_title="blocks re-initialised, from the top",
             value_title=metric,
-            note="Flat: the task did not need what those blocks had learnt.",
+            note="While the line stays level, the task does not need what pre-training taught these blocks.",
         )
         for metric in dict.fromkeys(task.metric for task in named.values())
     }

@@ -356,10 +356,10 @@ def _figures() -> dict[str, Figure]:
             colour="task",
             facet="proxy",
             where={"measure": "drop"},
-            title="What is lost without blocks, by what a proxy predicts",
+            title="Loss after cutting blocks: measured, and predicted by a cheap estimate (proxy)",
             x_title="predicted by the proxy",
             value_title="measured drop (of perplexity: rise of its logarithm; of generation: share of tokens)",
-            note="A proxy to cut by would give a rising line.",
+            note="If points rise from left to right, this cheap estimate can choose the blocks to cut.",
         ),
         "drop": Figure(
             "line",
@@ -370,7 +370,7 @@ def _figures() -> dict[str, Figure]:
             title="What is lost without each run of blocks",
             x_title="first block that is left out",
             value_title="drop",
-            note="Low: the blocks that this task needs least.",
+            note="Lowest: the blocks that this task needs least.",
         ),
     }
 

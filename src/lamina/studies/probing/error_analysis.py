@@ -277,7 +277,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
             facet="task",
             where={"measure": "agreement"},
             title="Agreement between the answers of layers",
-            note="Layers that agree know the same; where they differ, a mix of both may know more.",
+            note="1: two layers give the same answer to every text. A pair with a low value may know more together.",
         ),
         "by_length": Figure(
             "line",
@@ -296,7 +296,7 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
             where={"measure": "deleted"},
             title="Score with a span of words removed",
             x_title="share of the words that is removed",
-            note="Flat: the layer does not need all words.",
+            note="A line that stays level belongs to a layer that answers as well from part of the text.",
         ),
     }
     return {name: figure for name, figure in charts.items() if name in set(table["measure"])}

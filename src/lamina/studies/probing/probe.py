@@ -318,9 +318,18 @@ def _figures(table: pd.DataFrame) -> dict[str, Figure]:
     chart of its own.
     """
     notes = {
-        "score": ("Score of each layer's probe", "Above the text alone: see the baselines, and layer 0."),
-        "selectivity": ("Selectivity of each layer's probe", "Low: the probe learns random labels as well."),
-        "compression": ("Compression of the labels by each layer's probe", "High: the layer shows them plainly."),
+        "score": (
+            "Score of each layer's probe",
+            "A layer knows the task if it scores above layer 0 and above the baselines (dashed), which read the text.",
+        ),
+        "selectivity": (
+            "Selectivity of each layer's probe",
+            "Score minus the score on random labels. Near 0, the probe itself could have learnt the labels by heart.",
+        ),
+        "compression": (
+            "Compression of the labels by each layer's probe",
+            "Higher: fewer examples are needed to read the labels from the layer. 1 is no better than guessing.",
+        ),
     }
     figures: dict[str, Figure] = {}
     for measure, (title, note) in notes.items():

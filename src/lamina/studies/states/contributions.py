@@ -77,7 +77,7 @@ def contributions(bank: ReaderBank, text: Text, *, readers: Sequence[str] | None
             title=f"What each layer adds: {name}",
             x_title="token of the text",
             value_title="share of the layer",
-            note="Shares of a token sum to 1. A bright cell is a layer that this token is read from.",
+            note="In each column the shares sum to 1. The brightest cell is the layer that counts most for this token.",
         )
         for name, amounts in amounts_by_reader.items()
         if amounts is not None

@@ -34,9 +34,18 @@ _LARGEST_SVD = 1024  # up to this length of the shorter side, all singular value
 _STEPS = 200  # of the power iteration, at most
 _CONVERGED = 1e-7  # relative change of the value at which the power iteration stops
 _SHOWN = {  # measure -> its unit, and what to look for in its chart
-    "l2": ("norm of the difference", "A high point is a role that training changed; larger matrices lie higher."),
-    "relative": ("norm of the difference / norm of the base", "Comparable between roles: 0 is unchanged, 0.1 a tenth."),
-    "spectral": ("largest singular value of the difference", "High where the change has one strong direction."),
+    "l2": (
+        "norm of the difference",
+        "Higher: training changed this matrix more. Larger matrices lie higher, so compare blocks, not roles.",
+    ),
+    "relative": (
+        "norm of the difference / norm of the base",
+        "0: not changed. 0.1: the change is a tenth as large as the weights were.",
+    ),
+    "spectral": (
+        "largest singular value of the difference",
+        "Higher: the change pushes more strongly in a single direction.",
+    ),
 }
 LINEAR = "linear"  # the role of all linear maps of a block, in families without a row in the table of roles
 

@@ -117,7 +117,7 @@ def importance(
             where={"run": run},
             title=f"Which layers each reader uses: {run}",
             value_title="share of the layer",
-            note="Shares of a reader sum to 1; one colour along a row says that no layer stands out.",
+            note="In each row the shares sum to 1. A row in one colour: the reader uses all layers alike.",
         )
         for run in dict.fromkeys(reader.run for reader in readers)
     }

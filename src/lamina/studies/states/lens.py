@@ -30,9 +30,15 @@ if TYPE_CHECKING:
 _OP = "lens"
 _SHOWN = {  # measure -> its unit, and what to look for in its chart
     "probability": ("mean probability of the true token", "Higher is better."),
-    "loss": ("cross-entropy (nats)", "Lower is better; where the line is flat, blocks add little to the prediction."),
-    "rank": ("mean rank (1 is the best)", "Lower is better; a few rare tokens can raise it much."),
-    "accuracy": ("share of tokens of rank 1", "Where the line approaches its end, the prediction is already made."),
+    "loss": (
+        "cross-entropy (nats)",
+        "Lower is better. Where the line is level, the blocks add little to the prediction.",
+    ),
+    "rank": ("mean rank (1 is the best)", "Lower is better. A few rare tokens can raise the mean a lot."),
+    "accuracy": (
+        "share of tokens of rank 1",
+        "Higher is better. From the layer where the line stops rising, the prediction no longer changes.",
+    ),
 }
 _MEASURES = tuple(_SHOWN)
 _MOST = 0.9  # share of the model's own accuracy that a conclusion asks for
@@ -127,7 +133,7 @@ def lens(  # noqa: PLR0913 the options of a public entry point
             where={"measure": name},
             title=f"The true token by layer: {name}",
             value_title=value,
-            note=f"The last layer is the model itself. {note}",
+            note=f"{note} The last layer is the model's own prediction.",
         )
         for name, (value, note) in _SHOWN.items()
     }
@@ -290,7 +296,7 @@ def lens_tokens(
         "versions": library_versions(),
     }
     title = "The most likely token of each layer"
-    note = "Read a column upwards: from where a token stays the same, higher layers do not change the prediction."
+    note = "Read a column from the bottom up. Once its token stays the same, higher layers do not change it."
     figure = Figure(
         "heat",
         x="position",

@@ -26,16 +26,28 @@ if TYPE_CHECKING:
 
 _OP = "similarity"
 _ALL = ("cka", *MEASURES, "intrinsic_dimension")
-_CKA = "1 is the same up to rotation and scale, 0 independent. Bright squares are runs of layers that are alike."
+_CKA = (
+    "1: two layers hold the same states, apart from rotation and scale; 0: unrelated states. "
+    "A bright square is a group of layers that are alike."
+)
 _SHOWN = {  # measure -> its unit, and what to look for in its chart
-    "angular_distance": ("angle / pi (0 to 1)", "How far a block turns a token's state; a low block does little."),
+    "angular_distance": (
+        "angle / pi (0 to 1)",
+        "How far a block turns the direction of a token's state. A block with a low value does little.",
+    ),
     "block_influence": (
         "1 - cosine (0 to 2)",
-        "How far a block moves a token's state; the lowest is the first to cut.",
+        "How much a block changes a token's state. The block with the lowest value is the first candidate to cut.",
     ),
-    "entropy": ("entropy (nats)", "Low: the tokens of a text point in few directions."),
-    "curvature": ("mean angle (radians)", "Low: the path from token to token is straight."),
-    "intrinsic_dimension": ("dimensions", "How many directions the vectors of the rows need; few: abstract and tight."),
+    "entropy": (
+        "entropy (nats)",
+        "Low: the states of a text's tokens point in few directions, so they are much alike.",
+    ),
+    "curvature": ("mean angle (radians)", "Low: the state changes in a steady direction from one token to the next."),
+    "intrinsic_dimension": (
+        "dimensions",
+        "Number of directions in which the states of the rows vary. Fewer: the layer has compressed the texts more.",
+    ),
 }
 _SAMPLE = 1000  # maximum number of rows among which neighbours are searched
 _SHARE = 4  # with per="token", each minibatch has about this many tokens of each text that it reads

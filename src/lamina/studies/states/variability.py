@@ -159,7 +159,7 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
             where={"measure": "nu"},
             title="Variability of hidden states by layer (low: specialised)",
             value_title="nu (no unit)",
-            note="Where the line is lowest, the classes of the task are tight and far apart: read there first.",
+            note="Lowest: the layer where texts of one class are closest together and the classes furthest apart.",
         )
     }
     if with_probes:
@@ -171,7 +171,7 @@ def _figures(*, with_probes: bool) -> dict[str, Figure]:
             title="The score of a probe, by the variability of its layer",
             x_title="nu (no unit)",
             value_title="mean score of the probe",
-            note="If nu tells which layer to read, points fall from the left to the right.",
+            note="If points fall from left to right, nu can choose the layer to read without training a probe.",
         )
     return figures
 
