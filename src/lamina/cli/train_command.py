@@ -12,7 +12,7 @@ from lamina.cli.output import end_if_failed, print_json, print_table
 from lamina.cli.report_command import write as write_report
 from lamina.cli.shared_options import DataOption, JsonOption, OverwriteOption, RayOption, check_output
 from lamina.errors import ConfigError
-from lamina.utils import check_range, pluralize, rank
+from lamina.utils import check_range, pluralize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +82,8 @@ def train(  # noqa: PLR0913
         cost = estimate(loaded, data=data, output=folder, memory_bytes=memory_bytes)
         print_json(cost) if as_json else print_estimate(cost, "method" if loaded.methods else "reader")
         return
+    from lamina.utils import rank
+
     if rank() == 0:  # the other processes of a distributed run may come when the first has begun to write
         check_output("train", folder, overwrite=overwrite, resume=resume)
     from lamina.recipes.run_recipe import run_recipe

@@ -411,8 +411,9 @@ def test_cuts_that_are_wrong(lamina, base: Path, tmp_path: Path, options, messag
 @pytest.mark.parametrize("by", ["influence", "readers"])
 def test_the_least_important_block_is_found_and_its_cost_measured(lamina, base: Path, tmp_path: Path, by, caplog):
     rows = [f"{'abcdef'[n % 6]} {'good' if n % 2 else 'bad'},{n % 2}" for n in range(60)]
-    for name in ("train", "validation"):
-        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *rows]) + "\n")
+    for name, end in {"train": " the", "validation": ""}.items():  # no text is in both
+        own = [row.replace(",", f"{end},") for row in rows]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["sentence,label", *own]) + "\n")
     task = tmp_path / "task.yaml"
     task.write_text("files: {train: train.csv, validation: validation.csv}\n")
     options = ("--drop", "auto:1", "--by", by, "--task", task, "--data", tmp_path, "--no-progress")

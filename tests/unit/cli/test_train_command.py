@@ -252,7 +252,7 @@ def test_a_dry_run_refuses_the_output_that_the_run_would_refuse(lamina: Lamina, 
     (recipe.parent / "out").mkdir()
     (recipe.parent / "out" / "README.md").write_text("of another program")
     ran = run(lamina, recipe, "--dry-run")
-    assert ran == run(lamina, recipe)
+    assert ran == run(lamina, recipe, "--overwrite")
     assert (ran.code, "it was made by something else" in ran.err) == (2, True)
 
 

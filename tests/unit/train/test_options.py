@@ -14,7 +14,9 @@ from lamina.train.options import FitOptions, PassOptions, per_reader
 
 
 def test_an_unknown_option_is_answered_with_the_nearest():
-    with pytest.raises(UnknownNameError, match=r"fit: unknown option 'epoch'; known: .*epochs, .*mean 'epochs'"):
+    with pytest.raises(
+        UnknownNameError, match=r"known: epochs.* others \(all: help\(lamina\.fit\)\)\. Did you mean 'epochs'"
+    ):
         FitOptions.of({"epoch": 3})
 
 
@@ -64,8 +66,11 @@ def test_every_keyword_is_documented_once(function: Any):
 def test_finetune_has_no_option_of_readers_and_names_those_it_has(option: str):
     model: Any = None
     one_option: dict[str, Any] = {option: 1}
-    with pytest.raises(UnknownNameError, match=f"finetune: unknown option '{option}'; known: .*epochs, batch_size"):
+    with pytest.raises(UnknownNameError, match=f"finetune: unknown option '{option}'; known: .*") as caught:
         finetune(model, model, **one_option)
+    assert "(all: help(lamina.finetune))" in str(caught.value)
+    assert {"epochs", "batch_size"} < set(caught.value.known)
+    assert not READERS_ONLY & set(caught.value.known)
 
 
 @pytest.mark.parametrize(
