@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
 from typer import Argument, Option
@@ -103,11 +104,15 @@ def _baselines(result: Study) -> list[str]:
     if result.pivot is None or not {"task", "metric", "layer", "probe"} <= set(result.table.columns):
         return []
     rows = rows_where(result.table, result.pivot.where)
-    lines: list[str] = []
-    for (task, metric), own in rows[rows["layer"].isna()].groupby(["task", "metric"], sort=False):
-        scores = [f"{name} {score:.4f}" for name, score in own.groupby("probe", sort=False)["score"].mean().items()]
-        lines.append(f"{task}, {metric} without the model: {', '.join(scores)}")
-    return lines
+    scores: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in rows[rows["layer"].isna()].to_dict("records"):
+        of_task = scores.setdefault((str(row["task"]), str(row["metric"])), {})
+        of_task.setdefault(str(row["probe"]), []).append(float(row["score"]))
+    return [
+        f"{task}, {metric} without the model: "
+        + ", ".join(f"{name} {fmean(values):.4f}" for name, values in of_task.items())
+        for (task, metric), of_task in scores.items()
+    ]
 
 
 def _plan(name: str, recipe: StudyRecipe, options: Mapping[str, object], data: Path | None, folder: Path) -> Plan:

@@ -109,7 +109,8 @@ def _check_id(name: str, revision: str | None) -> None:
         return
     try:
         if huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision) is None:
-            huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(name, "config.json", revision=revision))
+            url = huggingface_hub.hf_hub_url(name, "config.json", revision=revision)
+            huggingface_hub.get_hf_file_metadata(url)  # pyright: ignore[reportUnknownMemberType]
     except Exception as error:  # the classes are those of httpx, which another package replaces in later versions
         if {"ConnectError", "TimeoutException"}.intersection(kind.__name__ for kind in type(error).__mro__):
             raise _not_found(name, f"{_NO_FOLDER}, {_NO_HUB}") from error
