@@ -1,6 +1,6 @@
 """The speed of a served bank of 8 readers on MiniLM: texts per second relative to the bank in bulk, and response times.
 
-    python benchmarks/serve.py [--json] [--repeats 3] [--seconds 10] [--clients 64] [--backend onnx]
+    python benchmarks/serve.py [--json] [--repeats 3] [--seconds 10] [--clients 64] [--backend onnx] [--passes 1 2]
 
 `lamina serve` runs in its own process with torch's default number of threads. Each client sends one text of 1 to 64
 words and waits for the answer before it sends the next (a closed loop). In each round the bank first answers the same
@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="counted rounds (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each loop")
     parser.add_argument("--clients", type=int, default=64, help="that ask at the same time (default %(default)s)")
+    parser.add_argument("--passes", type=int, nargs="+", default=PASSES, help="passes at a time (default 1 and 2)")
     parser.add_argument("--backend", default="torch", help="of the server; bulk always runs in PyTorch")
     args = parser.parse_args()
     rates: list[dict[str, float]] = []
@@ -64,7 +65,7 @@ def main() -> None:
         bulk = Predictor(bank, PassOptions(batch_size=args.clients))
         bulk(texts[: args.clients])
         own = pass_seconds(bank)
-        for passes in PASSES:
+        for passes in args.passes:
             with serving(Path(folder) / "bank", passes, args.backend) as address:
                 asyncio.run(closed(address, texts, args.clients, 2.0))  # to warm up
                 rounds: list[tuple[float, float]] = []

@@ -184,6 +184,15 @@ def seed_torch(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
+def usable_cores() -> int:
+    """Return how many cores this process may use: those that it is bound to, and at most its container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with suppress(OSError, ValueError):  # no control groups of version 2, or the quota is "max"
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
 def rank() -> int:
     """Return this process's rank among the processes of a distributed run, from 0; 0 in a single process.
 

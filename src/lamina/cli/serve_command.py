@@ -33,7 +33,10 @@ _ROOT = (
     "Needs --admin-key; nothing outside the folder is read."
 )
 _RAY = "Serve with replicas on Ray Serve: on this machine (local), on the running cluster (auto) or at HOST:PORT."
-_PASSES = "Number of passes of the model that run at once, each with OMP_NUM_THREADS threads."
+_PASSES = (
+    "Number of passes of the model that run at once, each with OMP_NUM_THREADS threads. "
+    "Default: as many as the CPU cores suffice for, or 1 on a GPU and with --ray."
+)
 _REQUEST_TOKENS = "Maximum tokens of all texts of a request together; a text that is cut counts as far as it is read."
 _TITLE = "Title of the page. Default: the names of the bank and its model."
 _EXAMPLE = 'Text that the page offers as an example, or a pair as ["A", "B"]; may be repeated. Default: three that fit.'
@@ -48,7 +51,7 @@ def serve(  # noqa: PLR0913
     device: options.DeviceOption = "auto",
     backend: options.BackendOption = options.Backend.AUTO,
     max_batch_tokens: Annotated[int, Option(min=1, help="Maximum tokens per pass, padding included.")] = 16384,
-    max_concurrent_passes: Annotated[int, Option(min=1, help=_PASSES)] = 1,
+    max_concurrent_passes: Annotated[int | None, Option(min=1, help=_PASSES)] = None,
     max_concurrent_requests: Annotated[
         int, Option(min=1, help="Maximum number of requests at a time; further requests are rejected.")
     ] = 512,
@@ -130,6 +133,8 @@ def serve(  # noqa: PLR0913
             raise ConfigError(f"serve: --ray goes with neither --admin-key nor --readers-root; {rule}.")
         saved = str(Path(bank).resolve()) if is_dir(Path(bank)) else bank  # replicas have another current folder
         _opened(saved, model, device)  # an error in the bank is then raised here, not in the replicas
+        if max_concurrent_passes is None:  # a replica does not know how many cores the others on its node use
+            settings = settings.model_copy(update={"max_concurrent_passes": 1})
         _on_ray(partial(_application, saved, model, device, settings, page=page), settings, number, ray, (host, port))
         return
     with _listening(host, port) as listener:

@@ -119,7 +119,7 @@ def application(args: Mapping[str, JSON]) -> Application:
             raise ConfigError(f"serve: args has {key}; {rule}.")
     if not isinstance(model, str | None):
         raise ConfigError(f"serve: args has model {model!r}; give its folder, or its id on the hub.")
-    settings = Settings.of(**values)
+    settings = Settings.of(**{"max_concurrent_passes": 1, **values})
 
     def build() -> FastAPI:
         base, processor = (None, None) if model is None else load(model, writing_class(model))

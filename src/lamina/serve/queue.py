@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, final
 
 from lamina.data.batches import Budget, length_batches
 from lamina.serve.uploads import Example, Upload
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from lamina.serve.workers import Worker
 
 _PLANNED = 1024  # number of texts, oldest first, among which those of the next batch are chosen
+_SHORTER = 3  # a request overtakes the oldest one if a pass over it costs at most a third
+_PATIENCE = 1.0  # a request is no longer overtaken once the passes that went before it cost this many times its own
 _FILE_TOKENS, _SIZE_OF_TOKEN = 256, 4096  # least tokens a file counts for; its pixels or samples per token beyond that
 
 AnswerT = TypeVar("AnswerT")
@@ -43,6 +45,7 @@ class Job(Generic[AnswerT]):
         since: When the job was created, in seconds of `time.perf_counter`.
         lengths: Estimated number of tokens of each text.
         size: Estimated number of tokens of all texts.
+        overtaken: Cost in tokens of the batches of later requests that were taken from the queue before this one.
     """
 
     texts: Sequence[Example]
@@ -53,7 +56,7 @@ class Job(Generic[AnswerT]):
 
     def __post_init__(self) -> None:
         self.lengths = [_estimated_tokens(text) for text in self.texts]
-        self.size = sum(self.lengths)
+        self.size, self.overtaken = sum(self.lengths), 0
         self._started = self._fits = False
         self._group = (self.worker, isinstance(self.texts[0], tuple))
 
@@ -83,34 +86,86 @@ class Job(Generic[AnswerT]):
 AnyJob: TypeAlias = Job[Any]  # a job whose type of answer does not matter
 
 
-def next_batch(waiting: Iterable[AnyJob], budget: Budget) -> list[AnyJob]:
-    """Return the jobs of the next batch: the oldest job, and the jobs that are cheapest to run along with it.
+@final
+class JobQueue:
+    """The requests that wait for a pass, oldest first. The scheduler holds its lock while it uses the queue.
 
-    All queued jobs that can share a batch with the oldest one are divided by length into passes with the lowest total
-    cost. The batch is the jobs whose texts all fall into the oldest job's passes, up to the budget. So no job waits for
-    long, and texts of other lengths stay queued until they can share a pass with texts of their length.
+    Attributes:
+        tokens: Estimated number of tokens of all requests.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: list[AnyJob] = []
+        self.tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, job: AnyJob) -> None:
+        """Add a request at the end."""
+        self._jobs.append(job)
+        self.tokens += job.size
+
+    def remove(self, leaves: Callable[[AnyJob], bool]) -> list[AnyJob]:
+        """Remove the requests for which `leaves` is True, and return them."""
+        removed = list(filter(leaves, self._jobs))
+        self._jobs = [job for job in self._jobs if not leaves(job)]
+        self.tokens -= sum(job.size for job in removed)
+        return removed
+
+    def take(self, budget: Budget) -> list[AnyJob]:
+        """Remove the requests of the next batch, and return them, oldest first.
+
+        The oldest request goes first, with those that are cheapest to run along with it (`next_batch`). A much shorter
+        one goes before it, but only for a while: once the batches that overtook a request cost as much as a pass over
+        the request itself, it is the next one.
+
+        Args:
+            budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens. The queue must not be empty.
+        """
+
+        def cost(job: AnyJob) -> int:
+            return budget.overhead + job.size
+
+        jobs = self._jobs
+        patient = (place for place, job in enumerate(jobs) if job.overtaken >= _PATIENCE * cost(job))
+        shorter = (place for place, job in enumerate(jobs) if _SHORTER * cost(job) <= cost(jobs[0]))
+        first = next(patient, next(shorter, 0))
+        batch = next_batch(jobs, budget, first)
+        for job in jobs[:first]:
+            job.overtaken += budget.overhead + sum(other.size for other in batch)
+        chosen = set(map(id, batch))
+        return self.remove(lambda job: id(job) in chosen)
+
+
+def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0) -> list[AnyJob]:
+    """Return the jobs of a batch, oldest first: one job, and the jobs that are cheapest to run along with it.
+
+    All queued jobs that can share a batch with that job are divided by length into passes with the lowest total cost.
+    The batch is the jobs whose texts all fall into its passes, up to the budget. Texts of other lengths stay queued
+    until they can share a pass with texts of their length.
 
     Args:
-        waiting: The queued jobs, oldest first; at least one.
-        budget: Maximum tokens of a pass, and its fixed cost in tokens. The oldest job is chosen even if it has more
-            tokens.
+        jobs: The queued jobs, oldest first.
+        budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens.
+        first: Index of the job that is chosen in any case, even if it has more tokens.
     """
-    jobs: list[AnyJob] = []
-    count = 0
-    for job in waiting:
-        if count < _PLANNED and (not jobs or job.is_like(jobs[0])):
-            jobs.append(job)
+    leader, alike, count = jobs[first], list[AnyJob](), len(jobs[first].texts)
+    for job in jobs:
+        if job is leader or (count < _PLANNED and job.is_like(leader)):
+            alike.append(job)
             count += len(job.texts)
-    lengths = [length for job in jobs for length in job.lengths]
+    lengths = [length for job in alike for length in job.lengths]
     passes = length_batches(lengths, _PLANNED, budget=budget)
     pass_of = {row: number for number, rows in enumerate(passes) for row in rows}
-    oldest_passes = {pass_of[row] for row in range(len(jobs[0].texts))}
+    rows = iter(range(len(lengths)))  # they number the texts of all jobs one after the other
+    passes_of = {id(job): {pass_of[next(rows)] for _ in job.texts} for job in alike}
     chosen: list[AnyJob] = []
-    room, first_row = budget.max_tokens, 0  # rows number the texts of all jobs one after the other
-    for job in jobs:
-        job_passes = {pass_of[first_row + offset] for offset in range(len(job.texts))}
-        first_row += len(job.texts)
-        if not chosen or (job_passes <= oldest_passes and job.size <= room):
+    room = budget.max_tokens - leader.size
+    for job in alike:
+        if job is leader:
+            chosen.append(job)
+        elif passes_of[id(job)] <= passes_of[id(leader)] and job.size <= room:
             chosen.append(job)
             room -= job.size
     return chosen

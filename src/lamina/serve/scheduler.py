@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Condition, Lock, Thread
+from threading import Condition, Lock, RLock, Thread
 from typing import TYPE_CHECKING, Any, TypeVar, final
+
+import torch
 
 from lamina.data.arrow import spills
 from lamina.data.batches import Budget
@@ -22,11 +23,12 @@ from lamina.layers.pass_lock import pass_lock
 from lamina.serve.batch_timing import BatchTiming
 from lamina.serve.explain import ExplainWorker, Explanation
 from lamina.serve.lengths import TooLongError
-from lamina.serve.queue import AnyJob, Job, next_batch
+from lamina.serve.queue import AnyJob, Job, JobQueue
 from lamina.serve.served_engine import ServedEngine
 from lamina.serve.telemetry import note_readers
 from lamina.serve.uploads import Example, readers_of, sized
 from lamina.serve.workers import AnyWorker, Prediction, PredictWorker, Tokenised, Worker
+from lamina.utils import usable_cores
 
 if TYPE_CHECKING:
     from lamina.bank import ReaderBank
@@ -34,10 +36,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OVERHEAD = {"cpu": 64, "accelerator": 4096}  # fixed cost of a pass, as the number of tokens that take the same time
+# Fixed cost of a pass by which requests are grouped, in tokens: in PyTorch by device, and in ONNX Runtime. On a CPU it
+# is about half of the tokens that take as long. Smaller groups wait less, and passes cost little more.
+_OVERHEAD = {"cpu": 32, "accelerator": 4096, "onnx": 12}
 _SLICE = {"cpu": 2048, "accelerator": 16384}  # tokens of a pass of a larger batch, after which others have a turn
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
 _SETTLED_S = 0.005  # seconds without a new request before that: a batch should not start with too few texts
+_MOST_PASSES = 8  # by default; with more, threads mostly wait for Python's lock
 _MAX_WORKERS = 256  # cached workers; the one that was built first is dropped
 
 TokenisedT = TypeVar("TokenisedT", bound=Tokenised)
@@ -96,24 +101,40 @@ class _Turn:
         jobs: The requests of the batch.
         begun: Whether the scheduler has already added this pass to its number of running passes.
         run: The batch that has begun. None: the batch is new.
+        keeps_pass: Whether further passes of this turn follow its first one.
+        ended: Whether `Scheduler._end` has counted its pass as free.
     """
 
     jobs: Sequence[AnyJob]
     begun: bool
     run: _Run | None = None
+    keeps_pass: bool = False
+    ended: bool = False
+
+
+def default_passes(bank: ReaderBank) -> int:
+    """Return how many passes run at once if the settings do not say it: as many as the cores of the CPU suffice for.
+
+    Each pass uses as many threads as torch is set to, by default all cores. The result is 1 on a GPU, and for models
+    such as BigBird, which change their kind of attention when a text is short.
+    """
+    if bank.device.type != "cpu" or getattr(bank.model.config, "attention_type", None) == "block_sparse":
+        return 1
+    return min(_MOST_PASSES, max(1, usable_cores() // torch.get_num_threads()))
 
 
 @final
 class Scheduler:
     """Answers requests of any number of threads with one bank, several requests in one pass of the model.
 
-    A batch consists of the oldest queued request and of those that are cheapest to run along with it (`next_batch`).
-    There are `max_concurrent_passes + 1` threads, which all do the same: take a batch from the queue, tokenise it, wait
-    until one of the allowed passes is free, run the model, answer the requests. The extra thread tokenises the next
-    batch while all passes are running. Once its client has left, a request is not computed any further.
+    A batch consists of the oldest queued request and of those that are cheapest to run along with it; `JobQueue` says
+    when a shorter one may overtake it. There are `max_concurrent_passes + 1` threads, which all do the same: take a
+    batch from the queue, tokenise it, wait until one of the allowed passes is free, run the model, answer the requests.
+    The extra thread tokenises the next batch while all passes are running. Once its client has left, a request is not
+    computed any further.
 
-    A batch of more than some thousand tokens pauses between its passes, so that a batch of newer requests can run. The
-    two batches take turns until one of them is done.
+    A request of more than some thousand tokens pauses between its passes, so that a batch of newer requests can run.
+    The two take turns until one of them is done.
 
     The bank can be replaced while the server runs. A request is answered by the bank that was served when it arrived.
 
@@ -124,7 +145,7 @@ class Scheduler:
 
     Attributes:
         served: The bank that is served now, with its versions.
-        settings: The limits.
+        settings: The limits, with the number of passes filled in.
         engine: The engine that answers in place of PyTorch where it can.
         pass_lock: The model's lock, held as `shared` during a pass. Code that changes the model for a moment waits for
             it.
@@ -141,28 +162,36 @@ class Scheduler:
     ) -> None:
         if not len(bank):
             raise ConfigError("serve: the bank has no reader; at least one is needed.")
-        self.served, self.settings = ServedBank(bank.eval(), 1, dict.fromkeys(bank, 1)), settings
+        passes = settings.max_concurrent_passes or default_passes(bank)
+        self.settings = settings.model_copy(update={"max_concurrent_passes": passes})
+        self.served = ServedBank(bank.eval(), 1, dict.fromkeys(bank, 1))
         self.engine = ServedEngine(settings.backend, bank)
         self._on_batch = on_batch
         self.pass_lock = pass_lock(bank.model)
         self.tokenizer_lock = Lock()
-        device = "cpu" if bank.device.type == "cpu" else "accelerator"
-        self._budget = Budget(settings.max_batch_tokens, _OVERHEAD[device])
-        self._slice = self._budget._replace(max_tokens=min(settings.max_batch_tokens, _SLICE[device]))
-        # One lock for all fields below and for `served`: they change together, and each change can be what a waiting
-        # thread waits for. It is never held while texts are tokenised or the model runs.
-        self._changed = Condition()
-        self._waiting: deque[AnyJob] = deque()  # oldest first
+        self._device = "cpu" if bank.device.type == "cpu" else "accelerator"
+        self._slice = min(settings.max_batch_tokens, _SLICE[self._device])
+        # One lock for all fields below and for `served`, which change together. It is never held while texts are
+        # tokenised or the model runs. Threads that wait for work and those that wait for a free pass have a condition
+        # each: waking a thread that has nothing to do takes processor time from the pass that runs.
+        lock = RLock()
+        self._changed, self._pass_ended = Condition(lock), Condition(lock)
+        self._waiting = JobQueue()
         self._unanswered = 0
         self._closing = False
         self._workers: dict[Hashable, AnyWorker] = {}
-        self._free = settings.max_concurrent_passes  # passes that may start now
+        self._free = passes  # number of passes that may start now
         self._ready = 0  # tokenised batches that wait for a free pass
         self._paused: list[_Run] = []  # batches between two passes, oldest first
         self._is_new_next = False  # whether a new batch goes before the paused ones
-        self._threads = [Thread(target=self._work, daemon=True) for _ in range(settings.max_concurrent_passes + 1)]
+        self._threads = [Thread(target=self._work, daemon=True) for _ in range(passes + 1)]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def _budget(self) -> Budget:
+        """The maximum number of tokens of a pass, and its fixed cost with the engine that answers now."""
+        return Budget(self._slice, _OVERHEAD[self._device if self.engine.name == "torch" else "onnx"])
 
     @property
     def bank(self) -> ReaderBank:
@@ -284,8 +313,10 @@ class Scheduler:
             job = Job(texts, self._worker_for(key, make), truncate)
             self._unanswered += 1
             job.future.add_done_callback(self._on_done)
-            self._waiting.append(job)
-            self._changed.notify_all()
+            before = self._waiting.tokens
+            self._waiting.add(job)
+            if self._free > self._ready or before < _READ_AHEAD_TOKENS <= self._waiting.tokens:
+                self._changed.notify()
         return job.future
 
     def _worker_for(
@@ -306,8 +337,7 @@ class Scheduler:
         with self._changed:
             self._unanswered -= 1
             if future.cancelled():  # drop its texts now, not only when its turn comes
-                self._waiting = deque(job for job in self._waiting if job.future is not future)
-            self._changed.notify_all()
+                self._waiting.remove(lambda job: job.future is future)
 
     def close(self) -> None:
         """Stop accepting requests, and answer the queued ones. At the timeout, the others fail with ClosedError."""
@@ -319,8 +349,7 @@ class Scheduler:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
         with self._changed:
-            left = [*self._waiting, *(job for run in self._paused for job in run.jobs)]
-            self._waiting.clear()
+            left = [*self._waiting.remove(lambda _: True), *(job for run in self._paused for job in run.jobs)]
             self._paused.clear()
         for job in left:  # without the lock: failing a job calls `_on_done`, which takes it
             _fail(job, ClosedError("serve: the server was shut down before this request was answered."))
@@ -361,7 +390,7 @@ class Scheduler:
                 if self._closing and not self._waiting and not self._paused:
                     return None
                 # At most one batch is tokenised ahead: a second would only fix its texts earlier than needed.
-                is_worth = not self._ready and sum(job.size for job in self._waiting) >= _READ_AHEAD_TOKENS
+                is_worth = not self._ready and self._waiting.tokens >= _READ_AHEAD_TOKENS
                 if is_worth and seen == len(self._waiting):
                     break
                 seen = len(self._waiting)
@@ -379,33 +408,35 @@ class Scheduler:
             self._free -= 1
             self._is_new_next = True
             return _Turn(run.jobs, begun=True, run=run)
-        turn = _Turn(next_batch(self._waiting, self._budget), begun=begun)
+        turn = _Turn(self._waiting.take(self._budget), begun=begun)
         if begun:
             self._free -= 1
         else:
             self._ready += 1
         self._is_new_next = False
-        chosen = set(map(id, turn.jobs))
-        self._waiting = deque(job for job in self._waiting if id(job) not in chosen)
         return turn
 
     def _begin(self, turn: _Turn) -> None:
         """Wait until a batch that was tokenised ahead may run, and count its pass as running."""
         with self._changed:
             if not turn.begun:
-                self._changed.wait_for(lambda: self._free > 0)
+                self._pass_ended.wait_for(lambda: self._free > 0)
                 self._free, self._ready, turn.begun = self._free - 1, self._ready - 1, True
 
     def _end(self, turn: _Turn) -> None:
         """Count the pass of a finished batch as free, and wake the threads that wait for a free pass.
 
-        If the pass never began, only the number of ready batches is reduced.
+        If the pass never began, only the number of ready batches is reduced. A second call changes nothing.
         """
         with self._changed:
+            if turn.ended:
+                return
+            turn.ended = True
             if turn.begun:
                 self._free += 1
             else:  # tokenising failed, or all clients left, before the pass began
                 self._ready -= 1
+            self._pass_ended.notify()
             self._changed.notify_all()
 
     def _read(self, jobs: Sequence[AnyJob]) -> tuple[Tokenised, float]:
@@ -457,7 +488,7 @@ class Scheduler:
             if still:
                 self._run(still, turn)
             return
-        passes = jobs[0].worker.run(tokenised, self._slice)
+        passes = jobs[0].worker.run(tokenised, self._budget)
         self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
 
     def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
@@ -465,6 +496,7 @@ class Scheduler:
         if len(jobs) == 1:
             _fail(jobs[0], error)
             return
+        turn.keeps_pass = True
         for job in jobs:
             self._run([job], turn)
 
@@ -473,7 +505,7 @@ class Scheduler:
 
         If all clients have left, the batch is dropped.
         """
-        is_large = run.tokens > self._slice.max_tokens
+        is_large = run.tokens > self._slice
         while True:
             if all(job.future.has_left for job in run.jobs):
                 run.passes.close()
@@ -486,6 +518,8 @@ class Scheduler:
                     next(run.passes)
             except StopIteration as end:
                 run.seconds += time.perf_counter() - start
+                if not turn.keeps_pass:
+                    self._end(turn)  # the next pass runs while this thread answers
                 self._answer(run, end.value)
                 return
             except Exception as error:

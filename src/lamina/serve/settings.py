@@ -23,7 +23,7 @@ class Settings(BaseModel):
 
     backend: Backend = "auto"  # what computes the readers' answers; see `lamina.predict`
     max_batch_tokens: int = Field(16384, ge=1)  # per pass, padding included; a single longer text still has a pass
-    max_concurrent_passes: int = Field(1, ge=1)  # each uses as many threads as torch is set to
+    max_concurrent_passes: int | None = Field(None, ge=1)  # None: see `scheduler.default_passes`
     max_concurrent_requests: int = Field(512, ge=1)  # accepted and not answered; a further request gets status 429
     max_concurrent_generations: int = Field(4, ge=1)  # texts generated at a time; a further request gets status 429
     max_total_tokens: int = Field(4096, ge=2)  # of a prompt and its generated text together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, final, runtime_checkable
 
 import torch
@@ -125,6 +126,9 @@ class Worker(ABC, Generic[TokenisedT, AnswerT]):
         """Return a text or pair, cut to one window. The first text of a pair gets at most half of the window."""
         tokenizer = tokenizer_of(self.bank.processor)
         room = (self.window_length or 0) - tokenizer.num_special_tokens_to_add(pair=len(parts) == 2)
+        # a token has at least one byte, so a short text fits: it is not tokenised here
+        if all(len(part.encode(errors="replace")) < room // len(parts) for part in parts):
+            return list(parts)
         cut: list[str] = []
         for number, part in enumerate(parts):
             text, count = first_tokens(tokenizer, part, room // 2 if number < len(parts) - 1 else room)
@@ -194,22 +198,33 @@ class PredictWorker(Worker[Prepared, Prediction]):
         """
         return self._predictor.answer_by_pass(prepared, raw=self._raw, budget=budget)
 
+    @cached_property
+    def _lengths(self) -> tuple[int, ...]:
+        """The lengths that the readers were trained with. Finding them looks through all modules of the model."""
+        return tuple(self._predictor.max_length([task]) for task in self.tasks)
+
+    @cached_property
+    def _side(self) -> Side | None:
+        return side_of(self.bank, self.tasks)
+
+    @cached_property
+    def _has_windows(self) -> bool:
+        return any(kind_of(self.bank[task].config.head.kind).per_token for task in self.tasks)
+
     @property
     def max_length(self) -> int:
         """Number of tokens that every reader reads: the smallest of the lengths that they were trained with."""
-        return min(self._predictor.max_length([task]) for task in self.tasks)
+        return min(self._lengths)
 
     @property
     def side(self) -> Side | None:
         """The side ("left" or "right") on which texts that are too long are cut; None if the readers differ."""
-        return side_of(self.bank, self.tasks)
+        return self._side
 
     @property
     def window_length(self) -> int | None:
         """The largest length that a reader was trained with, if one of them reads in windows; else None."""
-        if not any(kind_of(self.bank[task].config.head.kind).per_token for task in self.tasks):
-            return None
-        return max(self._predictor.max_length([task]) for task in self.tasks)
+        return max(self._lengths) if self._has_windows else None
 
 
 @final

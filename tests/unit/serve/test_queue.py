@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lamina.data.batches import Budget
-from lamina.serve.queue import Job, next_batch
+from lamina.serve.queue import Job, JobQueue, next_batch
 from lamina.serve.uploads import Upload
 
 WORK: Any = object()
@@ -53,6 +53,43 @@ def test_a_batch_stays_within_the_budget():
     assert next_batch([large, *waiting], Budget(100, 10)) == [large]
     files = [job(Upload("image", b"", 1 << 26)) for _ in range(2)]
     assert next_batch(files, BUDGET) == files[:1]
+
+
+def queue_of(*jobs: Job) -> JobQueue:
+    queue = JobQueue()
+    for one in jobs:
+        queue.add(one)
+    return queue
+
+
+def test_short_texts_overtake_long_ones():
+    long, short, alike = job(words(90)), job(words(2)), job(words(3))
+    queue = queue_of(long, short, alike)
+    assert queue.tokens == sum(one.size for one in (long, short, alike))
+    assert queue.take(BUDGET) == [short, alike]
+    assert (queue.take(BUDGET), len(queue), queue.tokens) == ([long], 0, 0)
+    little_longer = job(words(45))
+    assert queue_of(little_longer, job(words(20))).take(BUDGET) == [little_longer]
+
+
+@pytest.mark.parametrize("texts", [1, 5])
+def test_a_long_request_is_not_starved_by_short_ones(texts: int):
+    """A new short text comes before every pass. Those that go first cost little more than the long request itself."""
+    long = job(*[words(90)] * texts)
+    queue, spent = queue_of(long), 0
+    while True:
+        queue.add(job(words(2)))
+        if long in (batch := queue.take(BUDGET)):
+            break
+        spent += BUDGET.overhead + sum(one.size for one in batch)
+    assert long.size < spent <= long.size + 2 * BUDGET.overhead + job(words(2)).size
+
+
+def test_requests_of_equal_length_are_answered_in_their_order():
+    jobs = [job(words(20)) for _ in range(9)]
+    queue = queue_of(*jobs)
+    batches = [queue.take(Budget(50, 10)) for _ in range(5)]
+    assert [one for batch in batches for one in batch] == jobs
 
 
 def test_all_jobs_are_answered_oldest_first():

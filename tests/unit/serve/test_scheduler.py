@@ -22,6 +22,7 @@ from lamina.data import arrow
 from lamina.errors import LaminaError, UnknownNameError
 from lamina.layers.preserve import preserve_model
 from lamina.serve import Scheduler, Settings
+from lamina.serve import scheduler as scheduling
 from lamina.serve.batch_timing import BatchTiming
 from lamina.serve.lengths import TooLongError
 from lamina.serve.scheduler import ClosedError, OverloadedError, ServedBank
@@ -62,7 +63,8 @@ def make() -> Iterator[Callable[..., Scheduler]]:
     engines: list[Scheduler] = []
 
     def made(**settings: Any) -> Scheduler:
-        engines.append(Scheduler(tiny_bank(), Settings.of(shutdown_timeout=5, **settings)))
+        limits = {"shutdown_timeout": 5, "max_concurrent_passes": 1, **settings}
+        engines.append(Scheduler(tiny_bank(), Settings.of(**limits)))
         return engines[-1]
 
     yield made
@@ -171,12 +173,55 @@ def test_an_error_while_tokenising_ahead_fails_that_job_only(
         return Texts(texts)
 
     monkeypatch.setattr(slow, "read", fail)
-    bad, good = ask(3 * LONG), ask("good")
+    bad, good = ask(3 * LONG), ask(f"{LONG}good")
     with pytest.raises(LaminaError, match="cannot be read"):
         bad.result(10)
     assert not good.done()
     slow.go.set()
-    assert good.result(10) == ["good"]
+    assert good.result(10) == [f"{LONG}good"]
+
+
+def test_a_request_does_not_wait_for_others_while_a_pass_is_free(
+    make: Callable[..., Scheduler], monkeypatch: pytest.MonkeyPatch
+):
+    """Neither alone, nor after a pass: the queue is only allowed to settle while all passes are running."""
+    monkeypatch.setattr(scheduling, "_SETTLED_S", 3600)
+    scheduler = make()
+    slow, ask = held(scheduler)
+    waiting = [ask(f"{LONG}{number}") for number in range(3)]  # worth tokenising ahead, and not settled
+    slow.go.set()
+    for future in [*waiting, ask("alone")]:
+        future.result(10)
+
+
+def test_the_next_pass_begins_before_the_answers_of_the_last_are_sent(make: Callable[..., Scheduler]):
+    scheduler, sending = make(), Event()
+    slow, ask = held(scheduler)
+    first_batch = [True]
+
+    def hold_first(*_: Any) -> None:
+        if first_batch.pop() if first_batch else False:
+            assert sending.wait(10)
+
+    scheduler._on_batch = hold_first
+    second = ask("second")
+    slow.go.set()
+    assert second.result(10) == ["second"]  # while the answers of the first batch are held
+    sending.set()
+
+
+@pytest.mark.parametrize(
+    ("cores", "threads", "attention", "passes"),
+    [(2, 2, None, 1), (2, 1, None, 2), (64, 1, None, 8), (1, 4, None, 1), (2, 1, "block_sparse", 1)],
+)
+def test_as_many_passes_run_by_default_as_the_cores_suffice_for(
+    monkeypatch: pytest.MonkeyPatch, cores: int, threads: int, attention: str | None, passes: int
+):
+    bank = tiny_bank()
+    bank.model.config.attention_type = attention
+    monkeypatch.setattr(scheduling, "usable_cores", lambda: cores)
+    monkeypatch.setattr(scheduling.torch, "get_num_threads", lambda: threads)
+    assert scheduling.default_passes(bank) == passes
 
 
 def test_passes_run_at_the_same_time_if_allowed(make: Callable[..., Scheduler]):
@@ -344,7 +389,7 @@ def test_accepted_requests_are_answered_on_close(make: Callable[..., Scheduler])
 
 
 def test_requests_that_are_not_answered_in_time_fail_on_close():
-    scheduler = Scheduler(tiny_bank(), Settings.of(shutdown_timeout=0.05))
+    scheduler = Scheduler(tiny_bank(), Settings.of(shutdown_timeout=0.05, max_concurrent_passes=1))
     slow, ask = held(scheduler)
     late = ask("late")
     scheduler.close()
@@ -440,7 +485,7 @@ def test_the_passes_of_a_request_end_when_its_client_leaves(make: Callable[..., 
 
 
 def test_large_requests_that_are_paused_fail_on_close():
-    scheduler = Scheduler(tiny_bank(), Settings.of(shutdown_timeout=0.05, max_batch_tokens=40))
+    scheduler = Scheduler(tiny_bank(), Settings.of(shutdown_timeout=0.05, max_batch_tokens=40, max_concurrent_passes=1))
     slow, _ = held(scheduler)
     late = scheduler.submit(["1", "2"], "large", lambda: ByPass(scheduler.bank, 41), truncate=True)
     scheduler.close()
