@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from lamina.errors import ConfigError, StoreError
+from lamina.recipes import fit_memory
 from lamina.recipes.estimate import estimate
 from lamina.recipes.expand import expand_recipe, with_part
 from lamina.recipes.fit_memory import BATCHES, GIB, fitted_batches, save_batches
@@ -39,6 +42,35 @@ def test_a_batch_that_does_not_fit_is_split_and_its_step_keeps_the_rows():
 def test_a_recipe_that_fits_no_memory_says_what_it_needs():
     with pytest.raises(ConfigError, match=r"^fit-memory: task sst2, top blocks anew: .*128 tokens.*No batch fits"):
         estimate(REINIT, memory_bytes=GIB)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "expected"), [(True, 1, 80), (True, 4, 60), (False, 1, 100), (False, 4, 15)]
+)
+def test_free_memory_is_that_of_the_gpu_or_a_part_of_the_ram_and_the_least_of_all_processes(
+    monkeypatch: pytest.MonkeyPatch, gpus: bool, processes: int, expected: int
+):
+    """With stand-ins: a GPU with 80 bytes, or 100 bytes of RAM for 4 processes; another process has 20 or 10 less."""
+    log: list[str] = []
+
+    def reduce(least: torch.Tensor, op: object) -> None:
+        log.append(str(op))
+        least -= 20 if gpus else 10
+
+    stand_in = SimpleNamespace(
+        device=lambda kind: SimpleNamespace(type=kind),
+        cuda=SimpleNamespace(is_available=lambda: gpus),
+        tensor=lambda value, device: torch.tensor(value),
+    )
+    monkeypatch.setattr(fit_memory, "torch", stand_in)
+    monkeypatch.setattr(fit_memory, "free_bytes", lambda device: {"cuda": 80, "cpu": 100}[device.type])
+    monkeypatch.setattr(fit_memory, "join_processes", lambda: log.append("joined"))
+    monkeypatch.setattr(fit_memory, "world_size", lambda: processes)
+    operations = SimpleNamespace(ReduceOp=SimpleNamespace(MIN="min"), all_reduce=reduce)
+    monkeypatch.setattr(fit_memory, "distributed", operations)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert fit_memory.free_memory() == expected
+    assert log == ["joined", *(["min"] if processes > 1 else [])]
 
 
 def test_long_rows_of_a_grid_get_smaller_batches_than_short_ones():
