@@ -1,13 +1,14 @@
 """Score against cost: the score of each way of adding a task to MiniLM, and its cost in parameters and time.
 
     python benchmarks/frontier.py --data ../shared/data --output out/frontier [--tasks cola rte] [--methods ...]
-        [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--picture frontier.svg] [--json]
+        [--seeds 0 1 2] [--rows 2000] [--scored 1000] [--states out/states] [--picture frontier.svg] [--json]
 
 The tasks are sequence classification (CoLA, SST-2, IMDB), pairs of texts (MRPC, RTE, STS-B, QNLI) and token
 classification (CoNLL-2003). Every method has a few variants (learning rates, layers). A tenth of the training rows is
 held out: with the first seed it chooses the variant, and with every seed the epoch. The score is measured on the
 published validation split. Each combination of task, method and seed is saved when it ends, and the same command
-continues an interrupted run. There are three tables:
+continues an interrupted run. With `--states`, hidden states stay in a folder, so that further seeds and methods need no
+other pass of the model. There are three tables:
 
 1. The scores: mean over seeds, and half the width of the 95 % interval.
 2. The share of the gap between "last layer" and "fine-tuning" that each method closes. Tasks in which fine-tuning is no
@@ -21,9 +22,10 @@ continues an interrupted run. There are three tables:
 
 `--json` prints a row per task and method.
 
-The methods are readers and three others: a logistic (or ridge) regression on sentence embeddings, where each text of a
-pair is embedded by itself; LoRA (needs PEFT: `pip install peft`; rank 8 on queries and values); and fine-tuning of all
-weights. "default" is trained with the default learning rate of `fit`, so that only the epoch is chosen. "default, tuned
+The methods are readers and four others: a logistic (or ridge) regression on sentence embeddings, where each text of a
+pair is embedded by itself; the same on the means of all layers side by side; LoRA (needs PEFT: `pip install peft`; rank
+8 on queries and values); and fine-tuning of all weights. A regression draws nothing, so it runs with the first seed
+only. "default" is trained with the default learning rate of `fit`, so that only the epoch is chosen. "default, tuned
 rate" has the same grid of rates as the other readers. "default, tuned base" trains one model together with the default
 readers of all tasks; they still share one pass, but the model changes. "default, inserted layers" trains layers that
 are inserted into the model, and no other weights of it; merged at the end, they cost no time.
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
     Variants = dict[str, tuple[Reader, float]]
 
 ALL, LAST, TUNED = "all tasks", "last layer", "fine-tuning"
+EVERY = "all"  # as the number of rows: no limit
 SHARED, INSERTED = "default, tuned base", "default, inserted layers"
 TASKS = {
     "cola": {},
@@ -80,6 +83,7 @@ TASKS = {
 }
 RATE, RATES = 1e-3, (3e-4, 1e-3, 3e-3, 1e-2)  # learning rates of readers: the default, and the grid
 OURS, OURS_TUNED = "default", "default, tuned rate"
+REGRESSIONS = ("embedding + regression", "all layers + regression")
 BY_RATE = ("last layer", "scalar mix", "Concat", "DWAtt", OURS_TUNED)
 GRIDS = dict.fromkeys(BY_RATE, RATES) | {OURS: (RATE,), "LoRA": RIVAL_RATES["lora"], TUNED: RIVAL_RATES["fine-tuning"]}
 EPOCHS = {"LoRA": 6, TUNED: 6, SHARED: 4, INSERTED: 4}  # number of epochs, of which the best is chosen
@@ -123,10 +127,10 @@ def _run(arguments: argparse.Namespace, seeds: list[int], chosen: dict[tuple[str
         (task, method)
         for task in arguments.tasks
         for method in arguments.methods
-        if method not in BASES and not (task == "conll2003" and method == "embedding + regression")
+        if method not in BASES and not (task == "conll2003" and method in REGRESSIONS)
     ]
     pairs += [(ALL, method) for method in arguments.methods if method in BASES]
-    cells = [cell(*pair, seed) for seed in seeds for pair in pairs]
+    cells = [cell(*pair, seed) for seed in seeds for pair in pairs if seed == seeds[0] or pair[1] not in REGRESSIONS]
     settings = {"tasks": TASKS, "torch": torch.__version__, "rows": arguments.rows, "scored": arguments.scored}
     settings |= {"first": arguments.seeds[0]}
     table, failures = run_cells(cells, settings=settings, output=arguments.output, resume=True)
@@ -145,8 +149,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks (default: all)")
     parser.add_argument("--methods", nargs="+", choices=NAMES, default=NAMES, help="methods (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds (default %(default)s)")
-    parser.add_argument("--rows", type=int, help="maximum number of training rows (default: depends on the task)")
+    parser.add_argument(
+        "--rows", type=row_limit, help="maximum number of training rows, or 'all' (default: depends on the task)"
+    )
     parser.add_argument("--scored", type=int, help="maximum number of rows to score on (default: all)")
+    parser.add_argument("--states", type=Path, help="folder that keeps hidden states (default: none are kept)")
     parser.add_argument("--repeats", type=int, default=9, help="measured runs of the timing; 0: no timing (default 9)")
     parser.add_argument("--picture", type=Path, help="file to draw score against cost to")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -156,7 +163,12 @@ def _options() -> argparse.Namespace:
     return arguments
 
 
-def limited(data: Path, name: str, *, rows: int | None, scored: int | None) -> Task:
+def row_limit(text: str) -> int | str:
+    """Return the number of rows that an option names; the text "all" stays as it is."""
+    return text if text == EVERY else int(text)
+
+
+def limited(data: Path, name: str, *, rows: int | str | None, scored: int | None) -> Task:
     """Return a task with a limited number of rows.
 
     A tenth of the training rows becomes the validation split. The published validation split becomes the test split.
@@ -164,11 +176,12 @@ def limited(data: Path, name: str, *, rows: int | None, scored: int | None) -> T
     Args:
         data: Folder with a subfolder per task.
         name: Name of the task.
-        rows: Maximum number of training rows. None: the limit in `TASKS`, if there is one.
+        rows: Maximum number of training rows; "all" for no limit. None: the limit in `TASKS`, if there is one.
         scored: Maximum number of test rows. None: all.
     """
     task = Task.preset(name, files=data / name)
-    count = min(len(task.split("train")), TASKS[name].get("rows", rows or math.inf), rows or math.inf)
+    most = rows if isinstance(rows, int) else math.inf
+    count = most if rows == EVERY else min(TASKS[name].get("rows", most), most)
     if count < len(task.split("train")):
         task = task.subsample(rows=int(count), seed=0)
     task = task.held_out()
@@ -198,7 +211,10 @@ def _cell(arguments: argparse.Namespace, name: str, method: str, seed: int, only
         A single row of results.
     """
     task = limited(arguments.data, name, rows=arguments.rows, scored=arguments.scored)
-    return [{"metric": task.metric, **METHODS[method](task, seed=seed, max_length=_length(name), only=only)}]
+    options: dict[str, Any] = {"seed": seed, "max_length": _length(name), "only": only}
+    if method in READERS:
+        options["states"] = arguments.states
+    return [{"metric": task.metric, **METHODS[method](task, **options)}]
 
 
 # Readers
@@ -245,10 +261,13 @@ def _heads(task: Task) -> tuple[HeadConfig, HeadConfig]:
     return linear, SequenceClassification(task.labels, problem_type=problem)
 
 
-def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None) -> dict[str, Any]:
+def _read(
+    name: str, task: Task, *, seed: int, max_length: int, only: str | None, states: Path | None
+) -> dict[str, Any]:
     """Train all variants of a method of readers in one pass, and return the row of the best one.
 
-    Its "seconds" are the training time divided by the number of variants. The arguments are those of `_cell`.
+    Its "seconds" are the training time divided by the number of variants. The arguments are those of `_cell`, and the
+    folder that keeps hidden states (None: they are not kept).
     """
     bank = lamina.ReaderBank(*lamina.load("minilm"))
     rates, variants = {}, {}
@@ -257,7 +276,8 @@ def _read(name: str, task: Task, *, seed: int, max_length: int, only: str | None
             bank.add(f"v{number}", Reader(reader.fusion, reader.head, seed=seed))
             rates[f"v{number}"], variants[f"v{number}"] = rate, variant
     options: dict[str, Any] = {"epochs": READER_EPOCHS, "learning_rate": rates, "seed": seed}
-    options |= {"max_length": max_length, "cache": "auto", "test": True, "progress": False}
+    options |= {"max_length": max_length, "test": True, "progress": False}
+    options |= {"cache": "auto"} if states is None else {"cache": "on", "cache_dir": states}
     result = lamina.fit(bank, dict.fromkeys(bank, task), **options)
     best = max(bank, key=lambda variant: result.best[variant][task.metric])
     return {
@@ -339,6 +359,7 @@ def _shared(arguments: argparse.Namespace, method: str, seed: int, only: str | N
 METHODS: dict[str, Callable[..., dict[str, Any]]] = {
     **{name: partial(_read, name) for name in READERS},
     "embedding + regression": embedded,
+    "all layers + regression": partial(embedded, layers=slice(None)),
     "LoRA": partial(lora, epochs=EPOCHS["LoRA"]),
     TUNED: partial(fine_tuned, epochs=EPOCHS[TUNED]),
 }

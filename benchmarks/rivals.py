@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 
 import lamina
 from lamina.data.batches import length_batches
+from lamina.studies.benchmarking.regressions import fewer_columns
 from lamina.tasks.base import EncodeOptions, GenerationOptions
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from lamina import Task
 
 RATES = {"lora": (3e-4, 1e-3, 3e-3, 1e-2), "fine-tuning": (3e-5, 1e-4, 3e-4)}
-STRENGTHS = (0.01, 0.1, 1.0, 10.0)
+STRENGTHS = (0.01, 0.1, 1.0, 10.0, 100.0)
 MIXED = "LoRA, one mixed batch"  # a copy of the batch per task, each with its adapter, in one pass
 
 
@@ -77,31 +78,37 @@ def lora(task: Task, *, seed: int, max_length: int, epochs: int, only: str | Non
     return _best(rows)
 
 
-def embedded(task: Task, *, seed: int, max_length: int, only: str | None) -> dict[str, Any]:
-    """Fit a regression on the mean of the last hidden states, and return its result.
+def embedded(
+    task: Task, *, seed: int, max_length: int, only: str | None, layers: slice = slice(-1, None)
+) -> dict[str, Any]:
+    """Fit a regression on the means of the hidden states of some layers, by default the last, and return its result.
 
-    For a pair of texts, the features are both means, their distance and their product.
+    For a pair of texts, the features are the means of both, their distance and their product.
     """
     from sklearn.linear_model import LogisticRegression, Ridge
 
+    parts = ("train", "validation", "test")
+    data, times = zip(*(_features(task, part, max_length, layers) for part in parts), strict=True)
+    labels = {part: np.array(list(task.split(part).labels)) for part in parts}
     start = time.perf_counter()
-    model, tokenizer = lamina.load("minilm")
-    data = {part: _embeddings(task, part, model, tokenizer, max_length) for part in ("train", "validation", "test")}
-    inputs, labels = data["train"]
+    train, others = fewer_columns(data[0], np.concatenate(data[1:]))
+    held, test = others[: len(data[1])], others[len(data[1]) :]
+    prepared = sum(times) + time.perf_counter() - start
     rows = []
-    embedding = time.perf_counter() - start
     for strength in STRENGTHS:
         if only not in (None, f"C {strength:g}"):
             continue
         start = time.perf_counter()
         if task.problem_type == "regression":
-            fitted: Any = Ridge(alpha=1 / strength, random_state=seed).fit(inputs, labels)
+            fitted: Any = Ridge(alpha=1 / strength, random_state=seed).fit(train, labels["train"])
         else:
-            fitted = LogisticRegression(C=strength, max_iter=2000, random_state=seed).fit(inputs, labels)
-        held, test = (_metric(task, part, fitted.predict(data[part][0])) for part in ("validation", "test"))
-        size = inputs.shape[1] * (1 if task.problem_type == "regression" else len(task.labels))
-        rows.append({"variant": f"C {strength:g}", "score": test, "held out": held, "trained": size, "stored": size})
-        rows[-1]["seconds"] = embedding + time.perf_counter() - start
+            model = LogisticRegression(C=strength, max_iter=2000, random_state=seed)
+            fitted = model.fit(train, labels["train"])
+        size = data[0].shape[1] * (1 if task.problem_type == "regression" else len(task.labels))
+        rows.append({"variant": f"C {strength:g}", "trained": size, "stored": size})
+        rows[-1]["score"] = _metric(task, labels["test"], fitted.predict(test))
+        rows[-1]["held out"] = _metric(task, labels["validation"], fitted.predict(held))
+        rows[-1]["seconds"] = prepared + time.perf_counter() - start
     return _best(rows)
 
 
@@ -167,31 +174,43 @@ class _Part:
         return results.scores([self._task.metric])[self._task.metric]
 
 
-@torch.no_grad()
-def _embeddings(task: Task, part: str, model: Any, tokenizer: Any, max_length: int) -> tuple[Any, Any]:
+def _features(task: Task, part: str, max_length: int, layers: slice) -> tuple[np.ndarray, float]:
+    """Return the features of a split's texts or pairs, and the seconds that the model took to read them."""
     split = task.split(part)
-
-    def embed(texts: list[str]) -> np.ndarray:
-        found: Any = np.empty((len(texts), model.config.hidden_size), dtype=np.float32)
-        for rows in length_batches([len(text) for text in texts], 64):
-            chosen = [texts[row] for row in rows]
-            batch = tokenizer(chosen, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
-            states, mask = model(**batch).last_hidden_state, batch["attention_mask"].unsqueeze(-1)
-            found[rows] = ((states * mask).sum(1) / mask.sum(1)).numpy()
-        return found / np.linalg.norm(found, axis=1, keepdims=True)
-
-    texts = list(split.texts)
-    if split.pairs:
-        one, two = (embed([pair[side] for pair in texts]) for side in (0, 1))
-        return np.concatenate([one, two, abs(one - two), one * two], axis=1), np.array(list(split.labels))
-    return embed(texts), np.array(list(split.labels))
+    sides = [tuple(pair[side] for pair in split.texts) for side in (0, 1)] if split.pairs else [tuple(split.texts)]
+    read = [_means(side, max_length) for side in sides]
+    seconds = sum(taken for _, taken in read)
+    features = []
+    for means, _ in read:
+        chosen = means[:, layers]
+        features.append((chosen / np.linalg.norm(chosen, axis=-1, keepdims=True)).reshape(len(means), -1))
+    if not split.pairs:
+        return features[0], seconds
+    one, two = features
+    return np.concatenate([one, two, abs(one - two), one * two], axis=1), seconds
 
 
-def _metric(task: Task, part: str, guesses: Any) -> float:
-    """Return the task's own metric for predictions (`guesses`)."""
+@lru_cache(maxsize=6)  # both sides of three splits: the regressions of a task share them
+@torch.no_grad()
+def _means(texts: tuple[str, ...], max_length: int) -> tuple[np.ndarray, float]:
+    """Return each layer's states, averaged over the tokens, `[texts, layers, width]`, and the seconds that it took."""
+    start = time.perf_counter()
+    model, tokenizer = lamina.load("minilm")
+    shape = len(texts), model.config.num_hidden_layers + 1, model.config.hidden_size
+    means: Any = np.empty(shape, dtype=np.float32)
+    for rows in length_batches([len(text) for text in texts], 64):
+        chosen = [texts[row] for row in rows]
+        batch = tokenizer(chosen, padding=True, truncation=True, max_length=max_length, return_tensors="pt")
+        states = torch.stack(model(**batch, output_hidden_states=True).hidden_states, dim=1)
+        mask = batch["attention_mask"][:, None, :, None]
+        means[rows] = ((states * mask).sum(2) / mask.sum(2)).numpy()
+    return means, time.perf_counter() - start
+
+
+def _metric(task: Task, truth: np.ndarray, guesses: Any) -> float:
+    """Return the task's own metric for predictions (`guesses`) of rows whose labels are `truth`."""
     from sklearn.metrics import accuracy_score, matthews_corrcoef
 
-    truth = np.array(list(task.split(part).labels))
     if task.problem_type == "regression":
         return float(np.corrcoef(truth, guesses)[0, 1])
     return float((matthews_corrcoef if task.metric == "mcc" else accuracy_score)(truth, guesses))

@@ -1,0 +1,63 @@
+"""benchmarks/frontier.py: all rows of a task, and one run of a method that draws nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def frontier(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield import_module("frontier")
+    for name in ("frontier", "rivals", "common"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "cola").mkdir()
+    for part, count in (("train", 40), ("dev", 10)):
+        lines = [f"x\t{row % 2}\t\t{('apples fall', 'fall apples them')[row % 2]} {row}\n" for row in range(count)]
+        (tmp_path / "cola" / f"{part}.tsv").write_text("".join(lines), encoding="utf-8")
+    return tmp_path
+
+
+def test_all_rows_lift_the_limit_of_a_task(frontier: Any, data: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(frontier.TASKS, "cola", {"rows": 20})
+    for text, count in ((None, 20), ("10", 10), ("all", 40)):
+        rows = None if text is None else frontier.row_limit(text)
+        task = frontier.limited(data, "cola", rows=rows, scored=None)
+        assert len(task.split("train")) + len(task.split("validation")) == count
+
+
+def test_a_regression_runs_once_a_reader_with_every_seed_and_neither_twice(
+    frontier: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    runs: list[tuple[int, object]] = []
+
+    def trained(_task: object, *, seed: int, states: object, **_: object) -> dict[str, Any]:
+        runs.append((seed, states))
+        return {"variant": "one", "score": 0.5, "held out": 0.5, "trained": 1, "stored": 1, "seconds": 1.0}
+
+    monkeypatch.setitem(frontier.METHODS, "default", trained)
+    names = ("--methods", "default", *frontier.REGRESSIONS, "--seeds", "0", "1", "--repeats", "0", "--json")
+    folders = ("--data", str(data), "--output", str(data / "out"), "--states", str(data / "states"))
+    monkeypatch.setattr(sys, "argv", ["frontier.py", "--tasks", "cola", "--rows", "all", *names, *folders])
+    for _ in range(2):
+        frontier.main()
+    assert runs == [(0, data / "states"), (1, data / "states")]
+    rows, _ = json.JSONDecoder().raw_decode(capsys.readouterr().out)
+    assert [(row["method"], row["seeds"]) for row in rows] == [
+        ("default", 2),
+        *((one, 1) for one in frontier.REGRESSIONS),
+    ]
+    assert [row["trained"] for row in rows[1:]] == [2 * 384, 2 * 7 * 384]
