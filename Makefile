@@ -35,7 +35,7 @@ INSTALL := pip install --quiet --no-compile
 	touch $@
 
 demo: .venv/.demo
-	$(BIN)/lamina demo --overwrite --sentences examples/data/demo-sentences.tsv $(ARGS)
+	$(BIN)/lamina demo --sentences examples/data/demo-sentences.tsv $(ARGS)
 
 # One page of studies, out/report.html: of rows that the demo makes, or of real sets with DATA=FOLDER, which takes hours.
 report: .venv/.demo .venv/.report

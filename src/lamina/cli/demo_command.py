@@ -39,7 +39,7 @@ def demo(  # noqa: PLR0913
     Takes one to two minutes on two CPU cores and needs no network. It ends with answers on five sentences, the time of
     a pass with and without readers, a picture, and commands to try next.
     """
-    check_output("demo", output, overwrite=overwrite)
+    check_output("demo", output, overwrite=overwrite, replaced=("bank", "corpus", "importance.png", "layers.png"))
     from lamina.demo.run import run_demo
 
     result = run_demo(output, rows=rows, epochs=epochs, seed=seed, full=full, sentences=sentences, progress=progress)

@@ -12,7 +12,7 @@ from lamina.errors import ConfigError, StoreError, convert_errors
 from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from transformers import PreTrainedModel
 
@@ -98,7 +98,9 @@ def device_of(device: str) -> str:
     return device
 
 
-def check_output(op: str, folder: Path, *, overwrite: bool, resume: bool | None = None) -> None:
+def check_output(
+    op: str, folder: Path, *, overwrite: bool, resume: bool | None = None, replaced: Collection[str] = ()
+) -> None:
     """Check that a command may write to an output folder. Every command with an output folder calls this first.
 
     Args:
@@ -106,6 +108,7 @@ def check_output(op: str, folder: Path, *, overwrite: bool, resume: bool | None 
         folder: The output folder. It may have subfolders with studies, which commands about one recipe write there.
         overwrite: Whether --overwrite was given; results in the folder are then replaced.
         resume: Whether --resume was given. None: the command has no such option.
+        replaced: Names in the folder that the command may replace without being asked.
 
     Raises:
         ConfigError: If the folder is not empty and neither option was given, or both were given.
@@ -118,7 +121,7 @@ def check_output(op: str, folder: Path, *, overwrite: bool, resume: bool | None 
     if overwrite or resume or not is_dir(folder):
         return
     with convert_errors(lambda reason: StoreError(f"{op}: {folder} cannot be read ({reason}). Give another folder.")):
-        paths = [path for path in folder.iterdir() if path.name not in (LOCK, WORK)]
+        paths = [path for path in folder.iterdir() if path.name not in (LOCK, WORK, *replaced)]
     if any(not is_file(path / STUDY) for path in paths):
         others = "--resume to continue the run in it, or --overwrite" if resume is not None else "or --overwrite"
         raise ConfigError(f"{op}: {folder} is not empty. Give another folder, {others} to replace what is in it.")

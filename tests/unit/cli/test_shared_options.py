@@ -47,6 +47,7 @@ def test_what_an_earlier_run_wrote_is_replaced_only_if_asked(tmp_path: Path):
         check_output("train", tmp_path, overwrite=False, resume=False)
     with pytest.raises(ConfigError, match=r"--overwrite and --resume were both given"):
         check_output("train", tmp_path, overwrite=True, resume=True)
+    check_output("demo", tmp_path, overwrite=False, replaced=("table.json",))
     check_output("train", tmp_path, overwrite=False, resume=True)
     check_output("train", tmp_path, overwrite=True)
 
