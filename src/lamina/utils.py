@@ -60,22 +60,33 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
     return data
 
 
+class RepeatedKeyError(ValueError):
+    """Raised when an object in a text has a key twice; Python's own parsers would take the last value.
+
+    The message is such as "the key 'label' comes twice".
+    """
+
+    def __init__(self, keys: Sequence[object]) -> None:
+        super().__init__(f"the key '{next(key for key in keys if keys.count(key) > 1)}' comes twice")
+
+
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return the pairs of a JSON object as a dict; raise ValueError if a key comes twice."""
+    """Return the pairs of a JSON object as a dict; raise RepeatedKeyError if a key comes twice."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"the key '{next(key for key in keys if keys.count(key) > 1)}' comes twice")
+        raise RepeatedKeyError([key for key, _ in pairs])
     return fields
 
 
-def parse_json(text: str, *, unique: bool = False) -> Any:  # noqa: ANN401
-    """Return the value of a JSON text; raise ValueError if it is not JSON, or is nested more than 100 levels deep.
+def parse_json(text: str) -> Any:  # noqa: ANN401
+    """Return the value of a JSON text that a user or another program wrote.
 
-    With `unique`, an object with a key twice is a ValueError too. By default the last value counts.
+    Raises:
+        ValueError: If the text is not JSON, or is nested more than 100 levels deep.
+        RepeatedKeyError: If an object has a key twice. It is a ValueError.
     """
     with suppress(RecursionError):
-        value = json.loads(text, object_pairs_hook=_unique_keys) if unique else json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique_keys)
         level = [value] if text.count("[") + text.count("{") > _DEPTH else []
         for _ in range(_DEPTH + 1):
             nested = (

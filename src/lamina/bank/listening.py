@@ -158,7 +158,7 @@ class _Listener:
     def _refusal(self, template: StackPass) -> str | None:
         """Return why readers cannot read what the model computes now, as a phrase for a message; None if they can."""
         if change := self._bank.change_of_base([template.stack.name]):
-            return f"the weights of the model have changed since the bank was made: {change}"
+            return f"the model has changed since the bank was made: {change}"
         return "the model is being trained: it is in training mode and not frozen" if self._is_trained() else None
 
     def on_start(self, template: StackPass, args: tuple[object, ...], kwargs: Mapping[str, object]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import re
 import sys
 import traceback
 import warnings
@@ -17,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from lamina.cli.output import Stream
-from lamina.errors import ConfigError, LaminaError, memory_errors
+from lamina.errors import ConfigError, LaminaError, StoreError, memory_errors
 from lamina.utils import check_versions
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ SECTIONS = {  # heading in the help of `lamina` -> its commands
     "Keep hidden states": ("extract", "cache"),
 }
 COMMANDS = tuple(name for names in SECTIONS.values() for name in names)
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 DEBUG = "LAMINA_DEBUG"  # environment variable; any value shows tracebacks
 INTERRUPTED = 130  # exit code of a command that was interrupted with Ctrl-C
 
@@ -79,8 +82,9 @@ class Group(TyperGroup):
             except Exception as error:
                 if os.environ.get(DEBUG):
                     traceback.print_exc()
-                print(f"error: {sentence(error)}", file=sys.stderr)
-                sys.exit(2 if isinstance(error, LaminaError) else 1)
+                known = system_error(error) or error
+                print(f"error: {sentence(known)}", file=sys.stderr)
+                sys.exit(2 if isinstance(known, LaminaError) else 1)
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Write the subcommands under the headings of `SECTIONS`, each with the first paragraph of its help."""
@@ -103,6 +107,30 @@ class Group(TyperGroup):
             hint = "; run the command with --resume to continue from what was saved"
             print("interrupted" + hint * can_resume, file=sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
+
+
+def system_error(error: BaseException) -> StoreError | None:
+    """Return what the system refused (a full disk, a missing right, too many open files) as a StoreError.
+
+    Libraries raise such errors in types of their own, so an error that was raised because of one counts too. None: the
+    error has another cause, or is a `LaminaError`.
+    """
+    if isinstance(error, LaminaError):
+        return None
+    cause: BaseException | None = error
+    while cause is not None:
+        number = re.search(
+            r"\bos error (\d+)\b|\bcode: (\d+), kind: ", str(cause)
+        )  # as libraries written in Rust say it
+        code = cause.errno if isinstance(cause, OSError) else number and int(number[1] or number[2])
+        if code is not None:
+            path = getattr(cause, "filename", None) or "a file"
+            hint = "Free disk space" if code in _NO_SPACE else "Check the path and its rights"
+            return StoreError(
+                f"output: {path} cannot be read or written ({os.strerror(code)}). {hint}, and run it again."
+            )
+        cause = cause.__cause__
+    return None
 
 
 def sentence(error: Exception) -> str:

@@ -171,6 +171,8 @@ def _export_int8(
     if wrong := [pair for pair in label if not all(pair.partition("="))]:
         raise ConfigError(f"export: --label is '{wrong[0]}'; it must be READER=COLUMN.")
     labels = dict(pair.split("=", 1) for pair in label) or None
+    if labels and len(labels) < len(label):
+        raise ConfigError(f"export: --label is {', '.join(label)}; give READER=COLUMN once for each reader.")
     facts = export_int8(bank, out, validation, max_loss=max_loss, labels=labels, progress=progress)
     if as_json:
         print_json({"folder": str(out), **facts.model_dump()})

@@ -27,7 +27,7 @@ from lamina.data.class_names import decoder, dictionary_names, names_of, parquet
 from lamina.data.parquet import parquet_errors, read_parquet
 from lamina.data.row_errors import bad_row, existing, missing_column, missing_value
 from lamina.errors import DataError, convert_errors
-from lamina.utils import MAX_BYTES, check_range, parse_json
+from lamina.utils import MAX_BYTES, RepeatedKeyError, check_range, parse_json
 
 T = TypeVar("T")
 # Lines, rows of cells, and records: each with its number in the file, or with the error that describes it.
@@ -203,7 +203,9 @@ def _to_records(path: Path, rows: CellRows, header: Sequence[str] | None) -> Rec
 def _object(path: Path, number: int, text: str) -> Record | DataError:
     """Return the JSON object in line `number` of a file; a DataError if `text` holds no JSON object."""
     try:
-        record = parse_json(text, unique=True)
+        record = parse_json(text)
+    except RepeatedKeyError as error:
+        return bad_row(path, number, f"is not clear: {error}; a row has each column once")
     except ValueError as error:
         return bad_row(path, number, f"is not JSON ({error}); {_EXAMPLE}")
     return record if isinstance(record, dict) else bad_row(path, number, f"is not an object; {_EXAMPLE}")

@@ -27,6 +27,7 @@ from lamina.data.row_errors import missing_column
 from lamina.errors import DataError, convert_errors
 from lamina.store.files import check_room
 from lamina.store.states_manifest import STATES, StatesManifest
+from lamina.utils import parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -369,7 +370,7 @@ def _tensor_place(path: Path, tensor: str | None) -> Place:
         size = int.from_bytes(file.read(8), "little")
         if size > min(_HEADER_BYTES, path.stat().st_size):
             raise ValueError("its header is longer than the file")
-        header = json.loads(file.read(size))
+        header = parse_json(file.read(size).decode())
         if tensor not in header:
             known = ", ".join(sorted(name for name in header if name != "__metadata__"))
             raise DataError(f"states: {path} has no tensor '{tensor}'; it has {known}.", path=str(path))

@@ -19,7 +19,7 @@ from lamina.layers.stack import LayerStack, children_of
 from lamina.utils import JSONObject
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Settings of a config on which no hidden state depends in eval mode. All others count. The names of special tokens are
 # among them because modules that compute with one, as RoBERTa does for positions, keep it as an attribute.
@@ -54,17 +54,6 @@ class StackSettings:
         """Return the present settings of a stack of a model."""
         return cls(config_facts(model, stack), module_facts(model, stack))
 
-    def changed_module(self, now: StackSettings) -> str | None:
-        """Return the path of a module that has other settings in `now`; None if there is none.
-
-        Only modules without submodules count: some models replace the larger ones when they run.
-        """
-        for path, facts in self.modules.items():
-            is_inner = not any(other.startswith(f"{path}.") for other in self.modules)
-            if path and is_inner and now.modules.get(path) != facts:
-                return path
-        return None
-
 
 def config_facts(model: nn.Module, stack: LayerStack) -> JSONObject:
     """Return the settings of a model's config that may change a stack's hidden states, JSON-ready.
@@ -72,7 +61,11 @@ def config_facts(model: nn.Module, stack: LayerStack) -> JSONObject:
     They come from the innermost model around the stack. So they are the same for an encoder alone, inside a model with
     a head, and inside a PEFT wrapper.
     """
-    config = cast("PreTrainedModel", _around(model, stack)).config
+    return settings_of(cast("PreTrainedModel", around(model, stack)).config)
+
+
+def settings_of(config: PretrainedConfig) -> JSONObject:
+    """Return the settings of a config that may change hidden states, JSON-ready."""
     return _related(json.loads(json.dumps(config.to_dict(), default=str)))
 
 
@@ -96,7 +89,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
     """
     groups: dict[str, list[str]] = defaultdict(list)
     names: dict[str, str] = {}
-    for path, module in _modules(_around(model, stack), set(stack.run)):
+    for path, module in modules_around(around(model, stack), set(stack.run)):
         key = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
         groups[key].append(f"{type(module).__name__} {_attributes(module)}")
         names[key] = type(module).__name__
@@ -105,7 +98,7 @@ def module_facts(model: nn.Module, stack: LayerStack) -> dict[str, str]:
     }
 
 
-def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
+def around(model: nn.Module, stack: LayerStack) -> nn.Module:
     """Return the innermost module with a config around a stack; it is a model, or contains the whole stack.
 
     The stack's scope alone does not decide: in some wrappers it is a part of a model, such as BertEncoder.
@@ -117,7 +110,7 @@ def _around(model: nn.Module, stack: LayerStack) -> nn.Module:
     return next(whole, model)
 
 
-def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
+def modules_around(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yield (path, module) for the modules of a stack, with or without weights.
 
     Modules without weights (activations) count if they stand beside modules of the stack. `run` has the modules with
@@ -128,7 +121,7 @@ def _modules(module: nn.Module, run: set[nn.Module], path: str = "") -> Iterator
     for name, child in children_of(module).items():
         inside = list(child.modules())
         if not run.isdisjoint(inside) or not any(vars(part)["_parameters"] for part in inside):
-            yield from _modules(child, run, f"{path}.{name}".lstrip("."))
+            yield from modules_around(child, run, f"{path}.{name}".lstrip("."))
 
 
 def _attributes(module: nn.Module) -> str:
@@ -138,15 +131,23 @@ def _attributes(module: nn.Module) -> str:
     """
     kept: list[str] = []
     for name, value in sorted(vars(module).items()):
-        if name in _MODES or _UNRELATED.search(name):
+        if not is_setting(name):
             continue
         if isinstance(value, FunctionType):
             if name != "forward" and hasattr(nn.Module, name):
                 continue
             kept.append(f"{name}={value.__qualname__}")
-        elif isinstance(value, _SCALARS) or (
-            isinstance(value, (tuple, list))
-            and all(isinstance(part, _SCALARS) for part in cast("tuple[object, ...]", value))
-        ):
+        elif is_value(value):
             kept.append(f"{name}={value!r}")
     return ", ".join(kept)
+
+
+def is_setting(name: str) -> bool:
+    """Return whether an attribute of a module may decide what the module computes in eval mode."""
+    return name not in _MODES and not _UNRELATED.search(name)
+
+
+def is_value(value: object) -> bool:
+    """Return whether a value is a number, text or data type, or a tuple or list of these."""
+    parts = cast("tuple[object, ...]", value) if isinstance(value, (tuple, list)) else (value,)
+    return all(isinstance(part, _SCALARS) for part in parts)

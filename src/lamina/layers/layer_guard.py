@@ -9,6 +9,8 @@ from itertools import chain
 from operator import attrgetter
 from typing import Any, Protocol, cast, final
 
+import torch
+import xxhash
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
@@ -17,6 +19,7 @@ from lamina.layers.adapters import active_adapters, has_adapters
 from lamina.layers.base_facts import StackSettings
 from lamina.layers.block_moves import Move
 from lamina.layers.discovery import stacks
+from lamina.layers.module_guard import ModuleGuard
 from lamina.layers.preserve import evaluating_if, is_compiled
 from lamina.layers.stack import LayerStack, by_path, children_of
 
@@ -44,6 +47,7 @@ class LayerGuard:
     Attributes:
         compiled: Whether a module of the model is compiled.
         weights: Stack name -> guard of the stack's weights.
+        modules: Stack name -> guard of everything else that the stack computes with.
         facts: Stack name -> facts other than weights on which its states depend. They are recorded before any pass,
             because some models change their own modules when they run.
     """
@@ -69,6 +73,7 @@ class LayerGuard:
         self._active = self._active_adapters(model)
         self.facts = {name: StackSettings.of(model, stack) for name, stack in by_name.items()}
         self.weights = {name: WeightGuard(model, stack, paths) for name, stack in by_name.items()}
+        self.modules = {name: ModuleGuard(model, stack) for name, stack in by_name.items()}
         self._remember_modules(model)
 
     def _remember_modules(self, model: nn.Module) -> None:
@@ -111,8 +116,26 @@ class LayerGuard:
             return
         for guard in self.weights.values():  # some models replace modules inside their blocks when they run
             guard.follow(model)
+        for guard in self.modules.values():
+            guard.look_again()
         self._edits = {owner: getattr(owner, EDITS, ()) for owner in self._edits}
         self._remember_modules(model)
+
+    def changed_modules(self, model: nn.Module, name: str) -> str | None:
+        """Return how the modules of a stack have changed, besides their weights, as a phrase; None if they have not."""
+        guard = self.modules[name]
+        if guard.is_same():
+            return None
+        if (change := guard.find_change()) is None:
+            self.compiled = any(map(is_compiled, model.modules()))
+        return change
+
+    def accept(self, model: nn.Module, stack: LayerStack, fingerprint: str) -> None:
+        """Record a stack as it is now, with the fingerprint of its weights, so that earlier changes count no more."""
+        if self.changed_modules(model, stack.name) is not None:
+            self.modules[stack.name] = ModuleGuard(model, stack)
+            self.facts[stack.name] = StackSettings.of(model, stack)
+        self.weights[stack.name].accept(model, fingerprint)
 
     def _change(self, model: nn.Module) -> str | None:
         """Return how the model has changed since this guard was made, as a phrase for a message; None if it has not."""
@@ -162,7 +185,8 @@ class WeightGuard:
     """Remembers the weights of a stack; `change` tells within microseconds whether they have changed since.
 
     Torch counts the changes of a tensor in place (`_version`). Optimizers with `fused=True` do not count, so the steps
-    of all optimizers are observed too. A write through `weight.data` or NumPy only shows in the fingerprint. Offloaded
+    of all optimizers are observed too. A write through `weight.data` or NumPy leaves no trace. So one number of each
+    weight on the CPU is compared, another one in each of four calls; `is_rewritten` compares all numbers. Offloaded
     weights are left out, because every pass moves them.
 
     Args:
@@ -172,10 +196,12 @@ class WeightGuard:
 
     Attributes:
         fingerprint: Fingerprint of the stack, as last computed for these weights; None if it never was.
+        checksum: Checksum of the weights, as last computed; None if it never was.
     """
 
     def __init__(self, model: nn.Module, stack: LayerStack, paths: Mapping[nn.Module, str]) -> None:
         self.fingerprint: str | None = None
+        self.checksum: str | None = None
         self._reason: str | None = None  # how the weights have changed, as part of a sentence
         self._paths = [paths[module] for module in stack.run if _own_weights(module)]
         self._remember({path: _own_weights(model.get_submodule(path)) for path in self._paths})
@@ -192,11 +218,15 @@ class WeightGuard:
         self._pointers = list(map(Tensor.data_ptr, self._plain.values()))
         self._kinds = [(weight.dtype, weight.device) for weight in self._plain.values()]
         self._total = sum(self._versions)
+        self._samples = [_samples(self._plain.values(), turn) for turn in range(len(_PLACES))]
+        self._sampled = list(map(b"".join, self._samples))
+        self._turn = 0
         _guards.add(self)
 
     def __getstate__(self) -> dict[str, object]:
         # a copy has weights of its own, which `follow` finds
-        return {"fingerprint": self.fingerprint, "_reason": self.change(), "_paths": self._paths, "_ids": None}
+        kept = {"fingerprint": self.fingerprint, "checksum": self.checksum, "_paths": self._paths}
+        return {**kept, "_reason": self.change(), "_ids": None}
 
     def change(self) -> str | None:
         """Return how the weights have changed since they were recorded, as a phrase; None if they have not.
@@ -214,7 +244,14 @@ class WeightGuard:
             sum(map(_version, plain)) == self._total
             and list(map(Tensor.data_ptr, plain)) == self._pointers
             and list(map(id, chain.from_iterable(map(_values, self._owners)))) == self._ids
+            # last, because the samples are read from memory that the weights must still have
+            and self._has_samples()
         )
+
+    def _has_samples(self) -> bool:
+        """Return whether the numbers of one sample are as they were; each call takes the next sample."""
+        self._turn = turn = (self._turn + 1) % len(_PLACES)
+        return b"".join(self._samples[turn]) == self._sampled[turn]
 
     def _find_change(self) -> str | None:
         """Return the first change of the weights, as a phrase for a message.
@@ -232,6 +269,9 @@ class WeightGuard:
                 return f"'{name}' is {weight.dtype} now, not {dtype}"
             if _version(weight) != version or (weight.data_ptr() != pointer and weight.device == device):
                 return f"'{name}' has other values"
+        for turn, sample in enumerate(self._sampled):
+            if b"".join(self._samples[turn]) != sample:
+                return "some weights have other values"
         self._remember(dict(zip(self._paths, self._owners, strict=True)))
         return None
 
@@ -242,12 +282,26 @@ class WeightGuard:
                 self._reason = self._reason or f"an optimizer has changed '{name}'"
                 return
 
-    def accept(self, model: nn.Module) -> None:
-        """Record the weights of the model as they are now, so that earlier changes count no more."""
+    def seal(self) -> None:
+        """Compute the checksum of the weights, unless there is one already."""
+        self.checksum = self.checksum or _checksum(self._plain)
+
+    def is_rewritten(self) -> bool:
+        """Read all weights, and return whether their checksum has changed; False if there is none."""
+        return self.checksum is not None and self._ids is not None and self.checksum != _checksum(self._plain)
+
+    def accept(self, model: nn.Module, fingerprint: str) -> None:
+        """Record the weights of the model as they are now, so that earlier changes count no more.
+
+        Args:
+            model: The model.
+            fingerprint: Fingerprint of these weights.
+        """
         if self._ids is None:  # this is a copy, which has not looked its weights up yet
             self.follow(model)
         self._reason = None
         self._remember(dict(zip(self._paths, self._owners, strict=True)))
+        self.fingerprint, self.checksum = fingerprint, _checksum(self._plain)
 
     def follow(self, model: nn.Module) -> None:
         """Look the weights up again after modules were replaced, or after the guard was copied with its model."""
@@ -273,6 +327,29 @@ def _own_weights(module: nn.Module) -> _Weights:
     own = cast("_Weights", vars(module)["_parameters"])
     present = [weight for weight in own.values() if weight is not None]
     return {} if not present or any(weight.is_meta for weight in present) else own
+
+
+_PLACES = (0.41, 0.77, 0.06, 0.93)  # where in a weight the numbers of each sample are, as fractions of its length
+
+
+def _samples(weights: Iterable[nn.Parameter], turn: int) -> list[memoryview]:
+    """Return views of one number of each weight that is on the CPU and in one piece."""
+    samples: list[memoryview] = []
+    for weight in weights:
+        if weight.device.type == "cpu" and weight.is_contiguous() and weight.numel():
+            place, size = int(weight.numel() * _PLACES[turn]), weight.element_size()
+            content: memoryview = weight.detach().view(-1).view(torch.uint8).numpy().data
+            samples.append(content[place * size : (place + 1) * size])
+    return samples
+
+
+def _checksum(weights: Mapping[str, nn.Parameter]) -> str:
+    """Return a checksum of all weights."""
+    digest = xxhash.xxh3_128()
+    for weight in weights.values():
+        content: memoryview = weight.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        digest.update(content)
+    return digest.hexdigest()
 
 
 _guards: weakref.WeakSet[WeightGuard] = weakref.WeakSet()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import attrgetter, itemgetter
 from threading import Lock
+from typing import cast
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -68,9 +69,10 @@ def preserve_model(model: nn.Module) -> Generator[None]:
 
         for module in model.modules():
             exits.callback(_snapshot(module, is_rescaled))
-        for buffer in model.buffers():
-            if not (buffer.is_meta or buffer.is_inference()):
-                exits.callback(_restore_buffer, buffer, buffer._version, buffer.clone())
+        for module in model.modules():
+            for name, buffer in buffers_of(module).items():
+                if not (buffer is None or buffer.is_meta or buffer.is_inference()):
+                    exits.callback(_restore_buffer, module, name, buffer, buffer._version, buffer.clone())
         model.eval()
         yield
 
@@ -176,10 +178,32 @@ _switching, _modes = Lock(), WeakKeyDictionary[nn.Module, list[bool]]()
 _open: list[nn.Module] = []  # one entry for each open block that has modes to restore
 
 
-def _restore_buffer(buffer: Tensor, version: int, value: Tensor) -> None:
-    """Write `value` back into a buffer that was changed in place since its version was `version`."""
+def _restore_buffer(module: nn.Module, name: str, buffer: Tensor, version: int, value: Tensor) -> None:
+    """Write `value` back into a module's buffer that was changed in place since its version was `version`."""
     if buffer._version != version:
+        _changed_by_passes[type(module)].add(name)
         buffer.copy_(value)
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the dict in which a module itself holds its buffers."""
+    return cast("dict[str, Tensor | None]", vars(module)["_buffers"])
+
+
+_changed_by_passes: defaultdict[type[nn.Module], set[str]] = defaultdict(set)
+
+
+def changed_by_passes(kind: type[nn.Module]) -> frozenset[str]:
+    """Return the attributes of a class of modules (also submodules, buffers) that a preserved pass was seen to change.
+
+    BigBird, for example, replaces its attention. Only passes in `preserve_model` are observed.
+    """
+    return frozenset(_changed_by_passes.get(kind, ())) - {"training", "forward"}
+
+
+def _is_other(before: object, now: object) -> bool:
+    """Return whether an attribute holds another object, or another number or flag."""
+    return now is not before and not (type(now) in _VALUES and now == before)
 
 
 def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[], None]:
@@ -193,6 +217,8 @@ def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[
 
     def restore() -> None:
         values = {n: v for n, v in vars(module).items() if type(v) in _VALUES and n != "training"}
+        for before, now in ((attributes, vars(module)), *((contents[part], attributes[part]) for part in _PARTS)):
+            _changed_by_passes[type(module)].update(n for n, v in now.items() if _is_other(before.get(n), v))
         module.__dict__.clear()
         module.__dict__.update(attributes)
         if keeps_values():
@@ -207,3 +233,4 @@ def _snapshot(module: nn.Module, keeps_values: Callable[[], bool]) -> Callable[[
 
 _CONTAINERS = frozenset[type]((dict, OrderedDict, set, list))
 _VALUES = frozenset[type]((bool, int, float))
+_PARTS = ("_modules", "_buffers")  # attributes of a module that hold its submodules and buffers

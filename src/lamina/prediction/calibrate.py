@@ -19,6 +19,7 @@ from lamina.errors import ConfigError, NotFiniteError, check_known, require_pack
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
 from lamina.monitors.calibration import alarms_per_thousand, check_confidence
 from lamina.prediction.evaluate import scoring_groups
+from lamina.tasks.metrics import named_class
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
 from lamina.utils import progress_bar
@@ -43,7 +44,7 @@ def calibrate(  # noqa: PLR0913
     *,
     false_positive_rate: float = 0.01,
     split: str = "validation",
-    positive: str | Sequence[str] | None = None,
+    positive: str | int | Sequence[str | int] | None = None,
     threshold: float | None = None,
     confidence: float = 0.95,
     guarantee: bool = False,
@@ -108,13 +109,13 @@ def calibrate(  # noqa: PLR0913
         progress=progress,
     )
     flags = monitor.second.flag if isinstance(monitor, Cascade) else monitor.flag
-    positive = flags if positive is None else (positive,) if isinstance(positive, str) else positive
-    check_known("calibrate", positive, task.labels, "label")
+    positive = flagged_labels("calibrate", flags if positive is None else positive, task.labels)
     check_known("calibrate", monitor.readers, bank, "reader")
     if bank[monitor.readers[0]].stack == "decoder":
         came = f"reader '{monitor.readers[0]}' reads a decoder beside an encoder, which is what reads a task's texts"
         raise ConfigError(f"calibrate: {came}. Score texts by bank.monitor_scores and use Calibration.of.")
     runner = BankRunner(bank, "calibrate", processor)
+    bank.seal_base("calibrate")
     (group,) = scoring_groups(runner, {monitor.readers[0]: task}, split, options)
     features = not isinstance(monitor, Cascade)  # a cascade has no sketch
     scored = score_texts(runner, group, task, [monitor], options, features=features)[str(monitor.name)]
@@ -286,6 +287,12 @@ def _of_runs(runs: Sequence[TokenRange], length: int) -> Tensor:
     """Return a mask `[windows, length]`, True at the tokens inside each window's range in `runs`."""
     at = torch.arange(length)
     return torch.stack([(at >= run.start) & (at < run.stop) for run in runs])
+
+
+def flagged_labels(op: str, positive: str | int | Sequence[str | int], labels: Sequence[str]) -> list[str]:
+    """Return the labels that `positive` names, one or several; see `named_class` for names and errors."""
+    names = positive if isinstance(positive, list | tuple) else [positive]
+    return [named_class(op, name, labels) for name in names]
 
 
 def positives_of(task: Task, split: str, positive: Sequence[str]) -> list[bool | None]:

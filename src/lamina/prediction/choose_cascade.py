@@ -13,7 +13,7 @@ import torch
 from lamina.errors import ConfigError, check_known, require_packages
 from lamina.monitors import Calibration, Cascade, Monitor
 from lamina.monitors.calibration import check_confidence
-from lamina.prediction.calibrate import TextScores, positives_of, score_texts
+from lamina.prediction.calibrate import TextScores, flagged_labels, positives_of, score_texts
 from lamina.prediction.evaluate import scoring_groups
 from lamina.train.bank_runner import BankRunner
 from lamina.train.options import PassOptions
@@ -71,7 +71,7 @@ def choose_cascade(  # noqa: PLR0913
     recall: float,
     false_positive_rate: float = 0.01,
     split: str = "validation",
-    positive: str | Sequence[str] | None = None,
+    positive: str | int | Sequence[str | int] | None = None,
     confidence: float = 0.95,
     name: str = "cascade",
     seed: int = 0,
@@ -122,8 +122,7 @@ def choose_cascade(  # noqa: PLR0913
     require_packages(op, "metrics", "scipy")
     check_known(op, [first.reader, second.reader], bank, "reader")
     share = _relative_work(bank, first.reader, second.reader)
-    flags = second.flag if positive is None else (positive,) if isinstance(positive, str) else positive
-    check_known(op, flags, task.labels, "label")
+    flags = flagged_labels(op, second.flag if positive is None else positive, task.labels)
     options = PassOptions.checked(op, batch_size=batch_size, max_length=max_length, progress=progress)
     runner = BankRunner(bank, op, None)
     (group,) = scoring_groups(runner, {first.reader: task}, split, options)

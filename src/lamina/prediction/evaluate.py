@@ -52,7 +52,7 @@ def evaluate(  # noqa: PLR0913
     text: str | int | None = None,
     text_pair: str | int | None = None,
     labels: Mapping[str, str | int] | str | int | None = None,
-    positive: Mapping[str, str] | str | None = None,
+    positive: Mapping[str, str | int] | str | int | None = None,
     compare: bool = False,
     tfidf: bool | str | Path = False,
     processor: Processor | None = None,

@@ -50,7 +50,7 @@ def tasks_of_file(
     split: str,
     columns: FileColumns,
     *,
-    positive: Mapping[str, str] | str | None = None,
+    positive: Mapping[str, str | int] | str | int | None = None,
     train: str | Path | None = None,
 ) -> dict[str, Task]:
     """Return reader name -> a task that scores the reader on all rows of a file.
@@ -84,8 +84,8 @@ def tasks_of_file(
     tasks: dict[str, Task] = {}
     for name, head in heads.items():
         own = positive.get(name) if isinstance(positive, Mapping) else positive
-        info = infos[name] if own is None else {**infos[name], "positive": own}
-        task = _task(name, head, info, files, columns.of(name))
+        task = _task(name, head, infos[name], files, columns.of(name))
+        task = task if own is None else task.with_positive(own)
         kept = {"train": task.split("train")} if train is not None else {}
         tasks[name] = replace(task, splits={**kept, split: task.split("validation")})
     return tasks

@@ -19,7 +19,7 @@ from lamina.layers.fingerprints import fingerprint_of_modules
 from lamina.layers.types import tokenizer_of
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.store.open_saved import open_cached
-from lamina.tasks.base import EncodeOptions, TaskOutline
+from lamina.tasks.base import EncodeOptions, GenerationOptions, TaskOutline
 from lamina.tasks.raw_examples import as_examples
 from lamina.train.bank_runner import BankRunner
 from lamina.train.groups import checked_target, encoder_of, max_length
@@ -227,10 +227,19 @@ class Predictor:
             self._runner = ModelRunner(target, task, "predict", processor, options)
         if not self._tasks:
             raise ConfigError("predict: there is no reader; at least one is needed.")
+        kinds = {task.kind for task in self._tasks.values()}
+        if not isinstance(target, ReaderBank) and any(kind.keeps_end for kind in kinds):  # it continues texts
+            options = options.model_copy(update=GenerationOptions().__dict__)
+        options.check_kinds("predict", kinds)
         self.names = tuple(self._tasks)
 
     def digest(self) -> str:
-        """Return a digest of the weights of the model and its readers. Any change of a weight changes it."""
+        """Return a digest of the weights of the model and its readers. Any change of a weight changes it.
+
+        Raises ConfigError if the frozen model of a bank has changed since the bank was made.
+        """
+        if isinstance(self._runner, BankRunner):
+            self._runner.bank.seal_base("predict")
         digest = hashlib.blake2b(digest_size=16)
         for module in dict.fromkeys((*self._runner.modules, self._runner.base)):
             digest.update(fingerprint_of_modules(module.modules()).encode())

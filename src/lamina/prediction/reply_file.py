@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, final
 
 from lamina.data.batches import tokenizer_of
 from lamina.data.read import Table, missing_column, read_table
-from lamina.errors import ConfigError, DataError, UnknownNameError
+from lamina.errors import ConfigError, DataError
 from lamina.tasks.chat_templates import REPLIES, Chat, chat_problem, render
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing
+from lamina.tasks.metrics import named_class
 from lamina.tasks.span_forms import SpanError, places, read_spans
 from lamina.tasks.words import Span, word_spans
+from lamina.utils import parse_json
 
 if TYPE_CHECKING:
     from lamina.layers.types import Processor
@@ -65,7 +67,7 @@ class LabelledReply:
 
 
 def read_replies(
-    path: str | Path, columns: ReplyColumns, positive: str | None, processor: Processor
+    path: str | Path, columns: ReplyColumns, positive: str | int | None, processor: Processor
 ) -> tuple[list[LabelledReply], str]:
     """Read a file of replies.
 
@@ -88,8 +90,7 @@ def read_replies(
     known = sorted(set(labels))
     if positive is None:
         raise ConfigError(f"monitor: no positive label is named; {path} has {_listed(known)}. Use --positive LABEL.")
-    if positive not in known:
-        raise UnknownNameError(op="monitor", got=positive, known=known, what="label")
+    positive = named_class("monitor", positive, known)
     if len(known) == 1:
         raise ConfigError(f"monitor: every reply has the label '{known[0]}'; bad and good replies are both needed.")
     by_chat = columns.messages or (not (columns.prompt or columns.reply) and _usual(table, "messages"))
@@ -173,9 +174,9 @@ def _chats(table: Table, column: str, processor: Processor) -> list[tuple[str, s
     texts: list[tuple[str, str]] = []
     for row, cell in zip(table.rows, table.column(column), strict=True):
         try:
-            chat: Any = json.loads(cell) if isinstance(cell, str) and cell.strip()[:1] == "[" else cell
-        except ValueError:
-            problem = "is not JSON; a chat is a list of messages. Correct the row or remove it"
+            chat: Any = parse_json(cell) if isinstance(cell, str) and cell.strip()[:1] == "[" else cell
+        except ValueError as error:
+            problem = f"is not JSON ({error}); a chat is a list of messages. Correct the row or remove it"
             raise _bad(table, row, column, f"the cell {problem}.") from None
         if problem := chat_problem(chat):
             raise _bad(table, row, column, f"the cell {problem}.")

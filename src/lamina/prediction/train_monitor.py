@@ -107,7 +107,7 @@ def monitor(  # noqa: PLR0913
     train: str | Path,
     *,
     model: str | Path | PreTrainedModel,
-    positive: str | None = None,
+    positive: str | int | None = None,
     rate: float = 0.01,
     confidence: float = 0.95,
     messages: str | None = None,

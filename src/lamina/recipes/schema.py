@@ -255,7 +255,7 @@ class TaskRecipe(Strict):
     pair_separator: str | None = None  # joins a pair into one text; by default the tokenizer's own form of a pair
     label: str | int = "label"
     labels: list[str] | None = None
-    positive: str | None = None  # of two classes the positive one; None: 1, yes or true beside 0, no or false
+    positive: str | int | None = None  # of two classes the positive one; None: 1, yes or true beside 0, no or false
     metric: str | None = None  # chooses the best epoch; None: the usual metric of such a task
     problem_type: str | None = None  # None: found from the labels
     # what to do with rows that have no label; None: "mask" where tasks share them, otherwise "error"
@@ -295,6 +295,8 @@ class TaskRecipe(Strict):
         if (self.preset is None) == (self.files is None):
             raise ValueError("give either 'preset' or 'files', and not both")
         extra = sorted(FILE_KEYS & self.model_fields_set)
+        if "stratify" in extra and not self.hold_out and "validation" in (self.files or {}):
+            raise ValueError("'stratify' is about held-out rows, and this task has a validation split; set 'hold_out'")
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
         outline = self.outline()
@@ -381,6 +383,8 @@ class Recipe(Strict):
             raise ValueError(f"task '{read[0]}' has readers and the run has methods; give one or the other")
         if self.methods and (self.train_base or self.separately):
             raise ValueError("'train_base' and 'separately' are for readers; methods train the model, each alone")
+        if "keep" in self.model_fields_set and not self.methods:
+            raise ValueError("'keep' is about models that methods fine-tune; a bank saves all of its readers")
         bare = [name for name in self.tasks if name not in read]
         if bare and not self.methods:
             raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")

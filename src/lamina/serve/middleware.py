@@ -12,6 +12,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple, final
 
 from lamina.serve.problems import problem_body
+from lamina.utils import RepeatedKeyError, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,7 +181,7 @@ class RequestGuard:
     def _checked(self, body: bytes, json_bytes: int | None) -> bytes | Refusal:
         """Return a body with "\ufffd" in place of lone surrogates, which no response can repeat; or a refusal.
 
-        A body is refused if its JSON is not in UTF-8, or nested too deeply.
+        A body is refused if its JSON is not in UTF-8, is nested too deeply, or has an object with a key twice.
 
         Args:
             body: The body.
@@ -191,6 +192,12 @@ class RequestGuard:
             return Refusal(422, "the body cannot be read; JSON in UTF-8 is needed", "Validation")
         if depth_of(part) > (limit := self._settings.max_depth):
             return Refusal(422, f"the body is nested too deeply; at most {limit} levels are accepted.", "Validation")
+        try:
+            parse_json(part.decode())
+        except RepeatedKeyError as error:
+            return Refusal(422, f"the body is not clear: {error}.", "Validation")
+        except ValueError:
+            pass  # the application says what is wrong
         return without_lone_surrogates(part) + data
 
 

@@ -72,7 +72,7 @@ from lamina.store.processors import check_processor, load_saved_processor, save_
 from lamina.store.reload_check import changed_blocks
 from lamina.store.save_model import listed_names, save, saved_names
 from lamina.store.states_manifest import StatesManifest
-from lamina.utils import is_file
+from lamina.utils import is_dir, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -170,14 +170,10 @@ def _check_unchanged(bank: ReaderBank, marks: Mapping[str, str]) -> None:
         bank: The bank.
         marks: Stack name -> fingerprint of its present weights.
     """
-    change = bank.change_of_base(marks)
+    change = bank.change_of_base(marks, full=True)
     before = bank.fingerprints_of_base()
     if other := next((name for name, mark in marks.items() if before.get(name, mark) != mark), None):
         change = change or f"the stack '{other}' has another fingerprint"
-    by_name, known = stacks(bank.model), bank.settings_of_base()
-    for name in marks:
-        if path := known[name].changed_module(StackSettings.of(bank.model, by_name[name])):
-            change = change or f"'{path}' has other settings"
     if change and not bank.train_base:
         raise ConfigError(
             f"save: the model has changed since the bank was made: {change}. The readers belong to the old one: load "
@@ -475,8 +471,9 @@ def _load_base(base: BaseFacts, folder: Path, *, writes: bool) -> tuple[PreTrain
         why = "names no base, since it was changed and not saved"
         raise StoreError(f"load: {folder / MANIFEST} {why}. Pass `model`.")
     try:
-        head = writing_class(base.id, revision=base.revision) if writes else None
-        return load(base.id, head, revision=base.revision, dtype=base.dtype)
+        revision = None if is_dir(base.id) else base.revision
+        head = writing_class(base.id, revision=revision) if writes else None
+        return load(base.id, head, revision=revision, dtype=base.dtype)
     except ModelNotFoundError as error:
         reason = f"it is the base of this bank, and {error.reason}"
         raise ModelNotFoundError(op=f"load {folder}", got=error.got, reason=reason) from error

@@ -32,7 +32,7 @@ from safetensors.torch import save as dump_safetensors
 
 from lamina.errors import NotFiniteError, StoreError, convert_errors
 from lamina.layers.nan_checks import first_non_finite
-from lamina.utils import MAX_BYTES, fsync, is_file, parse_json, read_bytes, write_text
+from lamina.utils import MAX_BYTES, RepeatedKeyError, fsync, is_file, parse_json, read_bytes, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -281,7 +281,14 @@ def write_json(path: Path, fields: Mapping[str, JSON]) -> None:
 
 def read_json(path: Path) -> JSONObject:
     """Read a file that holds one JSON object; raise StoreError if it is missing, damaged, or holds something else."""
-    fields: object = _read(path, lambda content: parse_json(content.decode()), "JSON", MAX_BYTES)
+
+    def parse(content: bytes) -> object:
+        try:
+            return parse_json(content.decode())
+        except RepeatedKeyError as error:
+            raise damaged(path, f"is not clear: {error}") from None
+
+    fields = _read(path, parse, "JSON", MAX_BYTES)
     if not isinstance(fields, dict):
         raise damaged(path, "holds no JSON object")
     return cast("JSONObject", fields)

@@ -12,6 +12,7 @@ from huggingface_hub import errors
 from lamina.bank import NAME
 from lamina.errors import LaminaError, StoreError, first_line
 from lamina.store.manifest import BASE, CARD, MANIFEST, PROCESSOR, READER, READERS, WEIGHTS
+from lamina.store.models import check_revision
 from lamina.utils import is_dir
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ def local_folder(folder: str, revision: str | None, readers: Sequence[str] | Non
 
     Raises:
         StoreError: If neither the folder nor the repository exists, or the download fails.
+        ConfigError: If there is a revision for a local folder.
     """
     path = Path(folder)
     if is_dir(path):
+        check_revision(folder, revision)
         return path
     try:
         if path.exists():

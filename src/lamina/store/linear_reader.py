@@ -17,7 +17,7 @@ from lamina.bank.recorded_base import LINEAR
 from lamina.errors import ConfigError, convert_errors, require_packages
 from lamina.store.export import fusion_part, head_part
 from lamina.store.files import damaged
-from lamina.utils import JSONObject, atomic_write
+from lamina.utils import JSONObject, atomic_write, parse_json
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -151,7 +151,7 @@ class LinearReader:
             safe_open(str(path), "pt") as file,  # pyright: ignore[reportUnknownVariableType]
         ):
             opened = cast("_Tensors", file)
-            facts = json.loads((opened.metadata() or {})[_KEY])
+            facts = parse_json((opened.metadata() or {})[_KEY])
             tensors = {name: opened.get_tensor(name) for name in ("weight", "bias")}
             return cls(
                 tuple(facts["layers"]), tuple(facts["labels"]), facts["pooling"], facts["problem_type"], **tensors

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lamina.errors import (
+    ConfigError,
     LaminaError,
     ModelNotFoundError,
     StoreError,
@@ -341,13 +342,21 @@ def source_of(name: str, revision: str | None) -> str:
     """Return where transformers should load a model from: the folder `name` if it exists, otherwise the hub id.
 
     "minilm" gives the folder in its Python package, if that is installed and `revision` is None. If a process died
-    while it replaced the folder's files, that replacement is undone first.
+    while it replaced the folder's files, that replacement is undone first. Raises ConfigError if there is a `revision`
+    for a folder.
     """
     full = _full(name)
     if is_folder := is_dir(full):
+        check_revision(full, revision)
         settle(Path(full))
     packaged = full == MINILM and revision is None and not is_folder
     return str(_minilm_folder() or full) if packaged else full
+
+
+def check_revision(folder: str, revision: str | None) -> None:
+    """Raise ConfigError if there is a revision for a folder, which has none."""
+    if revision is not None:
+        raise ConfigError(f"load: revision is '{revision}' for the folder {folder}; only the hub has revisions.")
 
 
 def _minilm_folder() -> Path | None:

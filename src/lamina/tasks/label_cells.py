@@ -18,7 +18,7 @@ from decimal import Decimal
 from typing import TypeAlias
 
 from lamina.data.arrow import encodable
-from lamina.utils import parse_json
+from lamina.utils import RepeatedKeyError, parse_json
 
 SEPARATORS = ",;|"  # signs that may stand between the class names in one text
 _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "none"})
@@ -200,13 +200,11 @@ def spelled_list(text: str) -> object:
     reason = "it has too many characters"
     if len(text) <= _LONGEST_LIST:
         try:
-            return parse_json(text) if text[0] == "[" else _literal(text)
+            return _json_or_literal(text) if text[0] == "[" else _literal(text)
+        except RepeatedKeyError as error:
+            raise LabelCellError(shown(text), f", in which {error}; correct it.") from error
         except ValueError:
             reason = "neither JSON nor Python has this form"
-    if len(text) <= _LONGEST_LIST and text[0] == "[":
-        value = _literal(text)
-        if value is not None:
-            return value
     if text[0] == "[":
         rule = 'write it as in ["art", "sport"], with commas'
         raise LabelCellError(shown(text), f", which is in brackets but no list ({reason}); {rule}. {_NAMES}")
@@ -216,20 +214,39 @@ def spelled_list(text: str) -> object:
 _NAMES = "If it is a class name, give labels=[...]."
 
 
+def _json_or_literal(text: str) -> object:
+    """Return the list that a text in square brackets spells in JSON or Python; raise ValueError if it spells none."""
+    try:
+        return parse_json(text)
+    except RepeatedKeyError:
+        raise
+    except ValueError:
+        if (value := _literal(text)) is None:
+            raise
+        return value
+
+
 def _literal(text: str) -> object:
     """Return the list, tuple or set that a text spells in Python; None if it spells none.
 
     Strings side by side, as NumPy prints them (['art' 'sport']), do not count as a list, because Python would join
-    them.
+    them. Raises RepeatedKeyError if a dict in the list has a key twice.
     """
     try:
         kinds = [token.type for token in tokenize.generate_tokens(io.StringIO(text).readline)]
         if any(pair == (tokenize.STRING, tokenize.STRING) for pair in itertools.pairwise(kinds)):
             return None
-        value = ast.literal_eval(text)
+        tree = ast.parse(text, mode="eval")
+        value = ast.literal_eval(tree)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError, tokenize.TokenError):
         return None
-    return value if isinstance(value, list | tuple | set) else None
+    if not isinstance(value, list | tuple | set):
+        return None
+    for node in ast.walk(tree):
+        keys = [ast.unparse(key).strip("'") for key in node.keys if key] if isinstance(node, ast.Dict) else []
+        if len(set(keys)) < len(keys):
+            raise RepeatedKeyError(keys)
+    return value
 
 
 def _is_list(text: str) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lamina.errors import ConfigError, DataError, check_known, require_packages
+from lamina.tasks.label_cells import LabelCellError, class_name
 from lamina.tasks.outputs import ClassRow
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 RECALL_RATES = {"recall_at_1": 0.01, "recall_at_5": 0.05}  # metric -> rate of false positives
 RANKING = ("auroc", *RECALL_RATES)  # metrics of how well scores separate two classes
 ABOUT_POSITIVE = frozenset({"f1", *RECALL_RATES})  # metrics of two classes that change if the classes are swapped
-_USUAL = {frozenset({"0", "1"}): "1", frozenset({"no", "yes"}): "yes", frozenset({"false", "true"}): "true"}
+_NO, _YES = ("0", "no", "false"), ("1", "yes", "true")
+_USUAL = {frozenset(pair): pair[1] for pair in zip(_NO, _YES, strict=True)}
 SUBTOKENS = "subtoken_f1"  # macro F1 over all sub-tokens of words, not over words
 LOWER = frozenset({"perplexity"})  # metrics of which a lower score is better
 _ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -61,6 +63,28 @@ def usual_positive(labels: Sequence[str]) -> str | None:
     """
     names = {name.lower(): name for name in labels}
     return names.get(_USUAL.get(frozenset(names), "")) if len(labels) == 2 else None
+
+
+def named_class(op: str, name: object, labels: Sequence[str]) -> str:
+    """Return the label that `name` names: a text, or a whole number or bool as in label cells.
+
+    If the labels are 0 and 1, no and yes, or false and true (in any case), each of these names stands for its like: 1
+    and True are the label "yes" beside "no". A number never is the number of a label, because the order of labels may
+    come from the alphabet.
+
+    Raises:
+        UnknownNameError: If no label has this name.
+        ConfigError: If `name` cannot name a class.
+    """
+    try:
+        text = class_name(name, labels)
+    except LabelCellError as error:
+        raise ConfigError(f"{op}: {error.got} is no class; the classes are {', '.join(labels)}.") from None
+    usual = usual_positive(labels)
+    if text not in labels and usual is not None and text.lower() in (*_NO, *_YES):
+        return usual if text.lower() in _YES else next(label for label in labels if label != usual)
+    check_known(op, [text], labels, "label")
+    return text
 
 
 def metrics_of(

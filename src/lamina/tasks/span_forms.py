@@ -18,7 +18,7 @@ import regex
 from lamina.tasks.label_cells import LabelCellError, class_name, is_missing, plain, shown, spelled_list
 from lamina.tasks.tag_schemes import SPAN_LABEL
 from lamina.tasks.words import Span
-from lamina.utils import parse_json
+from lamina.utils import RepeatedKeyError, parse_json
 
 LabelledSpan: TypeAlias = tuple[Span, str]
 Units: TypeAlias = Sequence[int]  # what the edges of spans count -> the character there
@@ -87,8 +87,10 @@ def _spelled(text: str) -> object:
     """Return the value that a text spells in JSON, or as a Python list; raise SpanError if it spells neither."""
     try:
         return parse_json(text) if text[0] == "{" else plain(spelled_list(text))
-    except ValueError:
-        raise SpanError(shown(text), ", which is not JSON; a text with spans is a list of them in JSON.") from None
+    except ValueError as error:
+        cause = error if isinstance(error, RepeatedKeyError) else error.__cause__
+        why = f"in which {cause}" if isinstance(cause, RepeatedKeyError) else "which is not JSON"
+        raise SpanError(shown(text), f", {why}; a text with spans is a list of them in JSON.") from None
 
 
 def _list_of(cell: Mapping[str, object]) -> object:

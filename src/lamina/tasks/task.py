@@ -21,7 +21,7 @@ from lamina.tasks.base import (
     positive_name,
 )
 from lamina.tasks.labels import check_names, with_declared_names
-from lamina.tasks.metrics import metrics_of
+from lamina.tasks.metrics import metrics_of, named_class
 from lamina.tasks.naming_checks import NOTHING_SPARE, check_spec, classes_without_rows, input_column, warn_of_cases
 from lamina.tasks.presets import fetch, find_preset, published_files
 from lamina.tasks.recorded_rows import ROW, RecordedTables, StatesSource, build_rows, recorded_tables
@@ -83,7 +83,7 @@ class Task:
     columns: Mapping[str, str | int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Look up the kind if its name was passed, and check the positive class.
+        """Look up the kind if its name was passed, and the label that `positive` names.
 
         Raises:
             UnknownNameError: If no such kind is registered, or there is no such class.
@@ -95,10 +95,12 @@ class Task:
             if len(self.labels) != 2 or not self.kind.single_label(self.problem_type):
                 got = f"positive is '{self.positive}' for {len(self.labels)} labels ({self.problem_type})"
                 raise ConfigError(f"task {self.name}: {got}; only one of two classes can be positive.")
-            check_known(f"task {self.name}", [self.positive], self.labels, "label")
+            object.__setattr__(self, "positive", named_class(f"task {self.name}", self.positive, self.labels))
 
     def with_positive(self, positive: str | int) -> Task:
         """Return the same task with another positive class, and with "f1" among its metrics.
+
+        A number or bool names a label as `lamina.tasks.metrics.named_class` says.
 
         Raises:
             UnknownNameError: If there is no such class.
@@ -106,7 +108,7 @@ class Task:
         """
         known = self.kind.metrics(self.problem_type, self.labels)
         metrics = (*self.metrics, *(name for name in known if name == "f1" and name not in self.metrics))
-        return replace(self, positive=positive_name(positive), metrics=metrics)
+        return replace(self, positive=named_class(f"task {self.name}", positive, self.labels), metrics=metrics)
 
     def __repr__(self) -> str:
         """Return name, kind, labels, metric and the number of rows of each split."""

@@ -101,11 +101,13 @@ class BankRunner(Runner):
 
         Raises:
             UnknownNameError: If the bank has no reader of a task's name.
-            ConfigError: If a part is empty, or task and head differ in kind, problem type or labels.
+            ConfigError: If a part is empty, or task and head differ in kind, problem type or labels; or if the frozen
+                model has changed.
         """
         if not tasks:
             raise ConfigError(f"{self.op}: no task was given; at least one is needed, as {{reader name: task}}.")
         super().check(tasks, parts)
+        self.bank.seal_base(self.op)
         for name, task in tasks.items():
             check_known(self.op, [name], self.bank, "reader")
             head = self.bank[name].config.head

@@ -50,7 +50,9 @@ def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, 
     return dict(tasks)
 
 
-def with_positive(op: str, tasks: Mapping[str, Task], positive: Mapping[str, str] | str | None) -> dict[str, Task]:
+def with_positive(
+    op: str, tasks: Mapping[str, Task], positive: Mapping[str, str | int] | str | int | None
+) -> dict[str, Task]:
     """Return the tasks with the positive classes that the user passed: one for all tasks, or one by learner name.
 
     `op` is the operation, for messages.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar, get_args
@@ -95,14 +95,32 @@ class PassOptions(BaseModel):
         rule = _rule(problems[0]) + (", or None" if cls.model_fields[name].default is None else "")
         return ConfigError(f"{op}: {name} is {value!r}; it must be {rule}.")
 
-    def check_kinds(self, op: str, kinds: Iterable[Kind]) -> None:
-        """Raise ConfigError if `prefix` is set (text in front of every source) and a kind in `kinds` does not allow it.
+    def check_kinds(self, op: str, kinds: Collection[Kind]) -> None:
+        """Raise ConfigError if an option is set that has no effect on tasks of these kinds.
 
+        `prefix` (text in front of every source) must be allowed by all kinds; every other option must be used by one.
         `op` is the operation, for the message.
         """
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
+        use = {"max_target_length": "generates", "num_beams": "generates", "stride": "per_token", "augment": "draws"}
+        for name in filter(self._is_set, use):
+            if kinds and not any(getattr(kind, use[name]) for kind in kinds):
+                what = f"for a task of kind {next(iter(kinds))}, which has no use for it"
+                raise ConfigError(f"{op}: {name} is {getattr(self, name)!r} {what}. Leave it out.")
+        for name, (other, values) in _ONLY_WITH.items():
+            if self._is_set(name) and getattr(self, other) not in values:
+                what = f"which only has an effect with {other}={' or '.join(map(str, values))}"
+                raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}, {what}.")
+        for name, other in _ONLY_BESIDE.items():
+            if self._is_set(name) and not self._is_set(other):
+                raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}, which has no effect without {other}.")
+
+    def _is_set(self, name: str) -> bool:
+        """Return whether an option exists and differs from its default."""
+        field = type(self).model_fields.get(name)
+        return field is not None and getattr(self, name) != field.get_default(call_default_factory=True)
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
         """Return options for encoding one split as inputs of at most `max_length` tokens or samples."""
@@ -119,6 +137,21 @@ class PassOptions(BaseModel):
     def scoring_batch_size(self) -> int:
         """Rows per pass without gradients."""
         return self.batch_size
+
+
+# Option -> another option, and the values of it with which the first has an effect.
+_ONLY_WITH: Mapping[str, tuple[str, tuple[object, ...]]] = {
+    "momentum": ("optimizer", ("sgd",)),
+    "adam_epsilon": ("optimizer", ("adamw", "adam")),
+    **dict.fromkeys(("plateau_factor", "plateau_patience", "min_learning_rate"), ("schedule", ("plateau",))),
+    **dict.fromkeys(("cache_dtype", "cache_dir"), ("cache", ("auto", "on"))),
+}
+# Option -> another option that must be set too.
+_ONLY_BESIDE = {
+    "early_stopping_min_delta": "early_stopping_patience",
+    "weight_decay_on": "weight_decay",
+    "length_penalty": "num_beams",
+}
 
 
 def _or_empty(rates: object) -> object:
@@ -174,7 +207,7 @@ class FitOptions(PassOptions):
     trackers: Sequence[Literal["tensorboard", "mlflow", "trackio", "wandb"]] = ()
     progress: bool = True
 
-    def check_use(self, op: str, kinds: Iterable[Kind], *, bank: bool, train_base: bool = False) -> None:
+    def check_use(self, op: str, kinds: Collection[Kind], *, bank: bool, train_base: bool = False) -> None:
         """Raise ConfigError if an option is set that has no effect in this run.
 
         Args:
@@ -187,10 +220,10 @@ class FitOptions(PassOptions):
         where, unused = "a whole model", _OF_BANKS
         if bank:
             where, unused = "a bank whose base is frozen", () if train_base else _BASE_ONLY
-        for name in unused:
-            value = getattr(self, name)
-            if value != type(self).model_fields[name].get_default(call_default_factory=True):
-                raise ConfigError(f"{op}: {name} is {value!r}; {where} has no use for it.")
+        for name in filter(self._is_set, unused):
+            raise ConfigError(f"{op}: {name} is {getattr(self, name)!r}; {where} has no use for it.")
+        if self._is_set("warmup_ratio") and self.warmup_steps is not None:
+            raise ConfigError(f"{op}: warmup_ratio and warmup_steps are both set; only one can hold. Leave one out.")
 
     def encode_options(self, part: str, max_length: int) -> EncodeOptions:
         """Return options for encoding one split; `seed` decides which tokens are masked and how images are cropped."""
@@ -217,7 +250,8 @@ class FitOptions(PassOptions):
         return self.batch_size * self.gradient_accumulation_steps
 
 
-_OF_BANKS = ("cache", "base_learning_rate", "importance_steps")  # options without effect on a whole model
+# options without effect on a whole model
+_OF_BANKS = ("cache", "cache_dtype", "cache_dir", "base_learning_rate", "importance_steps")
 _BASE_ONLY = ("layer_decay", "layer_rates", "base_learning_rate")  # options of a base model that is trained
 
 

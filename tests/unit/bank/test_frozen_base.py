@@ -8,17 +8,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.support.stored import TEXTS, tiny_bank, tiny_model, tiny_tokenizer
 from torch import nn
 
+import lamina
 from lamina.bank import ReaderBank
 from lamina.errors import ConfigError
 from lamina.layers.fingerprints import fingerprint
+from lamina.prediction.calibrate import calibrate
 
-MATCH = "weights of the model have changed"
+MATCH = "the model has changed"
 
 
 @pytest.fixture
@@ -125,6 +128,10 @@ def step(bank: ReaderBank, *, fused: bool) -> None:
     optimizer.step()
 
 
+def part(bank: ReaderBank, name: str = "") -> Any:
+    return bank.model.get_submodule("encoder.layer.1" + (name and f".{name}"))
+
+
 CHANGES: dict[str, Callable[[ReaderBank], object]] = {
     "in place": lambda bank: weight(bank).mul_(2),
     "one number": lambda bank: weight(bank)[0, 0].fill_(9),
@@ -136,6 +143,16 @@ CHANGES: dict[str, Callable[[ReaderBank], object]] = {
     "optimizer": lambda bank: step(bank, fused=False),
     "fused optimizer": lambda bank: step(bank, fused=True),  # torch does not count these changes
     "half": lambda bank: bank.model.half(),
+    # nothing in torch counts these
+    "through data": lambda bank: weight(bank).data.mul_(2),
+    "through NumPy": lambda bank: weight(bank).detach().numpy().__imul__(2),
+    "forward": lambda bank: setattr(part(bank), "forward", lambda states, *_args, **_options: states),
+    "activation": lambda bank: setattr(part(bank, "intermediate"), "intermediate_act_fn", nn.ReLU()),
+    "method": lambda bank: setattr(part(bank), "feed_forward_chunk", lambda states: states),
+    "number": lambda bank: setattr(part(bank, "attention.self"), "scaling", 1.0),
+    "number gone": lambda bank: delattr(part(bank, "attention.self"), "num_attention_heads"),
+    "buffer": lambda bank: bank.model.embeddings.token_type_ids.add_(1),
+    "config": lambda bank: setattr(bank.model.config, "is_decoder", True),
 }
 
 
@@ -159,6 +176,49 @@ def test_a_change_is_noticed_by_every_pass_and_by_saving(
     with pytest.raises(ConfigError, match="save with changed_base=True"):
         bank.save_pretrained(tmp_path / "bank")
     assert not (tmp_path / "bank").exists()
+
+
+def test_a_class_whose_forward_was_replaced_is_noticed(
+    bank: ReaderBank, batch: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+):
+    expected = bank(**batch)[first(bank)].logits
+    with monkeypatch.context() as patch:
+        patch.setattr(type(part(bank, "output")), "forward", lambda _self, states, _before: states[..., :32])
+        with pytest.raises(ConfigError, match=r"BertOutput\.forward was replaced"):
+            bank(**batch)
+    assert torch.equal(bank(**batch)[first(bank)].logits, expected)  # it is back
+
+
+@pytest.mark.parametrize("use", ["evaluate", "calibrate", "predict_file", "save"])
+def test_one_number_that_was_written_without_a_trace_is_found_by_longer_work(
+    use: str, bank: ReaderBank, tmp_path: Path
+):
+    name, rows = first(bank), [{"sentence": text, "label": "good"} for text in TEXTS]
+    task = lamina.Task.from_dataset(
+        "sequence_classification", {"validation": rows}, labels=bank[name].config.head.labels
+    )
+    (tmp_path / "texts.txt").write_text("bad\n")
+    actions: dict[str, Callable[[], object]] = {
+        "evaluate": lambda: lamina.evaluate(bank, {name: task}),
+        "calibrate": lambda: calibrate(bank, lamina.Monitor(name, "bad"), task, threshold=0.5),
+        "predict_file": lambda: lamina.predict_file(bank, tmp_path / "texts.txt", tmp_path / "out.jsonl"),
+        "save": lambda: bank.save_pretrained(tmp_path / "bank"),
+    }
+    lamina.evaluate(bank, {name: task})
+    weight(bank).data[0, 0] += 1
+    with pytest.raises(ConfigError, match=r"ha(ve|s) other values"):
+        actions[use]()
+
+
+def test_what_changes_no_answer_is_no_change(bank: ReaderBank, batch: dict[str, torch.Tensor]):
+    expected = bank(**batch)[first(bank)].logits
+    bank.model.note, part(bank).note = [1], object()
+    bank.model.config.note_of_mine = None
+    bank.model.config.output_attentions = False
+    bank.model.embeddings.position_ids = bank.model.embeddings.position_ids.clone()
+    part(bank, "output.dropout").p = 0.5
+    part(bank).forward = part(bank).forward
+    assert torch.equal(bank(**batch)[first(bank)].logits, expected)
 
 
 def test_a_bank_that_takes_over_the_readers_goes_on(bank: ReaderBank, batch: dict[str, torch.Tensor], tmp_path: Path):
@@ -196,8 +256,8 @@ def test_weights_that_came_back_are_the_same_if_their_fingerprint_is_known(
 def test_a_change_that_leaves_no_trace_is_found_when_saving(bank: ReaderBank, tmp_path: Path):
     bank.save_pretrained(tmp_path)
     before = fingerprint(bank.model, "main")
-    weight(bank).detach().numpy()[:] *= 2
-    with pytest.raises(ConfigError, match="the stack 'main' has another fingerprint"):
+    weight(bank).detach().numpy()[0, 0] *= 2
+    with pytest.raises(ConfigError, match="the weights of the stack 'main' have other values"):
         bank.save_pretrained(tmp_path)
     assert before in (tmp_path / "lamina.json").read_text()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -110,6 +111,24 @@ def test_what_can_go_on_after_an_interruption_says_how(lamina, monkeypatch: pyte
     monkeypatch.setattr("lamina.recipes.schema.load_recipe", stop)
     ran = lamina("train", str(tmp_path / "r.yaml"))
     assert (ran.code, ran.err) == (130, "interrupted; run the command with --resume to continue from what was saved\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (OSError(errno.ENOSPC, "full", "out/x"), "out/x cannot be read or written (No space left on device). Free"),
+        (OSError(errno.EDQUOT, "full"), "a file cannot be read or written (Disk quota exceeded). Free disk space, and"),
+        (PermissionError(errno.EACCES, "no", "x"), "x cannot be read or written (Permission denied). Check the path"),
+        (Exception('error: IoError(Os { code: 28, kind: StorageFull, message: "full" })'), "No space left on device"),
+        (RuntimeError("No space left on device (os error 28)"), "No space left on device"),
+    ],
+)
+def test_what_the_system_refuses_is_one_line_and_ends_with_2(
+    error: Exception, says: str, lamina, monkeypatch: pytest.MonkeyPatch
+):
+    ran = ends(lamina, monkeypatch, error)
+    assert (ran.code, ran.err.count("\n"), ran.out) == (2, 1, "")
+    assert says in ran.err
 
 
 def test_an_unexpected_error_is_one_line_and_ends_with_1(lamina, monkeypatch: pytest.MonkeyPatch):

@@ -380,6 +380,7 @@ def test_a_plan_holds_edits_in_any_order(lamina, base: Path, tmp_path: Path):
         ("edits: []", (), "edits: "),
         ("edits: [{merge: {}}]", ("--task", "cola"), "--task was given without drop_least in the plan"),
         ("edits: [{merge: {}}]\ntask: {preset: cola, epochs: 3}", (), "'epochs' is for lamina train"),
+        ("edits: [{merge: {}}]\ntask: cola", (), "no edit measures on a task; only drop_least does"),
     ],
 )
 def test_plans_that_are_wrong(lamina, base: Path, tmp_path: Path, text, options, message):

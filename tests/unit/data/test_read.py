@@ -475,7 +475,7 @@ def test_a_column_or_key_that_comes_twice_is_an_error(tmp_path: Path):
     (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": "x", "label": "y"}\n')
     for name, said in (
         ("a.parquet", "has two columns 'label'"),
-        ("a.jsonl", "row 1 is not JSON .the key 'label' comes t"),
+        ("a.jsonl", "row 1 is not clear: the key 'label' comes twice"),
     ):
         with pytest.raises(DataError, match=said):
             read_table(tmp_path / name)

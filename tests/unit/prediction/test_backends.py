@@ -186,7 +186,7 @@ def test_a_base_that_was_changed_is_an_error_as_in_pytorch(folder: Path):
     with torch.no_grad():
         bank.model.get_parameter("encoder.layer.0.output.dense.weight").add_(0.3)
     for backend in ("auto", "torch"):
-        with pytest.raises(ConfigError, match="the weights of the model have changed"):
+        with pytest.raises(ConfigError, match="the model has changed"):
             lamina.predict(bank, TEXTS, backend=backend)
 
 

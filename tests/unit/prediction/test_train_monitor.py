@@ -221,6 +221,12 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             DataError,
             "row 1, column 'messages': the cell is not JSON",
         ),
+        (
+            [{"messages": '[{"role": "user", "role": "assistant"}]', "label": label} for label in ("bad", "ok")],
+            {},
+            DataError,
+            r"row 1, column 'messages': the cell is not JSON \(the key 'role' comes twice\)",
+        ),
         (replies(100), {"rate": 0.01}, ConfigError, "a rate of 0.01 with 95 % confidence needs 299, about 1196 in the"),
         (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1"),
         (replies(100), {"rate": 1}, ConfigError, "the rate is 1"),

@@ -62,6 +62,21 @@ def test_the_size_of_json_before_binary_data_counts_for_tensors_only(size: bytes
     assert tensor.status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/predict", b'{"inputs": "a", "inputs": "b"}'),
+        ("/predict", b'{"inputs": "a", "parameters": {"x": 1, "x": 1}}'),
+        ("/v1/moderations", b'{"input": "a", "input": "b"}'),
+        ("/v2/models/mood/infer", b'{"inputs": [], "inputs": []}'),
+    ],
+)
+def test_a_key_that_comes_twice_is_refused(path: str, body: bytes):
+    with TestClient(create_app(tiny_bank())) as client:
+        response = client.post(path, content=body, headers={"content-type": "application/json"})
+    assert (response.status_code, "comes twice" in response.text) == (422, True)
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le"])
 def test_a_body_in_another_encoding_is_refused(encoding: str):
     with TestClient(create_app(tiny_bank())) as client:

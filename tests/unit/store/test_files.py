@@ -217,6 +217,11 @@ class TestJson:
         with pytest.raises(StoreError, match=r"x.json is not JSON .*; the file is damaged"):
             read_json(tmp_path / "x.json")
 
+    def test_a_key_that_comes_twice(self, tmp_path: Path):
+        (tmp_path / "x.json").write_text('{"a": {"b": 1, "b": 2}}')
+        with pytest.raises(StoreError, match=r"x\.json is not clear: the key 'b' comes twice"):
+            read_json(tmp_path / "x.json")
+
     def test_something_else_than_an_object(self, tmp_path: Path):
         (tmp_path / "x.json").write_text("[1]")
         with pytest.raises(StoreError, match="holds no JSON object"):

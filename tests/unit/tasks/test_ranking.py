@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
@@ -13,7 +14,7 @@ from lamina.errors import ConfigError, UnknownNameError
 from lamina.monitors.calibration import Calibration
 from lamina.tasks import kind_of
 from lamina.tasks.class_results import ClassResults, positive_id
-from lamina.tasks.metrics import score_ranking
+from lamina.tasks.metrics import named_class, score_ranking
 from lamina.tasks.task import Task
 
 ALL = ("auroc", "recall_at_1", "recall_at_5")
@@ -113,6 +114,37 @@ def test_other_names_of_the_classes_have_their_own_positive_class():
         assert positive_id(replace(made, labels=labels), ()) == positive
     with pytest.raises(UnknownNameError, match="unknown label 'yes'; known: bad, ok"):
         replace(replace(made, positive="yes"), labels=("bad", "ok"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "given", "named"),
+    [
+        (("0", "1"), 0, "0"),
+        (("0", "1"), np.int64(1), "1"),
+        (("0", "1"), True, "1"),
+        (("1", "2"), 1.0, "1"),
+        (("False", "True"), False, "False"),
+        (("FALSE", "TRUE"), True, "TRUE"),
+        (("false", "true"), 1, "true"),
+        (("no", "yes"), True, "yes"),
+        (("No", "Yes"), "no", "No"),
+        (("bad", "ok"), " bad\u200b", "bad"),
+    ],
+)
+def test_a_positive_class_is_named_in_any_clear_form(labels: tuple[str, str], given: Any, named: str):
+    rows = [{"text": str(at), "label": labels[at % 2]} for at in range(20)]
+    made = Task.from_dataset(KIND, {"train": rows}, text="text", labels=labels)
+    assert named_class("evaluate", given, labels) == named
+    if isinstance(given, str | int):
+        assert made.with_positive(given).positive == named
+        assert Task.from_dataset(KIND, {"train": rows}, text="text", labels=labels, positive=given).positive == named
+
+
+@pytest.mark.parametrize("given", [1, True, "Bad", "", 0.5, ["bad"], b"bad"])
+def test_a_positive_class_that_is_not_clear_is_an_error(given: Any):
+    """The number of a label is no name, because the alphabet orders the labels."""
+    with pytest.raises((UnknownNameError, ConfigError), match=r"known: bad, ok|the classes are bad, ok"):
+        named_class("evaluate", given, ("bad", "ok"))
 
 
 def test_no_class_is_positive_because_of_its_letters():

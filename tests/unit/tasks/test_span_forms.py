@@ -110,6 +110,19 @@ def test_two_labels_of_a_word_are_an_error(both: list[Any], caplog: pytest.LogCa
     assert "1 of 1 rows have a span that is not in their text or that tags cannot mark" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        '[{"start": 0, "end": 3, "label": "PER", "label": "ORG"}]',
+        "[{'start': 0, 'end': 3, 'label': 'PER', 'label': 'ORG'}]",
+        '{"label": [], "label": [[0, 3, "PER"]]}',
+    ],
+)
+def test_a_key_that_comes_twice_in_a_cell_is_an_error(cell: str):
+    with pytest.raises(DataError, match="in which the key 'label' comes twice"):
+        read(cell)
+
+
 def test_utf16_units_become_characters(caplog: pytest.LogCaptureFixture):
     """As annotation tools in JavaScript count them; all rows are read alike, also those that could be characters."""
     party = "\U0001f389" * 5 + " Ana met Bo"

@@ -10,6 +10,7 @@ import pytest
 from lamina import evaluate, finetune, fit, predict, predict_file
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.monitors import calibrate
+from lamina.tasks import kind_of
 from lamina.train.options import FitOptions, PassOptions, per_reader
 
 
@@ -173,3 +174,38 @@ def test_one_value_for_all_or_one_for_each():
         per_reader({"a": 1, "b": 1, "aa": 1}, ["a", "b"], "epochs")
     with pytest.raises(ConfigError, match="fit: epochs has no value for reader 'b'; it needs one for each"):
         per_reader({"a": 1}, ["a", "b"], "epochs")
+
+
+NO_EFFECT = [
+    ({"momentum": 0.5}, "momentum is 0.5, which only has an effect with optimizer=sgd"),
+    ({"optimizer": "sgd", "adam_epsilon": 0.1}, "only has an effect with optimizer=adamw or adam"),
+    ({"plateau_factor": 0.1}, "only has an effect with schedule=plateau"),
+    ({"plateau_patience": 1}, "only has an effect with schedule=plateau"),
+    ({"min_learning_rate": 0.1}, "only has an effect with schedule=plateau"),
+    ({"cache": "off", "cache_dir": "here"}, "only has an effect with cache=auto or on"),
+    ({"cache": "off", "cache_dtype": "float32"}, "only has an effect with cache=auto or on"),
+    ({"early_stopping_min_delta": 0.1}, "has no effect without early_stopping_patience"),
+    ({"weight_decay_on": "all"}, "has no effect without weight_decay"),
+    ({"warmup_ratio": 0.1, "warmup_steps": 3}, "warmup_ratio and warmup_steps are both set"),
+    ({"num_beams": 4}, "num_beams is 4 for a task of kind sequence_classification, which has no use for it"),
+    ({"max_target_length": 9}, "max_target_length is 9 for a task of kind sequence_classification"),
+    ({"stride": 4}, "stride is 4 for a task of kind sequence_classification"),
+    ({"augment": False}, "augment is False for a task of kind sequence_classification"),
+    ({"length_penalty": 0.5}, "has no effect without num_beams"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), NO_EFFECT, ids=lambda value: str(value)[:40])
+def test_an_option_without_effect_is_refused(options: dict[str, Any], message: str):
+    made = FitOptions.of(options)
+    with pytest.raises(ConfigError, match=message):
+        made.check_use("fit", [kind_of("sequence_classification")], bank=True)
+
+
+def test_options_with_an_effect_are_allowed():
+    kinds = [kind_of(name) for name in ("sequence_classification", "token_classification", "summarization")]
+    options = {"num_beams": 4, "length_penalty": 0.5, "max_target_length": 9, "stride": 4, "schedule": "plateau"}
+    options |= {"plateau_factor": 0.1, "early_stopping_patience": 2, "early_stopping_min_delta": 0.1}
+    FitOptions.of(options).check_use("fit", kinds, bank=True)
+    FitOptions.of({"augment": False}).check_use("fit", [kind_of("image_classification")], bank=True)
+    FitOptions.of({"optimizer": "sgd", "momentum": 0.5, "warmup_steps": 3}).check_use("fit", kinds[:1], bank=True)

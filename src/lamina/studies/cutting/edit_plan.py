@@ -70,6 +70,14 @@ class EditPlan(Strict):
     seed: Seed = 0  # of random weights, and of healing
     task: Annotated[PlanTask | None, _NAMED] = None  # the name of a preset, or the keys of a task in a recipe
 
+    @model_validator(mode="after")
+    def _uses_task(self) -> EditPlan:
+        """Check that an edit measures on the plan's task."""
+        if self.task is not None and not self.needs_weights():
+            with error_at("task"):
+                raise ConfigError(f"no edit measures on a task; only {DROP_LEAST} does. Add it, or leave the task out")
+        return self
+
     def __call__(
         self,
         model: PreTrainedModel,

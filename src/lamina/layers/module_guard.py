@@ -1,0 +1,217 @@
+"""Detect changes of a stack's modules beside its weights: settings, functions, buffers, and the model's config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, cast, final
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from lamina.layers.adapters import without_adapters
+from lamina.layers.base_facts import around, is_setting, is_value, modules_around, settings_of
+from lamina.layers.preserve import buffers_of, changed_by_passes
+from lamina.layers.stack import LayerStack
+from lamina.layers.wrappers import unwrapped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FORWARD = "forward"
+# Attributes of torch's modules that repeat the shapes of their weights.
+_SHAPES = frozenset({"in_features", "out_features", "num_embeddings", "embedding_dim", "num_parameters"})
+_version: Callable[[Tensor], int] = attrgetter("_version")
+_forward: Callable[[type], object] = attrgetter(_FORWARD)
+
+
+class _Name(str):
+    """The name of a function. It stands for the function in a copy of the guard, because copies have other objects."""
+
+    __slots__ = ()
+
+
+@final
+class ModuleGuard:
+    """Remembers the modules of a stack; `is_same` tells within microseconds whether they are as they were.
+
+    Some models change themselves when they run. Two such changes are allowed: attributes, modules and buffers that a
+    pass of the model was seen to change (`changed_by_passes`), and new tensors in place of buffers that are not in the
+    state dict (a table of positions grows).
+
+    Args:
+        model: The model.
+        stack: The stack.
+    """
+
+    def __init__(self, model: nn.Module, stack: LayerStack) -> None:
+        self._owner = cast("PreTrainedModel", around(model, stack))  # the paths below are paths in it
+        self._modules = dict(modules_around(self._owner, set(stack.run)))
+        self._ignored = {path: changed_by_passes(type(module)) for path, module in self._modules.items()}
+        self._remember()
+
+    def _remember(self) -> None:
+        """Record the modules as they are now."""
+        self._settings = {path: self._settings_of(path) for path in self._modules}
+        self._config = settings_of(self._owner.config)
+        self._digests = {key: _digest(tensor) for key, tensor in self._tensors()}
+        self._watch()
+
+    def _watch(self) -> None:
+        """Record the objects by which `is_same` sees that nothing has changed."""
+        self._kinds = list(map(type, self._modules.values()))
+        self._classes = list(dict.fromkeys(self._kinds))
+        self._forwards = list(map(_forward, self._classes))
+        self._attributes = [vars(module) for module in self._modules.values()]
+        self._sizes = list(map(len, self._attributes))
+        named = zip(self._settings.values(), self._attributes, strict=True)
+        present = ((vars_, [name for name in own if name in vars_]) for own, vars_ in named)
+        self._getters = [(itemgetter(*names), vars_) for vars_, names in present if names]
+        self._values = [get(vars_) for get, vars_ in self._getters]
+        self._options = dict(vars(self._owner.config))
+        self._places = [(buffers_of(self._modules[path]), name) for path, name in self._digests]
+        self._marks = self._present_marks()
+        self._is_ready = True
+
+    def __getstate__(self) -> dict[str, object]:
+        # copies have other functions, and other dicts of attributes, than the modules that they were copied from
+        named = {
+            path: {name: _name_of(value) if callable(value) else value for name, value in own.items()}
+            for path, own in self._settings.items()
+        }
+        kept = ("_owner", "_modules", "_ignored", "_config", "_digests")
+        empty = {"_classes": [], "_forwards": [], "_marks": []}
+        return {**{name: vars(self)[name] for name in kept}, **empty, "_settings": named, "_is_ready": False}
+
+    def look_again(self) -> None:
+        """Compare everything the next time, because modules were replaced."""
+        self._is_ready = False
+
+    def find_change(self) -> str | None:
+        """Return how the modules have changed since they were recorded, as a phrase for a message; None if not."""
+        if (change := self._first_change()) is None:
+            self._remember()
+        return change
+
+    def is_same(self) -> bool:
+        """Return whether nothing has touched the modules. It must be fast, because every pass of a bank calls it."""
+        try:
+            return (
+                self._is_ready
+                and list(map(len, self._attributes)) == self._sizes
+                and [get(vars_) for get, vars_ in self._getters] == self._values
+                and list(map(type, self._modules.values())) == self._kinds
+                and list(map(_forward, self._classes)) == self._forwards
+                and vars(self._owner.config) == self._options
+                and self._present_marks() == self._marks
+            )
+        except KeyError:  # an attribute or a buffer was deleted
+            return False
+
+    def _present_marks(self) -> list[tuple[int, int, int]]:
+        """Return identity, version and address of the buffers."""
+        tensors = [cast("Tensor", buffers[name]) for buffers, name in self._places]
+        return [(id(t), 0 if t.is_inference() else _version(t), t.data_ptr()) for t in tensors]
+
+    def _first_change(self) -> str | None:
+        """Return the first change that counts, as a phrase. Modules that the model has replaced are looked up again."""
+        for path, module in list(self._modules.items()):
+            now = self._lookup(path)
+            if (now is None or type(now) is not type(module)) and not self._may_change(path):
+                kind = "nothing" if now is None else f"a {type(now).__name__}"
+                return f"'{path}' is {kind} now, not a {type(module).__name__}"
+            if now is None:
+                del self._modules[path], self._settings[path]
+            else:
+                self._modules[path] = now
+        for cls, known in zip(self._classes, self._forwards, strict=True):
+            if _forward(cls) is not known:
+                return f"{cls.__name__}.forward was replaced"
+        for name in self._config.keys() | (now := settings_of(self._owner.config)).keys():
+            if now.get(name) != self._config.get(name):
+                return f"{name} of its config is {now.get(name)!r}, not {self._config.get(name)!r}"
+        return next(filter(None, map(self._changed_setting, self._settings)), None) or self._changed_buffer()
+
+    def _lookup(self, path: str) -> nn.Module | None:
+        """Return the module that is at a path now, without adapters and compilation; None if there is none."""
+        try:
+            return without_adapters(unwrapped(self._owner.get_submodule(path)))
+        except AttributeError:
+            return None
+
+    def _may_change(self, path: str) -> bool:
+        """Return whether passes of the model replace the module at a path, or one that contains it."""
+        parts = path.split(".")
+        parents = ((".".join(parts[:count]), part) for count, part in enumerate(parts))
+        return any(name in self._ignored.get(parent, ()) for parent, name in parents)
+
+    def _changed_setting(self, path: str) -> str | None:
+        """Return which attribute of a module has changed, as a phrase; None if none has."""
+        known, now, kind = self._settings[path], self._settings_of(path), type(self._modules[path])
+        where = f"'{path}'" if path else "the model"
+        # of new attributes, the module's code knows those that stand in place of one of its class
+        for name in (*known, *(name for name in now if name not in known and hasattr(kind, name))):
+            old, new = known.get(name), now.get(name)
+            if (_name_of(new) if isinstance(old, _Name) else new) != old:
+                if name == _FORWARD or callable(new) or callable(old):
+                    return f"{name} of {where} was replaced"
+                return f"{name} of {where} is {new!r}, not {old!r}"
+        return None
+
+    def _changed_buffer(self) -> str | None:
+        """Return which buffer has other values, as a phrase; None if none has."""
+        marks = dict(zip(self._digests, self._marks, strict=False))
+        for (path, name), tensor in self._tensors():
+            is_replaced = (path, name) in marks and marks[path, name][0] != id(tensor)
+            if is_replaced and name in vars(self._modules[path])["_non_persistent_buffers_set"]:
+                continue
+            if (old := self._digests.get((path, name))) is not None and old != _digest(tensor):
+                return f"the buffer '{path}.{name}' has other values"
+        return None
+
+    def _settings_of(self, path: str) -> dict[str, object]:
+        """Return the attributes of a module that decide what it computes: numbers, texts, lists of these, functions."""
+        module, ignored = self._modules[path], self._ignored[path]
+        settings: dict[str, object] = {}
+        for name, value in vars(module).items():
+            if not is_setting(name) or name in _SHAPES or name in ignored or hasattr(nn.Module, name):
+                continue
+            if isinstance(value, list):
+                value = cast("list[object]", value).copy()
+            if is_value(value) or callable(value):
+                settings[name] = value
+        if (forward := _own_forward(module)) is not None:
+            settings[_FORWARD] = forward
+        return settings
+
+    def _tensors(self) -> Iterator[tuple[tuple[str, str], Tensor]]:
+        """Yield ((path, name), buffer) for the buffers of all modules, without counters."""
+        for path, module in self._modules.items():
+            for name, buffer in buffers_of(module).items():
+                if buffer is None or buffer.is_meta or name in self._ignored[path]:
+                    continue
+                if buffer.is_floating_point() or buffer.numel() > 1:
+                    yield (path, name), buffer
+
+
+def _own_forward(module: nn.Module) -> object:
+    """Return the function that replaces a module's `forward`; None if the module computes as its class does.
+
+    accelerate's and torch's own wrappers around the method do not count.
+    """
+    attributes = vars(module)
+    own = attributes.get("_old_forward" if "_hf_hook" in attributes else _FORWARD)
+    own = getattr(own, "_torchdynamo_orig_callable", own)
+    return None if getattr(own, "__func__", None) is type(module).forward else own
+
+
+def _name_of(function: object) -> _Name:
+    """Return the name of a function, or of the type of another callable object."""
+    return _Name(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def _digest(tensor: Tensor) -> str:
+    """Return a digest of a tensor's type, shape and content."""
+    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return f"{tensor.dtype} {tuple(tensor.shape)} {xxhash.xxh3_64_hexdigest(content)}"
