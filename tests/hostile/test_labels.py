@@ -54,6 +54,17 @@ def test_in_a_file_it_is_an_error_with_its_row(tmp_path: Path, ending: str, labe
     assert sum(map(len, task.splits.values())) == 4
 
 
+@pytest.mark.parametrize("cell", [None, math.nan, pd.NA, np.float32("nan")])
+def test_in_memory_beside_a_part_whose_labels_are_secret(cell: Any, caplog: pytest.LogCaptureFixture):
+    rows = [{"sentence": "a", "label": label} for label in ("yes", "no", cell, "yes")]
+    parts = {"train": rows, "validation": rows, "test": [{"sentence": "b", "label": cell}] * 2}
+    with pytest.raises(DataError, match="row 3 has no label in column 'label'"):
+        Task.from_dataset(KIND, parts)
+    task = Task.from_dataset(KIND, parts, missing_labels="drop")
+    assert {part: len(split) for part, split in task.splits.items()} == {"train": 3, "validation": 3}
+    assert "every cell is -1 or empty" in caplog.text
+
+
 @pytest.mark.parametrize("cell", ["null", "NaN", '""', None])
 def test_in_json_lines(tmp_path: Path, cell: str | None):
     rows = ['"yes"', '"no"', cell, '"no"']

@@ -25,7 +25,8 @@ _MISSING = frozenset({"", "na", "n/a", "#n/a", "<na>", "nan", "nat", "null", "no
 _NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _WHOLE = re.compile(r"[-+]?\d+")
 _COMMA_NUMBER = re.compile(r"[-+]?\d+,\d+")
-_BLANK = "\u200b\u2060\ufeff"  # characters without width, which texts from spreadsheets and web pages carry
+# characters without width, which texts from spreadsheets and web pages carry; many of them are marks of direction
+_BLANK = "\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\u061c\ufeff\u00ad"
 _TRIMMED = re.compile(rf"^[\s{_BLANK}]+|[\s{_BLANK}]+$")
 _LONGEST_LIST = 1 << 16  # characters of a text that is read as a list
 # A cell as Python has it: a text, number, bool or None, a list of these, or an object of a type that is no label.

@@ -60,7 +60,7 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
     others = {part: table for part, table in tables.items() if part != "train" and len(tables) > 1}
     hidden = {part: table for part, table in others.items() if all(map(is_hidden, table.cells(spec.label)))}
     train = tables["train"].cells(spec.label) if hidden and "train" in tables else ()
-    if "-1" in (spec.labels or ()) or any(is_hidden(cell) and cell not in (None, "") for cell in train):
+    if "-1" in (spec.labels or ()) or any(is_hidden(cell) and not _is_empty(plain(cell)) for cell in train):
         hidden = {}  # -1 is a class
     for table in hidden.values():
         what = "has no label in column '%s' (every cell is -1 or empty), so it is left out of the task"
@@ -70,9 +70,15 @@ def labelled(tables: Mapping[str, Table], spec: ColumnSpec, *, texts: bool = Fal
 
 def is_hidden(cell: object) -> bool:
     """Return whether a cell is empty or -1, as in published test sets whose labels are secret."""
-    if isinstance(cell, list | tuple):
+    cell = plain(cell)
+    if isinstance(cell, list):
         return bool(cell) and all(map(is_hidden, cell))
-    return cell is None or cell == -1 or (isinstance(cell, str) and cell.strip() in ("", "-1"))
+    return _is_empty(cell) or (isinstance(cell, int | float | str) and str(cell).strip() in ("-1", "-1.0"))
+
+
+def _is_empty(cell: object) -> bool:
+    """Return whether a cell has no value: a blank text, None, NaN or pandas' NA, which refuses to be compared."""
+    return not cell.strip() if isinstance(cell, str) else not isinstance(cell, list) and is_missing(cell)
 
 
 def every_row(table: Table) -> Table:

@@ -1,8 +1,8 @@
 """Recognise how tags mark spans, and write them in one way.
 
 Tags mark spans as IOB1, IOB2, IOBES (BIOES), BILOU or BMES, with the mark before or after the label (`B-PER`, `PER-B`,
-`B_PER`), in capitals or not, or without a label (`B`, `I`, `O`). Lamina writes all of them as IOB2: "O" outside spans,
-"B-x" at the first word of a span with label x, "I-x" inside it.
+`B_PER`, `B:PER`, `B/PER`, or with a dash), in capitals or not, or without a label (`B`, `I`, `O`). Lamina writes all of
+them as IOB2: "O" outside spans, "B-x" at the first word of a span with label x, "I-x" inside it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,14 @@ class TagScheme:
         return {found[0] for tag in tags if (found := self.read(tag)) is not None}
 
 
-_FORMS = ("(?P<mark>[{}])-(?P<label>.+)", "(?P<mark>[{}])_(?P<label>.+)")
-_FORMS += ("(?P<label>.+)-(?P<mark>[{}])", "(?P<label>.+)_(?P<mark>[{}])", "(?P<mark>[{}])")
+# Between mark and label: a hyphen, an underscore, or other signs, among them the dashes of word processors.
+_JOINS = ("-", "_", r"[\u2010-\u2015\u2212\uff0d:/|.]")
+_FORMS = (
+    *(f"(?P<mark>[{{}}]){join}(?P<label>.+)" for join in _JOINS),
+    *(f"(?P<label>.+){join}(?P<mark>[{{}}])" for join in _JOINS),
+    "(?P<mark>[{}])",
+)
+_BRACKET = re.compile(r"\(.+\*?\)?")  # "(PER*", which opens a span in CoNLL-2012
 _USUAL = TagScheme(re.compile(_FORMS[0].format(_MARKS)), "O")
 _SCHEMES = tuple(
     TagScheme(re.compile(form.format(marks)), outside)
@@ -81,9 +87,11 @@ def _marks_spans(scheme: TagScheme, tags: set[str]) -> bool:
 def odd_tag(tags: Iterable[str]) -> str | None:
     """Find a tag that does not fit the scheme of the others, such as "0" among "B-x" and "I-x"; else return None.
 
-    Call it with tags for which `recognise` returned None.
+    Tags in brackets, such as "(PER*" and "*)", do not fit either. Call it with tags for which `recognise` returned None.
     """
     tags = list(dict.fromkeys(tags))
+    if (opening := next(filter(_BRACKET.fullmatch, tags), None)) and any(")" in tag for tag in tags):
+        return opening
     for scheme in _SCHEMES:
         odd = [tag for tag in tags if scheme.read(tag) is None]
         fitting = set(tags) - set(odd)

@@ -64,6 +64,7 @@ def tag_splits(tables: Mapping[str, Table], spec: ColumnSpec) -> tuple[ColumnSpe
 def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
     """Return the tag names of each row, with None in place of -100; raise DataError unless each word has a tag."""
     tags: list[tuple[str | None, ...]] = []
+    _check_words(table, spec)
     for row, words, marks in zip(table.rows, table.column(spec.text), table.column(spec.label), strict=True):
         if not isinstance(words, list | tuple) or not isinstance(marks, list | tuple):
             column = spec.label if isinstance(words, list | tuple) else spec.text
@@ -78,6 +79,18 @@ def _tags(table: Table, spec: ColumnSpec) -> list[tuple[str | None, ...]]:
         with lab.cell_errors(table, row, spec.label):
             tags.append(tuple(_tag_name(mark, spec.labels or ()) for mark in marks))
     return tags
+
+
+def _check_words(table: Table, spec: ColumnSpec) -> None:
+    """Raise DataError if the column of the words of a CoNLL file counts them: 1, 2, 3 in every sentence."""
+    words = table.column(spec.text) if table.numbered and len(table.columns) > 2 else [()]
+    if all(list(sentence) == [str(number + 1) for number in range(len(sentence))] for sentence in words) and any(words):
+        hint = "The words may be in column 1: text=1, or --text 1"
+        raise DataError(
+            f"task: {table.path} has the numbers of the words in column '{spec.text}', not the words. {hint}.",
+            path=table.path,
+            column=str(spec.text),
+        )
 
 
 def _tag_name(mark: object, labels: Sequence[str]) -> str | None:

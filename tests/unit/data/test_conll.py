@@ -9,6 +9,7 @@ from tests.support.files import put
 
 from lamina.data.read import read_table
 from lamina.errors import DataError
+from lamina.tasks.task import Task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,3 +51,13 @@ def test_the_lines_of_conllu_that_repeat_words_are_left_out(tmp_path: Path):
 def test_a_comment_inside_a_sentence_is_named(tmp_path: Path):
     with pytest.raises(DataError, match="row 2 has 4 columns; the file has 2"):
         read_table(put(tmp_path / "some.conll", "Ana B-PER\n# not a comment\n"))
+
+
+def test_the_numbers_of_words_are_not_read_as_words(tmp_path: Path):
+    path = put(tmp_path / "some.conll", "1 Ana B-PER\n2 left O\n\n1 Lima B-LOC\n")
+    with pytest.raises(DataError, match=r"has the numbers of the words in column '0'.* text=1"):
+        Task.from_files("token_classification", train=path, validation=path)
+    assert list(Task.from_files("token_classification", train=path, validation=path, text=1).split("train").texts) == [
+        "Ana left",
+        "Lima",
+    ]

@@ -46,6 +46,7 @@ def chosen(task: Task) -> list[list[str]]:
     [
         (" pos\u00a0", "pos"),
         ("\ufeffpos\u200b", "pos"),
+        ("\u202bpos\u200f\u00ad", "pos"),
         ("Zoe\u0308", "Zo\u00eb"),
         (2.0, "2"),
         (np.int8(2), "2"),

@@ -41,6 +41,9 @@ def test_a_word_without_a_tag_interrupts_no_span():
         ("I-x I-x O I-y", "B-x I-x O B-y"),  # IOB1
         ("B-a-b I-a-b O", "B-a-b I-a-b O"),
         ("S-x O", "B-x O"),
+        ("B–x I–x O B–y", "B-x I-x O B-y"),  # noqa: RUF001  with dashes
+        ("B:x I:x O B:y", "B-x I-x O B-y"),
+        ("x/B x/I O y/B", "B-x I-x O B-y"),
     ],
 )
 def test_schemes_become_one(tags: str, expected: str):
@@ -57,7 +60,14 @@ def test_tags_that_mark_no_spans(tags: str):
 
 @pytest.mark.parametrize(
     ("tags", "odd"),
-    [("B-x I-x O 0", "0"), ("B-x o O", "o"), ("tag B-x O", "tag"), ("B_x I_x O X", "X"), ("B-x I-x O x-B", "x-B")],
+    [
+        ("B-x I-x O 0", "0"),
+        ("B-x o O", "o"),
+        ("tag B-x O", "tag"),
+        ("B_x I_x O X", "X"),
+        ("B-x I-x O x-B", "x-B"),
+        ("* (x* *) (y)", "(x*"),
+    ],
 )
 def test_the_tag_that_keeps_others_from_marking_spans(tags: str, odd: str):
     assert recognise(tags.split()) is None
