@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from lamina.data.read import Table
 from lamina.data.windows import IGNORED
+from lamina.errors import DataError
 from lamina.tasks import labels as lab
 from lamina.tasks.base import ColumnSpec
 from lamina.tasks.label_cells import class_name, plain
