@@ -104,9 +104,8 @@ class PassOptions(BaseModel):
         for kind in kinds:
             if self.prefix and not kind.takes_prefix:
                 raise ConfigError(f"{op}: prefix is '{self.prefix}' for a task of kind {kind}, which takes no prefix.")
-        use = {"max_target_length": "generates", "num_beams": "generates", "stride": "per_token", "augment": "draws"}
-        for name in filter(self._is_set, use):
-            if kinds and not any(getattr(kind, use[name]) for kind in kinds):
+        for name in filter(self._is_set, ("max_target_length", "num_beams")):
+            if kinds and not any(kind.generates for kind in kinds):
                 what = f"for a task of kind {next(iter(kinds))}, which has no use for it"
                 raise ConfigError(f"{op}: {name} is {getattr(self, name)!r} {what}. Leave it out.")
         for name, (other, values) in _ONLY_WITH.items():
@@ -144,7 +143,6 @@ _ONLY_WITH: Mapping[str, tuple[str, tuple[object, ...]]] = {
     "momentum": ("optimizer", ("sgd",)),
     "adam_epsilon": ("optimizer", ("adamw", "adam")),
     **dict.fromkeys(("plateau_factor", "plateau_patience", "min_learning_rate"), ("schedule", ("plateau",))),
-    **dict.fromkeys(("cache_dtype", "cache_dir"), ("cache", ("auto", "on"))),
 }
 # Option -> another option that must be set too.
 _ONLY_BESIDE = {

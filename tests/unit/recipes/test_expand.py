@@ -172,17 +172,17 @@ def test_a_head_that_does_not_fit_the_data_is_told_with_its_reader():
 def test_a_run_per_task_method_setting_and_seed():
     methods = {
         "plain": {},
-        "some edits": {"edits": [INSERT], "grid": {"insert.layers": [1, "1-2"], "num_beams": [1, 2]}},
+        "some edits": {"edits": [INSERT], "grid": {"insert.layers": [1, "1-2"], "save_steps": [1, 2]}},
     }
     found = expand_recipe(tuning(methods, seeds=[3, 5]), {})
     assert [name for name in found if "plain" in name] == ["cola-plain-3", "cola-plain-5"]
     edited = [found[f"cola-some-edits_{number:04}-3"] for number in (1, 2, 3, 4)]
     assert len(found) == 2 + 8
-    settings = [(spec.settings["insert.layers"], spec.settings["num_beams"]) for spec in edited]
+    settings = [(spec.settings["insert.layers"], spec.settings["save_steps"]) for spec in edited]
     assert settings == [(1, 1), (1, 2), ("1-2", 1), ("1-2", 2)]
-    assert edited[3].settings == {"method": "some edits", "insert.layers": "1-2", "num_beams": 2, "seed": 3}
+    assert edited[3].settings == {"method": "some edits", "insert.layers": "1-2", "save_steps": 2, "seed": 3}
     assert edited[3].edits == (("insert", {**INSERT["insert"], "layers": "1-2"}),)
-    assert (edited[3].options, edited[3].reader) == ({"num_beams": 2, "seed": 3}, None)
+    assert (edited[3].options, edited[3].reader) == ({"save_steps": 2, "seed": 3}, None)
 
 
 def test_repeats_have_rows_and_seeds_of_their_own():

@@ -182,15 +182,11 @@ NO_EFFECT = [
     ({"plateau_factor": 0.1}, "only has an effect with schedule=plateau"),
     ({"plateau_patience": 1}, "only has an effect with schedule=plateau"),
     ({"min_learning_rate": 0.1}, "only has an effect with schedule=plateau"),
-    ({"cache": "off", "cache_dir": "here"}, "only has an effect with cache=auto or on"),
-    ({"cache": "off", "cache_dtype": "float32"}, "only has an effect with cache=auto or on"),
     ({"early_stopping_min_delta": 0.1}, "has no effect without early_stopping_patience"),
     ({"weight_decay_on": "all"}, "has no effect without weight_decay"),
     ({"warmup_ratio": 0.1, "warmup_steps": 3}, "warmup_ratio and warmup_steps are both set"),
     ({"num_beams": 4}, "num_beams is 4 for a task of kind sequence_classification, which has no use for it"),
     ({"max_target_length": 9}, "max_target_length is 9 for a task of kind sequence_classification"),
-    ({"stride": 4}, "stride is 4 for a task of kind sequence_classification"),
-    ({"augment": False}, "augment is False for a task of kind sequence_classification"),
     ({"length_penalty": 0.5}, "has no effect without num_beams"),
 ]
 
