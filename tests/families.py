@@ -8,7 +8,8 @@
     python tests/families.py --table                    write docs/results/families.md
 
 Each model type runs in a process of its own with a limit on time and memory, so a crash counts as "not built". Results
-are kept in out/families, a file for each model type, and the table is made from them.
+are kept in out/families, a file for each model type, and the table is made from them. A model type without a result
+keeps its row of the page, if that is about the same version of transformers.
 
 A model type is *right* if every state that `lamina.tap` gives is the model's own hidden state, bit for bit; *wrong* if
 one is not, or if reading it ends in an error that is not Lamina's; *refused* if Lamina says that it cannot read the
@@ -28,7 +29,6 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,11 @@ def main() -> int:
     results = _results()
     print(", ".join(f"{count} {status}" for status, count in Counter(r["status"] for r in results).items()))
     if args.table:
-        if missing := sorted({*MODEL_MAPPING_NAMES} - {str(result["type"]) for result in results}):
+        rows = {**_present_rows(), **{str(result["type"]): _row(result) for result in results}}
+        if missing := sorted({*MODEL_MAPPING_NAMES} - {*rows}):
             print(f"{len(missing)} model types have no result, such as {missing[0]}; run the command without --table")
             return 2
-        write_text(PAGE, _page(results))
+        write_text(PAGE, _page(rows))
     return int(any(result["status"] == "wrong" for result in results))
 
 
@@ -219,23 +220,57 @@ def _equal_form(state: Any, expected: Any) -> str | None:
         views |= {"packed": expected[None]}
     if expected.ndim == 3:
         views |= {"without padding": expected[:, : state.shape[1]]}
+        if _is_repeated(state, expected):
+            return "repeated"
     return next((form for form, view in views.items() if torch.equal(view, state)), None)
+
+
+def _is_repeated(state: Any, expected: Any) -> bool:
+    """Return whether a state has each of the model's own states for several positions in a row.
+
+    In CANINE, one state for the whole text comes before these.
+    """
+    length, count = state.shape[1], expected.shape[1]
+    if count >= length:
+        return False
+    number = torch.arange(length)
+    rates = [each for each in range(2, length + 1) if length // each == count]
+    chosen = [number * count // length, *((1 + number // each).clamp(max=count - 1) for each in rates)]
+    return any(torch.equal(state, expected[:, positions]) for positions in chosen)
 
 
 def _attribute(name: str, stack: Any) -> str:
     return "hidden_states" if stack.tower is not None else STATES[name]
 
 
-def _page(results: list[Result]) -> str:
-    """Return the page of the table."""
-    return "\n".join(_lines(results)) + "\n"
+def _present_rows() -> dict[str, str]:
+    """Return model type -> its row of the page; {} if the page is about another version of transformers."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines() if PAGE.exists() else []
+    if not any(f"transformers {transformers.__version__} " in line for line in lines):
+        return {}
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+
+
+def _row(result: Result) -> str:
+    """Return the row of a model type."""
+    return f"| `{result['type']}` | {STATUSES[result['status']]} | {_detail(result)} |"
+
+
+def _page(rows: dict[str, str]) -> str:
+    """Return the page of the table; `rows` are the rows by model type."""
+    counts = Counter(row.split(" | ")[1] for row in rows.values())
+    parts = [f"{counts[status]} are {status}" for status in STATUSES.values()]
+    said = f"There are {len(rows)} model types: {', '.join(parts[:-1])} and {parts[-1]}."
+    intro = INTRO.format(version=transformers.__version__, counts=said)
+    table = ["| model type | result | stacks or reason |", "|---|---|---|", *(rows[name] for name in sorted(rows))]
+    return "\n".join([intro, *table]) + "\n"
 
 
 INTRO = """# Every model family
 
 ```sh
 python tests/families.py          # all model types; takes about an hour
-python tests/families.py --table  # writes this page
+python tests/families.py --table  # writes this page; model types that were not run again keep their rows
 ```
 
 The script takes each model type that transformers {version} has an `AutoModel` for, makes a small model of it from its
@@ -244,24 +279,13 @@ own config class with random weights, reads it with `lamina.tap`, and compares e
 
 - **right**: every state is the model's own. The stacks and their numbers of layers follow. Where the model keeps its
   states in another form, the table says how they are read: as the mean of several residual streams, as a sequence of
-  the patches of an image, or without the padding that the model adds inside.
+  the patches of an image, without the padding that the model adds inside, or repeated for the positions that share one.
 - **refused**: Lamina says that it cannot read the model, and why.
 - **not built**: no small config of the model type makes a model here, because a package is missing or because the
   script finds no settings that fit.
 
 This page is written by the script; do not edit it.
 """
-
-
-def _lines(results: list[Result]) -> Iterator[str]:
-    counts = Counter(result["status"] for result in results)
-    parts = [f"{counts[status]} are {STATUSES[status]}" for status in STATUSES]
-    said = f"There are {len(results)} model types: {', '.join(parts[:-1])} and {parts[-1]}."
-    yield INTRO.format(version=transformers.__version__, counts=said)
-    yield "| model type | result | stacks or reason |"
-    yield "|---|---|---|"
-    for result in sorted(results, key=lambda result: result["type"]):
-        yield f"| `{result['type']}` | {STATUSES[result['status']]} | {_detail(result)} |"
 
 
 def _detail(result: Result) -> str:

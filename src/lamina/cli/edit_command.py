@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeAlias, TypedDict
 
@@ -48,7 +49,7 @@ _TRAIN_INSERTED = "Freeze everything but the inserted layers, poolers and heads.
 _TRAIN = 'Freeze everything but these parts of the model, such as "inserted,classifier" or "layer.*.output".'
 _SEEDED = "Seed of random weights, and of healing. Default: 0, or that of --plan."
 _PROGRESS = "Show progress bars while --drop auto:N, or drop_least of a plan, chooses and measures blocks."
-_STACK = 'Stack of blocks to change: "encoder" or "decoder". Default: the only one, or the encoder.'
+_STACK = 'Stack of blocks to change: "encoder", "decoder" or a tower ("vision"). Default: the only one, or the encoder.'
 _HEAD = 'Head of the model: a kind of task, such as "masked_lm", or a class of transformers. Default: the saved one.'
 _NEW_WEIGHTS = "Initialise weights that the saved files lack at random, for example those of a new --head."
 
@@ -65,7 +66,7 @@ class EditFacts(TypedDict):
     """The JSON that `lamina edit` prints with --json.
 
     `output_difference` is the largest absolute difference between the model's outputs before and after the edits, on a
-    small batch; `saved` is the output folder. In a dry run both are None.
+    small batch; None if the model cannot run on one. `saved` is the output folder. In a dry run both are None.
     """
 
     model: str
@@ -393,24 +394,30 @@ def _layers(model: PreTrainedModel) -> dict[str, int]:
 def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return name -> tensor of a model's outputs on a small random batch, computed in eval mode.
 
-    If the head cannot run on this batch, the outputs are those of the model without its head.
+    If the head cannot run on this batch, the outputs are those of the model without its head; {} if that cannot either.
     """
     from lamina.layers.preserve import preserve_model
-    from lamina.layers.probe_input import probe_input
+    from lamina.layers.probe_input import NoInputError, probe_input
 
     base: PreTrainedModel = getattr(model, "base_model", model)
     with preserve_model(model):
-        try:
-            output = model(**probe_input(model, _TOKENS, _SEED).inputs, return_dict=True)
-        except (RuntimeError, ValueError, TypeError):
-            output = base(**probe_input(base, _TOKENS, _SEED).inputs, return_dict=True)
-    return {name: value for name, value in output.items() if hasattr(value, "is_floating_point")}
+        for part, full in product(dict.fromkeys((model, base)), (None, True)):  # a model with towers needs a full input
+            try:
+                output = part(**probe_input(part, _TOKENS, _SEED, full=full).inputs, return_dict=True)
+            except (RuntimeError, ValueError, TypeError, NoInputError):
+                continue
+            return {name: value for name, value in output.items() if hasattr(value, "is_floating_point")}
+    return {}
 
 
-def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """Return the largest absolute difference between tensors that have the same name and shape in both mappings."""
+def _difference(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float | None:
+    """Return the largest absolute difference between tensors that have the same name and shape in both mappings.
+
+    None if there are no such tensors.
+    """
     same = [name for name in before if name in after and before[name].shape == after[name].shape]
-    return max(float((before[name].double() - after[name].double()).abs().max()) for name in same)
+    differences = (float((before[name].double() - after[name].double()).abs().max()) for name in same)
+    return max(differences, default=None)
 
 
 def _show(facts: EditFacts) -> None:
@@ -439,5 +446,6 @@ def _show(facts: EditFacts) -> None:
     if facts["saved"] is None:
         print("dry run: nothing was saved")
         return
-    print(f"largest difference of the outputs on a small batch: {facts['output_difference']:.3g}")
+    if facts["output_difference"] is not None:
+        print(f"largest difference of the outputs on a small batch: {facts['output_difference']:.3g}")
     print(f"saved in {facts['saved']}")

@@ -19,10 +19,11 @@ _DEPTHS = {  # names of the setting that holds the number of blocks; `attribute_
     "encoder": ("encoder_layers", "num_encoder_layers", "num_layers", "num_hidden_layers"),
     "decoder": ("decoder_layers", "num_decoder_layers"),
 }
+_ANY_DEPTH = _DEPTHS["encoder"]  # the names for a tower, which has a config of its own
 
 
 def cut_configs(
-    config: PretrainedConfig, stack: str, depth: int, order: Sequence[int], op: str
+    config: PretrainedConfig, stack: str, depth: int, order: Sequence[int], op: str, *, owner: object = None
 ) -> Iterator[PretrainedConfig]:
     """Yield configs that may describe the edited model, the most likely first.
 
@@ -35,16 +36,20 @@ def cut_configs(
         depth: Its number of blocks.
         order: The new blocks: numbers of the present ones, from 1.
         op: The operation, for messages.
+        owner: The config of the part of the model that has the stack, which may be nested in `config`. It is tried
+            first. None: not known.
 
     Raises:
         ConfigError: If no setting of the config holds the depth.
     """
-    _check_attention(config, order, op)
-    holders = [name for name in ("", *_inner(config)) if _depth_names(config, name, stack, depth)]
+    parts = {name: getattr(config, name) if name else config for name in ("", *_inner(config))}
+    _check_attention([part for part in parts.values() if part is owner] or [*parts.values()], order, op)
+    holders = [name for name in parts if _depth_names(config, name, stack, depth)]
+    holders.sort(key=lambda name: parts[name] is not owner)
     if not holders:
         raise ConfigError(
             f"{op}: no entry of the config says that the {stack} stack has {depth} blocks, so a reload would bring "
-            f"the old blocks back; looked for {', '.join(_DEPTHS[stack])}."
+            f"the old blocks back; looked for {', '.join(_DEPTHS.get(stack, _ANY_DEPTH))}."
         )
     for every_list in (False, True):
         for name in holders:
@@ -56,23 +61,23 @@ def cut_configs(
                 yield cut
 
 
-def _check_attention(config: PretrainedConfig, order: Sequence[int], op: str) -> None:
+def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
     """Raise ConfigError if a model with attention in only some of its blocks would lose all blocks with attention.
 
     Such a model asks the cache of an attention block how many tokens it has read. Linear attention does not count.
 
     Args:
-        config: The config of the whole model.
+        parts: The config of the part of the model that has the stack, or all configs that may be it.
         order: Numbers of the blocks that stay, from 1.
         op: The operation, for the message.
     """
-    for part in (config, *(getattr(config, name) for name in _inner(config))):
+    for part in parts:
         for name in BLOCK_SETTINGS.types:
             kinds = getattr(part, name, None) or ()
             attends = [str(kind).endswith("attention") and not str(kind).startswith("linear") for kind in kinds]
             if any(attends) and len(kinds) >= max(order) and not any(attends[layer - 1] for layer in order):
                 where = ", ".join(str(layer) for layer, attending in enumerate(attends, 1) if attending)
-                problem = f"no block with attention would stay, and this {config.model_type} needs one to count tokens"
+                problem = f"no block with attention would stay, and this {part.model_type} needs one to count tokens"
                 raise ConfigError(f"{op}: {problem}. Keep one of the blocks {where}.")
 
 
@@ -84,7 +89,7 @@ def _inner(config: PretrainedConfig) -> list[str]:
 def _depth_names(config: PretrainedConfig, inner: str, stack: str, depth: int) -> list[str]:
     """Return the settings that hold a stack's depth, in a config or in its nested config `inner`."""
     part = getattr(config, inner) if inner else config
-    names = _DEPTHS["main"] if inner and inner == stack else _DEPTHS[stack]
+    names = _DEPTHS["main"] if inner and inner == stack else _DEPTHS.get(stack, _ANY_DEPTH)
     return [name for name in names if getattr(part, name, None) == depth]
 
 

@@ -98,14 +98,15 @@ def _plan(model: PreTrainedModel, stack: LayerStack, order: Sequence[int], path:
 
     `path` is the path of the module list that holds the blocks, and `op` the operation, for messages.
     """
-    first = tuple(FIRST_BLOCK.get(family_of(model), ()))
+    first = tuple(FIRST_BLOCK.get(family_of(stack.tower or model), ()))
     errors: list[tuple[ConfigError, Exception]] = []
     try:
         before = _build_empty(model, model.config)
     except Exception as error:  # configs and constructors raise many types of errors
         problem = f"no model can be built from the config ({type(error).__name__}: {first_line(error)})"
         raise ConfigError(f"{op}: {problem}. {_HAND}") from error
-    for config in cut_configs(model.config, stack.name, stack.depth, order, op):
+    owner: object = getattr(stack.tower or stack.scope, "config", None)
+    for config in cut_configs(model.config, stack.name, stack.depth, order, op, owner=owner):
         try:
             plan = _Plan(before, _build_empty(model, config), order, path, first)
         except Exception as error:

@@ -36,7 +36,7 @@ def duplicate_(model: PreTrainedModel, layers: Selector, *, identity: bool = Tru
         identity: True: the residual branches of the copies start at zero, so that the model's outputs stay the same
             until the copies are trained. The last weights of each branch are zeroed: the output projections of
             attention and feed-forward network, or a norm that follows them. False: the blocks run twice.
-        stack: Name of the stack. None: the only one, or the encoder. Towers (CLIP) cannot be changed.
+        stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
         The edit, with the names of the copies' parameters.

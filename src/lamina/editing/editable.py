@@ -81,16 +81,12 @@ def movable_stack(model: PreTrainedModel, stack: str | None, op: str) -> LayerSt
     """Return the stack whose blocks an edit removes, moves or repeats.
 
     Raises:
-        ConfigError: If the model cannot be edited, the stack has no module per block, or it is the tower of a larger
-            model.
+        ConfigError: If the model cannot be edited, the stack has no module per block, or the model has several towers
+            and none is named.
         UnknownNameError: If the stack does not exist.
     """
     check_editable(model, op)
-    edited, _ = select_blocks(model, "all", stack, op)
-    if edited.tower is not None:
-        problem = f"the {edited.name} stack is one of several towers, whose depths the config does not hold separately"
-        raise ConfigError(f"{op}: {problem}. Load that tower by itself, as {type(edited.tower).__name__}.")
-    return edited
+    return select_blocks(model, "all", stack, op)[0]
 
 
 def convolution_blocks(model: PreTrainedModel, op: str) -> tuple[str, list[nn.Module]]:

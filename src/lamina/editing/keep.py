@@ -30,15 +30,15 @@ def keep_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
     Args:
         model: A transformers model.
         layers: Layer selector: which blocks stay. A list may name them in another order, which the blocks then have.
-        stack: Name of the stack. None: the only one, or the encoder. Towers (CLIP) cannot be cut.
+        stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
         The edit; its `layers` are the removed blocks. If nothing would change, it is not recorded.
 
     Raises:
         ConfigError: If no block would stay, the family cannot have this order of blocks, the shape of another part of
-            the model depends on the depth, the stack is a tower, or the model cannot be edited. The model is then
-            unchanged.
+            the model depends on the depth, the model has several towers and none is named, or the model cannot be
+            edited. The model is then unchanged.
         LayerIndexError: If a layer does not exist.
         UnknownNameError: If the stack does not exist.
 
@@ -58,7 +58,7 @@ def drop_(model: PreTrainedModel, layers: Selector, *, stack: str | None = None)
     Args:
         model: A transformers model.
         layers: Layer selector: which blocks are removed. Block i is layer i, from 1.
-        stack: Name of the stack. None: the only one, or the encoder. Towers (CLIP) cannot be cut.
+        stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
         The edit; its `layers` are the removed blocks, and its `parameters` those that are gone, under their old names.

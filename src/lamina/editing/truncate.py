@@ -24,14 +24,14 @@ def truncate_(model: PreTrainedModel, keep: int, stack: str | None = None) -> Ed
     Args:
         model: A transformers model.
         keep: Number of blocks to keep, from 1 to the depth. If it equals the depth, nothing is removed or recorded.
-        stack: Name of the stack. None: the only one, or the encoder. Towers (CLIP) cannot be truncated.
+        stack: Name of the stack. None: the only one, or the encoder. A model with towers (CLIP) has no default.
 
     Returns:
         The edit; its `layers` are the removed ones.
 
     Raises:
-        ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, the stack
-            is a tower, or the model cannot be edited. The model is then unchanged.
+        ConfigError: If `keep` is out of range, the shape of another part of the model depends on the depth, the model
+            has several towers and none is named, or the model cannot be edited. The model is then unchanged.
         UnknownNameError: If the stack does not exist.
     """
     edited = movable_stack(model, stack, _OP)

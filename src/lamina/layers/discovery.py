@@ -354,7 +354,8 @@ def _run_for_states(target: nn.Module, probe: Probe) -> States:
 def _find_places(model: nn.Module, name: str, states: tuple[Tensor, ...], trace: Trace, probe: Probe) -> _Places:
     """Find where each state of stack `name` was seen in a traced run on the input `probe`."""
     tokens = _tokens_of(name, probe)
-    forms = forms_of(states, probe, tokens)
+    downsampling: object = getattr(model.config, "downsampling_rate", 0)  # of CANINE
+    forms = forms_of(states, probe, tokens, downsampling=downsampling if isinstance(downsampling, int) else 0)
     _check_shapes(name, _formed(states, forms, tokens), probe.rows)
     seen = [trace.seen_as(state) for state in states]
     for layer, events in enumerate(seen):

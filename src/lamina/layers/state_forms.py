@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
+import torch
 from torch import Tensor
 
 from lamina.layers.probe_input import Probe
@@ -21,24 +22,30 @@ class Form:
             `[batch, width, rows, columns]`; the same with another order of axes. "packed": `[patches, width]`, the
             patches of all images in one sequence; the state has a batch of 1. "first": tokens that the model added
             after the real ones are cut off. "last": tokens that the model added before the real ones are cut off.
+            "repeated": one state for several tokens in a row; the state of each of these tokens is that one.
         axis: For "streams", the axis of the streams.
+        each: For "repeated", the number of tokens that share a state.
+        skip: For "repeated", the number of states before the first that stands for tokens. Tokens at the end that have
+            no state of their own share the last one.
     """
 
-    kind: Literal["streams", "patches", "channels", "packed", "first", "last"]
+    kind: Literal["streams", "patches", "channels", "packed", "first", "last", "repeated"]
     axis: int = 0
+    each: int = 1
+    skip: int = 0
 
     @property
     def cuts(self) -> bool:
         """Whether the conversion needs the number of tokens in the input."""
-        return self.kind in ("first", "last")
+        return self.kind in ("first", "last") or self.skip > 0
 
     def state(self, value: Tensor, tokens: int | None) -> Tensor:
         """Convert a hidden state from the form in which the model keeps it to `[batch, tokens, width]`.
 
         Args:
             value: The model's hidden state, in this form.
-            tokens: Number of tokens in the model's input; None if it has no tokens, as with images. Only the forms
-                "first" and "last" use it, to cut off the tokens that the model added.
+            tokens: Number of tokens in the model's input; None if it has no tokens, as with images. The forms for
+                which `cuts` is True use it, to return a state for each of these tokens.
         """
         if self.kind == "streams":
             return value.mean(self.axis)
@@ -48,6 +55,10 @@ class Form:
             return value.flatten(2).transpose(1, 2)
         if self.kind == "packed":
             return value[None]
+        if self.kind == "repeated":
+            own = value[:, self.skip :].repeat_interleave(self.each, 1)
+            missing = 0 if tokens is None else tokens - own.shape[1]
+            return torch.cat([own, value[:, -1:].expand(-1, missing, -1)], 1) if missing > 0 else own[:, :tokens]
         if tokens is None or tokens >= value.shape[1]:  # nothing was added
             return value
         return value[:, :tokens] if self.kind == "first" else value[:, value.shape[1] - tokens :]
@@ -91,13 +102,15 @@ def _first_tensor(state: object) -> object:
     return parts[0] if parts and all(isinstance(part, Tensor) for part in parts) else parts
 
 
-def forms_of(states: Sequence[object], probe: Probe, tokens: int | None) -> list[Form | None]:
+def forms_of(states: Sequence[object], probe: Probe, tokens: int | None, *, downsampling: int = 0) -> list[Form | None]:
     """Return the form of each hidden state that a model returned. None: it is already a state, or its form is unknown.
 
     Args:
         states: The hidden states, from layer 0.
         probe: The input of the model.
         tokens: The number of tokens in the stack's own input. None: it reads no text.
+        downsampling: The number of characters that share a state in a model that reads characters (CANINE); such states
+            follow one for the whole text. 0: there are none.
     """
     padding: Form | None = None
     # states longer than the text are padded only if others are not: some models add tokens of their own for good
@@ -111,8 +124,30 @@ def forms_of(states: Sequence[object], probe: Probe, tokens: int | None) -> list
         if is_cut and isinstance(state, Tensor) and state.ndim == 3 and state.shape[1] != tokens:
             # only in layer 0 is padding the same in all rows, as later layers may attend to other tokens there
             form = padding = padding or (None if forms else _side_of_padding(state, tokens or 0))
-        forms.append(form)
+        forms.append(form or _repeated(states, len(forms), probe, tokens, downsampling))
     return forms
+
+
+def _repeated(states: Sequence[object], layer: int, probe: Probe, tokens: int | None, downsampling: int) -> Form | None:
+    """Return the form of a layer with one state for several tokens of layer 0; None if it has no such states.
+
+    `states` are all layers; the other arguments are as for `forms_of`. Without text, only the last layer of audio
+    can have this form, because some encoders pool it in time; how the patches of an image were joined is not known.
+    """
+    first, state = states[0], states[layer]
+    if not isinstance(first, Tensor) or not isinstance(state, Tensor) or not first.ndim == state.ndim == 3:
+        return None
+    length, count = first.shape[1], state.shape[1]
+    if (first.shape[0], first.shape[2]) != (state.shape[0], state.shape[2]) or count >= length:
+        return None
+    if tokens is not None:
+        is_shared = downsampling > 1 and (length, count) == (tokens, tokens // downsampling)
+        return Form("repeated", each=downsampling, skip=1) if is_shared else None
+    is_pooled = layer == len(states) - 1 and count and length % count == 0 and not _AUDIO.isdisjoint(probe.inputs)
+    return Form("repeated", each=length // count) if is_pooled else None
+
+
+_AUDIO = frozenset({"input_features", "input_values"})
 
 
 def _form_of(state: Tensor, probe: Probe, tokens: int | None) -> Form | None:

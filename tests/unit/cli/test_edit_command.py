@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.support.stored import tiny_model, tiny_tokenizer
 from tests.support.tiny import FAMILIES
+from tests.support.towers import two_towers
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from lamina.editing.record import edits
@@ -50,6 +51,20 @@ def test_the_options_of_an_insertion(lamina, base: Path, tmp_path: Path):
     assert facts["edits"][0]["layers"] == [1, 3]
     assert facts["output_difference"] > 1e-3
     assert run(lamina, base, "--insert", "ffn", *options, "--dry-run")["edits"][0]["seed"] == facts["edits"][0]["seed"]
+
+
+def test_a_tower_is_named(lamina, tmp_path: Path):
+    model, out = tmp_path / "model", tmp_path / "out"
+    two_towers().save_pretrained(model)
+    assert "Give stack='text'" in lamina("edit", model, "--drop", "1", "-o", out).err
+    facts = run(lamina, model, "--drop", "1", "--stack", "vision", "-o", out)
+    assert facts["before"]["layers"] == {"text": 3, "vision": 4}
+    assert facts["after"]["layers"] == {"text": 3, "vision": 3}
+    assert facts["output_difference"] > 1e-3
+    assert [block["was"] for block in facts["blocks"]["vision"]["after"]] == [2, 3]
+    assert AutoModel.from_pretrained(out).config.vision_config.num_hidden_layers == 2
+    dry = run(lamina, model, "--drop", "1", "--stack", "vision", "--dry-run")
+    assert dry["edits"] == facts["edits"]
 
 
 @pytest.mark.parametrize(("family", "layers"), [("wav2vec2", {"main": 4}), ("convnext", {"main": 3})])

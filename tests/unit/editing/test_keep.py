@@ -112,6 +112,7 @@ def test_keeping_all_in_order_is_no_edit():
     ("settings", "order", "expected"),
     [
         ({"mlp_only_layers": [0, 3]}, [4, 1, 1], {"mlp_only_layers": [0, 1, 2], "num_hidden_layers": 3}),
+        ({"fullatt_block_indexes": (1, 3)}, [1, 2, 4], {"fullatt_block_indexes": [1, 2]}),
         ({"max_window_layers": 2}, [1, 3, 4], {"max_window_layers": 1}),
         ({"layer_rope_theta": [1.0, 2.0, 3.0, 4.0]}, [4, 2], {"layer_rope_theta": [4.0, 2.0]}),
     ],

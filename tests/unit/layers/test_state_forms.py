@@ -24,6 +24,7 @@ TAKEN_AS: dict[str, Callable[[Tensor], Tensor]] = {
     "qwen3_5_vision": lambda state: state[None],
     "longformer": lambda state: state,
     "cpmant": lambda state: state,
+    "qwen2_audio_encoder": lambda state: state.repeat_interleave(2, 1) if state.shape[1] == 512 else state,
 }
 
 
@@ -76,6 +77,31 @@ def test_the_side_of_padding_is_seen_in_layer_0():
     assert forms_of([padded.flip(1), later, last], probe, 3) == [Form("last"), Form("last"), None]
     assert forms_of([later, padded, last], probe, 3) == [None] * 3  # not known: what was added differs between the rows
     assert forms_of([padded, later], probe, 3) == [None, None]  # tokens of the model's own, in every layer
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [4, 9, 16])
+def test_characters_that_share_a_state_are_those_of_the_model(tokens: int):
+    """Layer i of CANINE's middle blocks is what the model itself joins with the states of its characters."""
+    model = build("canine")
+    joined: list[Tensor] = []
+    model.projection.register_forward_pre_hook(lambda _module, args: joined.append(args[0]))
+    ids = torch.randint(5, 99, (2, tokens))
+    with lamina.tap(model) as states:
+        own = model(ids, output_hidden_states=True).hidden_states
+    last = model.config.num_hidden_layers + 2  # after two states of characters and one of the first molecules
+    assert len(own[last][0]) == tokens // model.config.downsampling_rate
+    assert torch.equal(states[last], joined[-1][..., model.config.hidden_size :])
+    assert {state.shape for state in states.values()} == {(2, tokens, model.config.hidden_size)}
+
+
+def test_pooled_states_have_a_form_for_audio_only():
+    sound, image = (Probe({name: torch.zeros(1, 3, 8, 8)}, 1) for name in ("input_features", "pixel_values"))
+    states = [torch.randn(1, 8, 6), torch.randn(1, 8, 6), torch.randn(1, 4, 6)]
+    assert forms_of(states, sound, None) == [None, None, Form("repeated", each=2)]
+    assert forms_of(states, image, None) == [None] * 3
+    assert forms_of(states[::-1], sound, None) == [None] * 3
+    assert forms_of([*states[:2], torch.randn(1, 3, 6)], sound, None) == [None] * 3  # no whole number of positions
 
 
 def test_ambiguous_axes_have_no_form():

@@ -1,0 +1,100 @@
+"""Vision-language models: layers of the language model, read while the model gets an image beside its text."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from tests.support.small_configs import small_config
+from torch import Tensor
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+import lamina
+
+FAMILIES = ("llava", "gemma3", "qwen2_vl", "qwen3_vl")
+
+
+def build(name: str) -> Any:
+    """A small model that writes texts about images."""
+    torch.manual_seed(0)
+    config = small_config(CONFIG_MAPPING[name])
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](config).eval()
+
+
+def image(model: Any, seed: int) -> dict[str, Tensor]:
+    """An image as the model reads it: pixels, or the packed patches of four by four."""
+    config, rng = model.config.vision_config, torch.Generator().manual_seed(seed)
+    if hasattr(config, "temporal_patch_size"):
+        values = 3 * config.temporal_patch_size * config.patch_size**2
+        return {
+            "pixel_values": torch.randn(16, values, generator=rng),
+            "image_grid_thw": torch.tensor([[1, 4, 4]]),
+        }
+    return {"pixel_values": torch.randn(1, 3, config.image_size, config.image_size, generator=rng)}
+
+
+@torch.no_grad()
+def with_image(model: Any, seed: int = 0) -> dict[str, Tensor]:
+    """A text with an image in it."""
+    pixels = image(model, seed)
+    features = model.get_image_features(**pixels).pooler_output
+    count = sum(feature.shape[0] for feature in features)
+    token = model.config.image_token_id
+    ids = torch.tensor([[5, 6, *[token] * count, 7, 8, 9]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **pixels}
+    accepted = inspect.signature(model.forward).parameters
+    return inputs | {name: (ids == token).long() for name in _KINDS if name in accepted}
+
+
+_KINDS = ("token_type_ids", "mm_token_type_ids")  # which tokens stand for an image
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_layers_are_the_states_of_text_and_image(name: str):
+    """Law 2: the stack was found on a text alone."""
+    model = build(name)
+    assert lamina.stacks(model)["main"].depth == model.config.text_config.num_hidden_layers
+    inputs = with_image(model)
+    with lamina.tap(model) as states:
+        own = model(**inputs, output_hidden_states=True).hidden_states
+    assert [*states] == [*range(len(own))]
+    assert all(torch.equal(states[layer], state) for layer, state in enumerate(own))
+    with lamina.tap(model) as others:
+        model(**with_image(model, seed=1))
+    assert all((states[layer] - state).abs().max() > 1e-4 for layer, state in others.items())  # the image is seen
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_reader_reads_the_same_alone_and_while_the_model_writes(name: str):
+    model = build(name)
+    inputs = with_image(model)
+    plain = model(**inputs).logits
+    bank = lamina.ReaderBank(model)
+    bank.add("a", lamina.Reader(lamina.ScalarMix(), lamina.SequenceClassification(2, pooling="mean")))
+    bank.eval()
+    alone = bank(**inputs)["a"].logits
+    with bank.listen() as heard:
+        assert torch.equal(model(**inputs).logits, plain)
+    torch.testing.assert_close(heard["a"].logits, alone, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_both_parts_are_cut_and_reload(name: str, tmp_path: Any):
+    """The stack is the language model; the vision tower is edited as a model of its own."""
+    model = build(name)
+    inputs = with_image(model)
+    lamina.drop_(model, 2)
+    lamina.duplicate_(model, 1, identity=False)
+    tower = getattr(model.model, "visual", None) or model.model.vision_tower
+    lamina.drop_(tower, 1)
+    edited = model(**inputs).logits
+    lamina.save(model, tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert torch.equal(again(**inputs).logits, edited)
+    assert again.config.vision_config.to_dict() == model.config.vision_config.to_dict()
