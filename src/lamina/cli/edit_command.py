@@ -404,7 +404,7 @@ def _outputs(model: PreTrainedModel) -> dict[str, Tensor]:
         for part, full in product(dict.fromkeys((model, base)), (None, True)):  # a model with towers needs a full input
             try:
                 output = part(**probe_input(part, _TOKENS, _SEED, full=full).inputs, return_dict=True)
-            except (RuntimeError, ValueError, TypeError, NoInputError):
+            except (RuntimeError, ValueError, TypeError, AttributeError, NoInputError):
                 continue
             return {name: value for name, value in output.items() if hasattr(value, "is_floating_point")}
     return {}
