@@ -4,7 +4,7 @@
 
 The states are random numbers in float16, pooled to one per row, 328 MB in one file. Three processes run, each with a
 peak of resident memory: one that only imports Lamina, one that trains a reader on the mean of 4 layers (ScalarMix) for
-3 epochs, and one that trains four readers of single layers (SingleLayer). Aim: at most 500 MB, with the import.
+3 epochs, and one that trains four readers of single layers (SingleLayer). Aim: at most 500 MB more than the import.
 """
 
 from __future__ import annotations
