@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from lamina.errors import ConfigError
+from lamina.errors import ConfigError, first_line
 from lamina.layers.roles import BLOCK_SETTINGS
 
 if TYPE_CHECKING:
@@ -40,10 +40,12 @@ def cut_configs(
             first. None: not known.
 
     Raises:
-        ConfigError: If no setting of the config holds the depth.
+        ConfigError: If no setting of the config holds the depth, or the family cannot have this order.
     """
     parts = {name: getattr(config, name) if name else config for name in ("", *_inner(config))}
-    _check_attention([part for part in parts.values() if part is owner] or [*parts.values()], order, op)
+    own = [part for part in parts.values() if part is owner] or [*parts.values()]
+    _check_attention(own, order, op)
+    _check_first(own, order, op)
     holders = [name for name in parts if _depth_names(config, name, stack, depth)]
     holders.sort(key=lambda name: parts[name] is not owner)
     if not holders:
@@ -56,7 +58,11 @@ def cut_configs(
             cut = copy.deepcopy(config)
             part = getattr(cut, name) if name else cut
             names = _depth_names(cut, name, stack, depth)
-            unknown = _set_blocks(part, names, depth, order, every_list=every_list)
+            try:
+                unknown = _set_blocks(part, names, depth, order, every_list=every_list)
+            except ValueError as error:  # some settings follow from others, which may contradict each other now
+                problem = f"with these blocks the config does not hold together ({first_line(error)})"
+                raise ConfigError(f"{op}: {problem}. Keep other blocks.") from error
             if unknown or not every_list:
                 yield cut
 
@@ -79,6 +85,23 @@ def _check_attention(parts: Sequence[PretrainedConfig], order: Sequence[int], op
                 where = ", ".join(str(layer) for layer, attending in enumerate(attends, 1) if attending)
                 problem = f"no block with attention would stay, and this {part.model_type} needs one to count tokens"
                 raise ConfigError(f"{op}: {problem}. Keep one of the blocks {where}.")
+
+
+def _check_first(parts: Sequence[PretrainedConfig], order: Sequence[int], op: str) -> None:
+    """Raise ConfigError if the first block would use a result of an earlier block, which it does not have.
+
+    The arguments are as for `_check_attention`.
+    """
+    for part in parts:
+        for name, kind in _BORROWING.items():
+            kinds = getattr(part, name, None) or ()
+            if len(kinds) >= max(order) and kinds[order[0] - 1] == kind:
+                others = ", ".join(str(layer) for layer, other in enumerate(kinds, 1) if other != kind)
+                problem = f"block {order[0]} cannot be the first; it uses what an earlier block has chosen ('{name}')"
+                raise ConfigError(f"{op}: {problem}. Put one of the blocks {others} first.")
+
+
+_BORROWING = {"indexer_types": "shared"}  # entry per block -> its value for blocks that use a result of an earlier one
 
 
 def _inner(config: PretrainedConfig) -> list[str]:

@@ -137,6 +137,20 @@ def test_a_model_of_several_kinds_of_blocks_keeps_one_with_attention():
         next(cut_configs(config, "main", 3, [1, 3], "keep_"))
 
 
+def test_a_block_that_uses_the_choice_of_an_earlier_one_is_not_the_first():
+    config = PretrainedConfig(num_hidden_layers=3, indexer_types=["full", "shared", "full"])
+    with pytest.raises(ConfigError, match=r"block 2 cannot be the first; .* Put one of the blocks 1, 3 first\."):
+        next(cut_configs(config, "main", 3, [2, 3], "keep_"))
+    assert next(cut_configs(config, "main", 3, [3, 2], "keep_")).indexer_types == ["full", "shared"]
+
+
+def test_settings_that_contradict_each_other_are_no_traceback():
+    config = AutoConfig.for_model("gemma3n_text", num_hidden_layers=4, num_kv_shared_layers=2, vocab_size=99)
+    config.layer_types = ["sliding_attention", "full_attention"] * 2
+    with pytest.raises(ConfigError, match=r"drop_: with these blocks the config does not hold together \(The set of"):
+        next(cut_configs(config, "main", 4, [1, 3, 4], "drop_"))
+
+
 def test_a_list_of_an_unknown_name_is_tried_second():
     config = PretrainedConfig(num_hidden_layers=3, widths=[1, 2, 3])
     first, second = cut_configs(config, "main", 3, [3, 1], "keep_")
