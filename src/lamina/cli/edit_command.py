@@ -110,7 +110,7 @@ def edit(  # noqa: PLR0913
     ] = 3,
     freeze: Annotated[str | None, Option(metavar="LAYERS", help=_FREEZE)] = None,
     train_inserted: Annotated[bool, Option("--train-inserted", help=_TRAIN_INSERTED)] = False,
-    train: Annotated[str | None, Option(metavar="PARTS", help=_TRAIN)] = None,
+    train: Annotated[list[str] | None, Option(metavar="PART,...", help=_TRAIN)] = None,
     merge: Annotated[
         bool, Option("--merge", help="Multiply inserted layers into the layers they follow, and remove them.")
     ] = False,
@@ -174,7 +174,7 @@ def edit(  # noqa: PLR0913
         (insert is not None, "insert", {"position": insert, "layers": selector_of(layers), **new_layers}),
         (freeze is not None, "freeze", {"layers": selector_of(freeze), "stack": stack}),
         (train_inserted, "freeze", {"train": "inserted", "stack": stack}),
-        (train is not None, "freeze", {"train": names_of([train or ""])}),
+        (train is not None, "freeze", {"train": names_of(train)}),
         (merge, "merge", {}),
     ]
     changes = [(name, arguments) for is_requested, name, arguments in requested if is_requested]
