@@ -157,7 +157,8 @@ def full_key(key: str, known: Sequence[str], op: str) -> str:
     if len(candidates) > 1:
         raise ConfigError(f"{op}: '{key}' may mean {' or '.join(candidates)}; it must mean one. Write it in full.")
     if not candidates:
-        raise UnknownNameError(op=op, got=key, known=known, what="key")
+        see = "fields of the fusion and head, and seed, learning_rate and epochs"
+        raise UnknownNameError(op=op, got=key, known=known, what="key", see=see)
     return candidates[0]
 
 

@@ -94,8 +94,8 @@ def test_names_stay_in_order_beyond_four_digits():
 @pytest.mark.parametrize(
     ("grid", "message"),
     [
-        ({"fusion.alfa": [1]}, r"grid of 'reader', AdaLayers: unknown key 'fusion.alfa'; known: fusion, fusion.dim,"),
-        ({"fusion.alfa": [1]}, r"head\.pooling,.* seed, learning_rate, epochs\. Did you mean 'fusion.alpha'"),
+        ({"fusion.alfa": [1]}, r"grid of 'reader', AdaLayers: unknown key 'fusion.alfa'; known: fusion.alpha, "),
+        ({"fusion.alfa": [1]}, r"fields of the fusion and head, and seed, .*epochs\)\. Did you mean 'fusion.alpha'"),
         ({"beta": [1]}, "unknown key 'beta'"),
         ({"head.labels": [["a"]]}, "unknown key 'head.labels'"),
         ({"fusion": ["mean"], "alpha": [1.0]}, "grid of 'reader', Mean: unknown key 'alpha'"),
