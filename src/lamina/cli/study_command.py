@@ -148,5 +148,11 @@ def _show_plan(plan: Plan, *, as_json: bool) -> None:
         for name, sizes in plan["tasks"].items()
     ]
     print_table("Tasks", ("task", "rows"), rows)
-    print(pluralize(plan["texts"], "text"))
-    print_table("Options", ("option", "value"), [(key, str(value)) for key, value in plan["options"].items()])
+    if plan["texts"]:
+        print(pluralize(plan["texts"], "text"))
+    print_table("Options", ("option", "value"), [(key, _value(value)) for key, value in plan["options"].items()])
+
+
+def _value(value: object) -> str:
+    """Return the value of an option as text; a list as its entries."""
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -172,7 +172,7 @@ def test_lists_that_cannot_be():
         UnknownNameError, match=r"unknown part to train 'clasifier'; known: .*Did you mean 'classifier'"
     ):
         freeze_(model, train=["pooler", "clasifier"])
-    with pytest.raises(UnknownNameError, match=r"unknown part to train 'layer\.9'; known: bert, embeddings, "):
+    with pytest.raises(UnknownNameError, match=r"unknown part to train 'layer\.9'; known: layer.* others\."):
         freeze_(model, train=["layer.9"])
     with pytest.raises(ConfigError, match=r"train is \['inserted', 'pooler'\], and the model has no inserted layers"):
         freeze_(model, train=["inserted", "pooler"])
