@@ -233,5 +233,8 @@ def test_routes_without_the_field_end_a_flagged_text_too(server: Server):
     response = server.client.post("/v1/responses", json={**common, "input": said, "max_output_tokens": LENGTH}).json()
     assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "content_filter"})
     assert response["lamina"]["monitors"]["watchdog"]["flagged_at"] == place
+    wrong = {"model": "tiny", "input": said, "vllm_xargs": {"lamina": ["men"]}}
+    refused = server.client.post("/v1/responses", json=wrong)
+    assert (refused.status_code, "unknown reader 'men'" in refused.text) == (422, True)
     for written in (answer["content"][0]["text"], response["output"][0]["content"][0]["text"]):
         assert words({"text": written}) == text[: place + 2]

@@ -93,8 +93,6 @@ class Request(Protocol):
     """A request to write."""
 
     n: int | None
-    use_beam_search: bool
-    vllm_xargs: Mapping[str, object] | None
 
 
 class ResponseChoice(Protocol):
@@ -143,7 +141,7 @@ class StatusResponse(Response, Protocol):
     incomplete_details: object
 
 
-class ResponsesServing(Route, Protocol):
+class ResponsesServing(Serving, Protocol):
     """The object of vLLM that serves `/v1/responses`, an `OpenAIServingResponses`."""
 
     responses_full_generator: Callable[..., Awaitable[StatusResponse]]

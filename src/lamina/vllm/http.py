@@ -108,11 +108,12 @@ def install_completion(serving: CompletionServing, layout: Layout) -> None:
     serving.completion_stream_generator = stream_with_answers
 
 
-def install_responses(serving: ResponsesServing, _layout: Layout) -> None:
+def install_responses(serving: ResponsesServing, layout: Layout) -> None:
     """Let responses of `/v1/responses` say that a monitor ended the text.
 
     Their status is then "incomplete", for the reason "content_filter", and the field `lamina` has the answers.
     """
+    _check_requests(serving, "create_responses", layout)
     full = serving.responses_full_generator
 
     async def full_with_reason(
@@ -171,10 +172,10 @@ def _check_requests(serving: Serving, method: str, layout: Layout) -> None:
     """
     create: Callable[..., Awaitable[object]] = getattr(serving, method)
 
-    async def check_and_create(request: Request, *args: object, **kwargs: object) -> object:
+    async def check_and_create(request: object, *args: object, **kwargs: object) -> object:
         try:
-            layout.asked(getattr(request, "vllm_xargs", None))  # a batch may lack the field
-            if request.use_beam_search:
+            layout.asked(getattr(request, "vllm_xargs", None))  # not every route declares both fields
+            if getattr(request, "use_beam_search", False):
                 raise ConfigError("vllm: the request uses beam search, with which readers do not run. Leave it out.")
         except LaminaError as error:
             status = HTTPStatus.UNPROCESSABLE_ENTITY
