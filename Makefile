@@ -75,6 +75,7 @@ format: .venv/.check
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+NOT_TIMED += benchmarks/watching_search.py
 bench: .venv/.bench
 	set -e; for script in $(filter-out $(NOT_TIMED),$(wildcard benchmarks/*.py)); do echo "$$script"; $(BIN)/python "$$script" $(ARGS); done
 

@@ -1,7 +1,7 @@
 """Measure what `lamina.monitor` is worth on HaluEval, and whether its promised false-positive rate holds.
 
     python benchmarks/halueval_monitor.py [--data ../shared/data/halueval/general.jsonl] [--splits 0 1 2 3 4]
-        [--rows 2500] [--output out/halueval-monitor] [--json]
+        [--rows 1700] [--output out/halueval-monitor] [--json]
 
 For each split, `lamina.monitor` trains a monitor of hallucinated replies ("yes" is the positive class) on a frozen
 MiniLM with its default options and a rate of 5 %. A split is a seed of its division by prompt: 40 % train, 15 % choose,
@@ -11,11 +11,13 @@ it ends, in a folder for this file and number of rows, and the same command cont
 1. AUROC on the test parts: the monitor, logistic regression on TF-IDF of prompt and reply, the length of the reply
    (which of long and short is suspect is found on the training part), and logistic regression on the mean of the last
    layer's states. Intervals (95 %) are bootstrap intervals over replies, of the mean over splits.
-2. The realised false-positive rate at 1 % and 5 %. 100 times, for the splits in turn, the calibration and test replies
-   of a split are put together and divided anew into halves; one half chooses the threshold as `lamina.monitor` does
-   (95 % confidence), the other half is scored. "inside" is how often the rate on that half is at most the promised one;
-   "not above" is how often its interval does not lie above the promised one.
-3. The same thresholds for replies that are diluted 16-fold: each stands at a drawn place among 15 good replies.
+2. The realised false-positive rate at 1 % and 5 % of the replies, and at 0.2 and 0.5 false alarms per thousand tokens.
+   100 times, for the splits in turn, the calibration and test replies of a split are put together and divided anew into
+   halves; one half chooses the threshold as `lamina.monitor` does (95 % confidence), the other half is scored. "inside"
+   is how often the rate on that half is at most the promised one; "not above" is how often its interval does not lie
+   above the promised one.
+3. Thresholds of the calibration parts for replies that are diluted 16-fold: each stands at a drawn place among 15 good
+   replies. A rate is given both per reply and per thousand tokens, whichever was promised.
 4. The AUROC of each candidate on the choosing parts: of the splits that choose, and of those that confirm.
 """
 
@@ -42,21 +44,26 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import lamina
-from lamina.monitors import Calibration
+from lamina.prediction.calibrate import TextScores, score_texts
+from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import ReplyColumns, divide, read_replies
-from lamina.prediction.train_monitor import score_replies
+from lamina.tasks.task import Task
+from lamina.train.bank_runner import BankRunner
+from lamina.train.options import PassOptions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from lamina.monitors.calibration import Unit
     from lamina.prediction.reply_file import LabelledReply
+    from lamina.prediction.train_monitor import TrainedMonitor
 
     Parts = dict[str, list[LabelledReply]]
     Array = np.ndarray[Any, Any]
 
-RATES, CONFIDENCE = (0.01, 0.05), 0.95
-RESAMPLES, DILUTION = 1000, 16
-DILUTED = {False: 40, True: 20}  # whether a reply is bad -> diluted replies per split
+RATES: tuple[tuple[float, Unit], ...] = ((0.01, "reply"), (0.05, "reply"), (0.2, "1000 tokens"), (0.5, "1000 tokens"))
+CONFIDENCE, RESAMPLES, DILUTION = 0.95, 1000, 16
+DILUTED = {False: 10, True: 5}  # whether a reply is bad -> diluted replies per split
 METHODS = ("monitor", "tf-idf", "length", "last layer, regression")
 
 
@@ -157,6 +164,38 @@ def diluted(parts: Parts, seed: int) -> tuple[list[tuple[str, str]], list[bool]]
     return texts, flags
 
 
+def running_scores(monitor: TrainedMonitor, texts: Sequence[tuple[str, str]]) -> TextScores:
+    """Return the running scores of replies, given with their prompts."""
+    rows = [{"prompt": prompt, "reply": reply, "spans": []} for prompt, reply in texts]
+    columns: dict[str, Any] = {"text": "prompt", "text_pair": "reply", "label": "spans", "metric": "accuracy"}
+    labels = monitor.bank[monitor.reader].config.head.labels
+    parts = {"train": rows, "validation": rows[:1]}
+    task = Task.from_dataset("token_classification", parts, labels=labels, name="replies", **columns)
+    how = PassOptions.checked("benchmark", batch_size=8, progress=True)
+    runner = BankRunner(monitor.bank, "benchmark", None)
+    (group,) = scoring_groups(runner, {monitor.reader: task}, "train", how)
+    return score_texts(runner, group, task, [monitor], how, finished=not monitor.live)[str(monitor.name)]
+
+
+def steps(running: Array) -> tuple[int, list[int], list[float]]:
+    """Return the number of tokens of a reply, and where its highest score so far rises, and to which value."""
+    highest = np.maximum.accumulate(running)
+    at = np.flatnonzero(np.diff(highest, prepend=-np.inf) > 0)
+    return len(running), at.tolist(), highest[at].tolist()
+
+
+def joined(rows: Sequence[Any]) -> TextScores:
+    """Return the highest scores so far of replies, from what `steps` returned."""
+    return TextScores([np.repeat(values, np.diff([*at, tokens])) for tokens, at, values in rows])
+
+
+def measured(rows: Sequence[Any], bad: Sequence[bool], rate: float, per: Unit, threshold: float | None = None) -> Any:
+    """Return the calibration on some replies: with the threshold that guarantees a rate, or with a given one."""
+    return joined(rows).calibration(
+        bad, rate=rate, per=per, threshold=threshold, confidence=CONFIDENCE, guarantee=threshold is None
+    )
+
+
 def run(data: str, replies: list[LabelledReply], split: int, folder: Path) -> dict[str, Any]:
     """Train a monitor on a split, and return its scores and those of its rivals."""
     parts: Parts = {part: list(own) for part, own in divide(replies, split).items()}
@@ -165,13 +204,14 @@ def run(data: str, replies: list[LabelledReply], split: int, folder: Path) -> di
     found = lamina.monitor(data, model="minilm", positive="yes", rate=0.05, seed=split, anyway=True, progress=True)
     seconds = {"seconds": time.perf_counter() - start, "processor s": time.process_time() - cpu, "load": load}
     texts, flags = diluted(parts, split)
-    long = score_replies(found.bank, "monitor", texts, progress=True)
+    long = running_scores(found, texts)
     return {
         **seconds,
         "sentences": found.sentences(),
         "candidates": dict(found.candidates),
         "scores": {part: list(own) for part, own in found.scores.items()},
-        "diluted": list(zip(long, flags, strict=True)),
+        "running": {part: [steps(own) for own in running] for part, running in found.running.items()},
+        "diluted": [[steps(own) for own in long.running], flags],
         "rivals": rivals(parts, embeddings(replies, folder)),
     }
 
@@ -211,25 +251,28 @@ def auroc(results: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def promised(results: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
+def promised(results: Sequence[dict[str, Any]], rate: float, per: Unit) -> dict[str, Any]:
     """Return how often the promised rate holds when calibration and test replies are divided anew, 100 times."""
     rng = np.random.default_rng(0)
     inside, above, rates, recalls = 0, 0, list[float](), list[float]()
     times = 100 // len(results) * len(results)
     for time_ in range(times):
-        own = results[time_ % len(results)]["scores"]
-        both = [*own["calibration"], *own["test"]]
-        order = rng.permutation(len(both))
-        first, second = ([both[at] for at in half] for half in np.array_split(order, 2))
-        how: dict[str, Any] = {"confidence": CONFIDENCE}
-        chosen = Calibration.of(*zip(*first, strict=True), false_positive_rate=rate, guarantee=True, **how)  # pyright: ignore[reportCallIssue]
-        found = Calibration.of(*zip(*second, strict=True), threshold=chosen.threshold, **how)  # pyright: ignore[reportCallIssue]
-        inside += found.false_positive_rate <= rate
-        above += found.false_positive_interval[0] > rate
-        rates.append(found.false_positive_rate)
+        own = results[time_ % len(results)]
+        rows = [row for part in ("calibration", "test") for row in own["running"][part]]
+        bad = [flag for part in ("calibration", "test") for _, flag in own["scores"][part]]
+        halves = np.array_split(rng.permutation(len(rows)), 2)
+        first, second = (([rows[at] for at in half], [bad[at] for at in half]) for half in halves)
+        threshold = measured(*first, rate, per).threshold
+        found = measured(*second, rate, per, threshold)
+        realised, (low, _) = found.false_positive_rate, found.false_positive_interval
+        if per == "1000 tokens":
+            realised, (low, _) = found.alarms_per_thousand, found.alarms_interval
+        inside += realised <= rate
+        above += low > rate
+        rates.append(realised)
         recalls.append(found.recall)
     return {
-        "promised": f"{rate:.0%}",
+        "promised": f"{rate:g} per {per}",
         "realised, mean": statistics.fmean(rates),
         "highest": max(rates),
         "inside": f"{inside} of {times}",
@@ -238,20 +281,24 @@ def promised(results: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
     }
 
 
-def dilution(results: Sequence[dict[str, Any]], rate: float) -> dict[str, Any]:
+def dilution(results: Sequence[dict[str, Any]], rate: float, per: Unit) -> dict[str, Any]:
     """Return the rates on diluted replies, with the thresholds of the calibration parts."""
-    flags, bads = list[float](), list[bool]()
+    # every split has a threshold of its own, so scores are shifted to a common one of 0
+    shifted, bads = list[Any](), list[bool]()
     for own in results:
-        scores, positive = zip(*own["scores"]["calibration"], strict=True)
-        chosen = Calibration.of(scores, positive, false_positive_rate=rate, confidence=CONFIDENCE, guarantee=True)
-        flags += [float(score >= chosen.threshold) for score, _ in own["diluted"]]
-        bads += [bad for _, bad in own["diluted"]]
-    found = Calibration.of(flags, bads, threshold=1.0, confidence=CONFIDENCE)
+        bad = [flag for _, flag in own["scores"]["calibration"]]
+        threshold = measured(own["running"]["calibration"], bad, rate, per).threshold
+        rows, flags = own["diluted"]
+        shifted += [(tokens, at, [value - threshold for value in values]) for tokens, at, values in rows]
+        bads += flags
+    found = measured(shifted, bads, rate, per, 0.0)
     (low, high), (least, most) = found.false_positive_interval, found.recall_interval
+    few, many = found.alarms_interval
     return {
-        "promised": f"{rate:.0%}",
-        "realised on diluted good replies": f"{found.false_positive_rate:.3f} ({low:.3f} to {high:.3f})",
+        "promised": f"{rate:g} per {per}",
+        "flagged of diluted good replies": f"{found.false_positive_rate:.3f} ({low:.3f} to {high:.3f})",
         "good": found.negatives,
+        "false alarms per 1000 tokens": f"{found.alarms_per_thousand:.3f} ({few:.3f} to {many:.3f})",
         "flagged of diluted bad ones": f"{found.recall:.3f} ({least:.3f} to {most:.3f})",
         "bad": found.positives,
     }
@@ -288,8 +335,8 @@ def main() -> None:
     ]
     tables: dict[str, list[dict[str, Any]]] = {
         "auroc": auroc(results),
-        "promised": [promised(results, rate) for rate in RATES],
-        "dilution": [dilution(results, rate) for rate in RATES],
+        "promised": [promised(results, *rate) for rate in RATES],
+        "dilution": [dilution(results, *rate) for rate in RATES],
         "candidates": candidates(results, given.choose),
         "times": times,
     }

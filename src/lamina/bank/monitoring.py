@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -217,6 +219,27 @@ def read_tokens(
     for layer in stack_pass.layers:
         stack_pass.on_state(layer, states[layer])
     return token_logits(stack_pass, on_features)
+
+
+@torch.no_grad()
+def reader_seconds(bank: ReaderCollection, names: Sequence[str], *, repeats: int = 40) -> dict[str, float]:
+    """Measure how long each reader takes for one token, as while a text is written; return reader name -> seconds.
+
+    The model's own pass does not count. The states are random, since the work does not depend on them. The result is
+    the median of `repeats` runs, in which the readers take turns.
+    """
+    times: dict[str, list[float]] = {name: [] for name in names}
+    with evaluating(bank):
+        template = causal_pass(bank, "bank.monitor_scores", names)
+        like = next(bank.model.parameters())
+        state = torch.randn(1, 1, template.stack.width, dtype=like.dtype, device=like.device)
+        for repeat in range(repeats + 2):
+            for name in names:
+                start = time.perf_counter()
+                read_tokens(template, [name], dict.fromkeys(template.layers, state))
+                if repeat > 1:  # the first runs are slower
+                    times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(own) for name, own in times.items()}
 
 
 def token_logits(stack_pass: StackPass, on_features: OnFeatures | None = None) -> dict[str, Tensor]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.output import print_json, print_table
 
+if TYPE_CHECKING:
+    from lamina.monitors.calibration import Unit
+
 _MODEL = 'Folder or hub id of the model whose replies are watched, or "minilm", which judges finished replies.'
 _POSITIVE = "Label of bad replies."
-_RATE = "Fraction of good replies that may be flagged, above 0 and below 1."
+_RATE = "Rate of false alarms that is allowed: a fraction of good replies, or see --per."
+_PER = 'Unit of the rate: "reply", or "1000 tokens" for false alarms per thousand tokens of good replies.'
 _OUTPUT = "Folder for the bank with the monitor. Default: nothing is saved."
 _MESSAGES = "Column of chats whose last message is the reply. Default: a column with a usual name, if there is one."
 _SPANS = "Column of the bad spans of each reply. Default: bad replies are bad as a whole."
@@ -25,6 +29,7 @@ def monitor(  # noqa: PLR0913
     model: Annotated[str, Option(help=_MODEL)],
     positive: Annotated[str | None, Option(help=_POSITIVE)] = None,
     rate: Annotated[float, Option(help=_RATE)] = 0.01,
+    per: Annotated[str, Option(help=_PER)] = "reply",
     confidence: Annotated[float, Option(help="Confidence of the rate and of the intervals.")] = 0.95,
     output: Annotated[Path | None, Option("--output", "-o", help=_OUTPUT)] = None,
     messages: Annotated[str | None, Option(help=_MESSAGES)] = None,
@@ -57,6 +62,7 @@ def monitor(  # noqa: PLR0913
         model=model,
         positive=positive,
         rate=rate,
+        per=cast("Unit", per),
         confidence=confidence,
         output=output,
         anyway=anyway,

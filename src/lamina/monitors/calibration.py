@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Self, TypedDict, Unpack, final
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack, final
 
 from lamina.errors import ConfigError
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 Interval = tuple[float, float]
+Unit = Literal["reply", "1000 tokens"]  # what a rate of false alarms is counted per
 
 
 class Facts(TypedDict, total=False):
@@ -36,7 +37,8 @@ class Calibration:
 
     Attributes:
         threshold: A text is flagged from the first token on whose score is at least this.
-        target: False positive rate for which the threshold was chosen; None if the threshold was given.
+        target: Rate of false alarms for which the threshold was chosen, in the unit `per`; None if the threshold was
+            given.
         false_positive_rate: Fraction of the negative texts that are flagged.
         false_positive_interval: Confidence interval of the false positive rate.
         recall: Fraction of the positive texts that are flagged.
@@ -47,7 +49,7 @@ class Calibration:
         task: Name of the task whose texts were scored.
         split: Name of the split whose texts were scored.
         asked: For a cascade, the fraction of tokens for which its second reader ran; else None.
-        guaranteed: Whether the threshold was chosen so that the false positive rate on other texts of the same kind is
+        guaranteed: Whether the threshold was chosen so that the rate of false alarms on other texts of the same kind is
             at most `target` with probability `confidence`. False: only the rate on these texts is at most `target`.
         alarms_per_thousand: Number of false alarms per thousand tokens of negative texts, read up to the alarm; None if
             the tokens were not counted.
@@ -55,6 +57,8 @@ class Calibration:
         tokens_to_flag: Mean number of tokens up to the flag, in the positive texts that are flagged; None: not counted.
         data: Digest of the labelled texts; "" if it was not computed.
         date: Day of the calibration, as "2026-01-31"; "" if it is not known.
+        per: Unit of `target`. "reply": the false positive rate. "1000 tokens": false alarms per thousand tokens; see
+            `lamina.monitors.token_rate`.
     """
 
     threshold: float
@@ -75,6 +79,7 @@ class Calibration:
     tokens_to_flag: float | None = None
     data: str = ""
     date: str = ""
+    per: Unit = "reply"
 
     def __post_init__(self) -> None:
         for name in ("false_positive_interval", "recall_interval", "alarms_interval"):
@@ -85,6 +90,11 @@ class Calibration:
     def is_useful(self) -> bool:
         """Whether the recall's interval lies above the false positive rate's interval: the monitor beats chance."""
         return self.recall_interval[0] > self.false_positive_interval[1]
+
+    def promise(self) -> str:
+        """Return the bound that is guaranteed, as a text such as "at most 0.01 with 95% confidence"; "" if none is."""
+        what = f"{self.target or 0:g}" + " false alarms per thousand tokens" * (self.per == "1000 tokens")
+        return f"at most {what} with {self.confidence:.0%} confidence" if self.guaranteed else ""
 
     def to_dict(self) -> dict[str, JSON]:
         """Return the fields as JSON-ready values; `Calibration(**fields)` builds the same object again."""
@@ -120,21 +130,9 @@ class Calibration:
                 negative ones, or too few of them for the rate; or if no text has a score.
         """
         check_confidence(confidence)
-        if len(highest) != len(positive):
-            raise ConfigError(f"calibrate: {len(highest)} scores for {len(positive)} texts; every text has one.")
-        if any(map(math.isnan, highest)) or (threshold is not None and math.isnan(threshold)):
-            raise ConfigError("calibrate: a score or the threshold is NaN; scores are numbers. Check the reader.")
-        labelled = list(zip(highest, positive, strict=True))
-        negatives = sorted((score for score, is_positive in labelled if not is_positive), reverse=True)
-        positives = sorted((score for score, is_positive in labelled if is_positive), reverse=True)
-        for kind, scores, what in (
-            ("negative", negatives, "a rate of false positives"),
-            ("positive", positives, "recall"),
-        ):
-            if not scores:
-                raise ConfigError(
-                    f"calibrate: no row is {kind}; {what} needs at least one. Check `positive` and the task."
-                )
+        if threshold is not None and math.isnan(threshold):
+            raise ConfigError("calibrate: the threshold is NaN; it must be a number.")
+        negatives, positives = by_label(highest, positive)
         target = None if threshold is not None else false_positive_rate
         if threshold is None:
             _check_rate(false_positive_rate)
@@ -145,7 +143,7 @@ class Calibration:
                 hint = "Give more, or ask for a higher rate."
                 raise ConfigError(f"calibrate: {problem}{sure}; at least {least} are needed. {hint}")
             allowed = allowed_positives(len(negatives), false_positive_rate, confidence if guarantee else None)
-            threshold = _lowest_threshold(negatives, highest, allowed)
+            threshold = lowest_threshold(negatives, highest, allowed)
         false_positives = sum(score >= threshold for score in negatives)
         true_positives = sum(score >= threshold for score in positives)
         return cls(
@@ -161,6 +159,25 @@ class Calibration:
             guaranteed=guarantee and target is not None,
             **facts,
         )
+
+
+def by_label(highest: Sequence[float], positive: Sequence[bool]) -> tuple[list[float], list[float]]:
+    """Return the highest scores of the negative texts and of the positive texts, each in descending order.
+
+    Raises:
+        ConfigError: If a text has no score or label, a score is NaN, or all texts have one label.
+    """
+    if len(highest) != len(positive):
+        raise ConfigError(f"calibrate: {len(highest)} scores for {len(positive)} texts; every text has one.")
+    if any(map(math.isnan, highest)):
+        raise ConfigError("calibrate: a score is NaN; scores are numbers. Check the reader.")
+    labelled = list(zip(highest, positive, strict=True))
+    negatives = sorted((score for score, is_positive in labelled if not is_positive), reverse=True)
+    positives = sorted((score for score, is_positive in labelled if is_positive), reverse=True)
+    for kind, scores, what in (("negative", negatives, "a rate of false positives"), ("positive", positives, "recall")):
+        if not scores:
+            raise ConfigError(f"calibrate: no row is {kind}; {what} needs at least one. Check `positive` and the task.")
+    return negatives, positives
 
 
 def check_confidence(confidence: float) -> None:
@@ -213,7 +230,7 @@ def allowed_positives(negatives: int, false_positive_rate: float, confidence: fl
     return count if binom.cdf(count, negatives, false_positive_rate) <= 1 - confidence else count - 1
 
 
-def _lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allowed: int) -> float:
+def lowest_threshold(negatives: Sequence[float], highest: Sequence[float], allowed: int) -> float:
     """Return the lowest threshold that flags at most `allowed` of the negative texts.
 
     `negatives` are the highest scores of the negative texts, in descending order; `highest` are those of all texts.
@@ -238,16 +255,6 @@ def interval(hits: int, count: int, confidence: float = 0.95) -> Interval:
 
     low, high = binomtest(hits, count).proportion_ci(confidence, method="exact")
     return float(low), float(high)
-
-
-def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:
-    """Return the number of alarms per thousand tokens, and its interval: Garwood's, exact for a Poisson count."""
-    from scipy.stats import chi2
-
-    tail, scale = (1 - confidence) / 2, 1000 / max(1, tokens)
-    low = float(chi2.ppf(tail, 2 * alarms)) / 2 if alarms else 0.0
-    high = float(chi2.ppf(1 - tail, 2 * alarms + 2)) / 2
-    return alarms * scale, (low * scale, high * scale)
 
 
 def _just_above(score: float, scores: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, Unpack, cast, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from lamina.data.batches import length_batches, tokenizer_of
 from lamina.data.windows import IGNORED
 from lamina.errors import ConfigError, NotFiniteError, check_known, require_packages
 from lamina.monitors import Calibration, Cascade, DriftSketch, Monitor, ReplyFacts
-from lamina.monitors.calibration import alarms_per_thousand, check_confidence
+from lamina.monitors.calibration import Facts, Unit, check_confidence
+from lamina.monitors.token_rate import alarms_per_thousand, threshold_per_thousand
 from lamina.prediction.evaluate import scoring_groups
 from lamina.tasks.metrics import named_class
 from lamina.train.bank_runner import BankRunner
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from lamina.tasks.task import Task
     from lamina.train.plan import Group
 
+    Piece = tuple[np.ndarray, np.ndarray]  # of a window: the numbers of its tokens in the text, and their scores
+
 logger = logging.getLogger(__name__)
 
 
@@ -43,6 +46,7 @@ def calibrate(  # noqa: PLR0913
     task: Task,
     *,
     false_positive_rate: float = 0.01,
+    per: Unit = "reply",
     split: str = "validation",
     positive: str | int | Sequence[str | int] | None = None,
     threshold: float | None = None,
@@ -70,12 +74,14 @@ def calibrate(  # noqa: PLR0913
         task: Labelled texts. If words are labelled, a text is positive if one of its words is.
         false_positive_rate: Fraction of the negative texts that may be flagged. At least 1 / `false_positive_rate`
             negative texts are needed.
+        per: "reply": `false_positive_rate` counts texts. "1000 tokens": it is the number of false alarms per thousand
+            tokens of negative texts, each read up to its alarm, above 0 and below 1000.
         split: Split of the task. It should be one that no reader was trained on.
         positive: Label or labels of the texts that should be flagged. None: the labels that the monitor flags.
         threshold: An existing threshold, whose rates on this split are measured. None: a threshold is chosen.
         confidence: Confidence level of the intervals, between 0 and 1.
-        guarantee: Choose the threshold so that with probability `confidence` at most `false_positive_rate` of *other*
-            negative texts of the same kind are flagged. It takes more negatives:
+        guarantee: Choose the threshold so that with probability `confidence` the rate on *other* negative texts of the
+            same kind is at most `false_positive_rate`. It takes more negatives:
             `lamina.monitors.calibration.needed_negatives` says how many. False: the rate holds on these texts.
         store: Keep the monitor in `bank.monitors`, which is saved with the bank.
         processor: Tokenizer. None: the bank's.
@@ -94,10 +100,11 @@ def calibrate(  # noqa: PLR0913
     Raises:
         ConfigError: If `confidence` is out of range, there are too few negative texts or no positive ones, or the
             monitor does not fit the bank's readers or reads the decoder of an encoder-decoder.
-        UnknownNameError: If a reader, label or split of the task does not exist.
+        UnknownNameError: If a reader, label or split of the task, or the unit `per`, does not exist.
         NotFiniteError: If a score is NaN.
     """
     check_confidence(confidence)
+    check_known("calibrate", [per], get_args(Unit), "unit")
     require_packages("calibrate", "metrics", "scipy")
     options = PassOptions.checked(
         "calibrate",
@@ -120,12 +127,10 @@ def calibrate(  # noqa: PLR0913
     features = not isinstance(monitor, Cascade)  # a cascade has no sketch
     scored = score_texts(runner, group, task, [monitor], options, features=features)[str(monitor.name)]
     positives = positives_of(task, split, positive)
-    told = zip(scored.highest(), positives, strict=True)
-    known = [(score, flag) for score, flag in told if flag is not None]
-    calibration = Calibration.of(
-        [score for score, _ in known],
-        [flag for _, flag in known],
-        false_positive_rate=false_positive_rate,
+    calibration = scored.calibration(
+        positives,
+        rate=false_positive_rate,
+        per=per,
         threshold=threshold,
         confidence=confidence,
         guarantee=guarantee,
@@ -133,7 +138,6 @@ def calibrate(  # noqa: PLR0913
         split=split,
         asked=scored.asked() if isinstance(monitor, Cascade) else None,
     )
-    calibration = scored.counted(calibration, positives)
     chosen = {"threshold": calibration.threshold, "calibration": calibration}
     if isinstance(monitor, Cascade):
         monitor = replace(monitor, second=replace(monitor.second, **chosen))
@@ -185,6 +189,41 @@ class TextScores:
         facts = [ReplyFacts(score, len(own), part) for score, own, part in rows if math.isfinite(score)]
         return DriftSketch.of(facts) if facts else None
 
+    def calibration(
+        self,
+        positive: Sequence[bool | None],
+        *,
+        rate: float,
+        per: Unit,
+        threshold: float | None,
+        confidence: float,
+        guarantee: bool,
+        **facts: Unpack[Facts],
+    ) -> Calibration:
+        """Choose a threshold for a rate of false alarms per `per`, or take the one given, and measure its rates.
+
+        Texts whose `positive` is None are left out. The other arguments are those of `Calibration.of`.
+        """
+        known = [at for at, flag in enumerate(positive) if flag is not None]
+        flags, highest = [bool(positive[at]) for at in known], self.highest()
+        chooses = threshold is None
+        if chooses and per == "1000 tokens":
+            running = [self.running[at] for at in known]
+            sure = confidence if guarantee else None
+            threshold = threshold_per_thousand(running, flags, rate=rate, confidence=sure)
+        found = Calibration.of(
+            [highest[at] for at in known],
+            flags,
+            false_positive_rate=rate,
+            threshold=threshold,
+            confidence=confidence,
+            guarantee=guarantee,
+            **facts,
+        )
+        if chooses:
+            found = replace(found, target=rate, guaranteed=guarantee, per=per)
+        return self.counted(found, positive)
+
     def counted(self, rates: Calibration, positive: Sequence[bool | None]) -> Calibration:
         """Return a copy of `rates` with alarms per thousand tokens, and the mean number of tokens to a flag."""
         reached = [np.flatnonzero(own >= rates.threshold) for own in self.running]
@@ -213,7 +252,7 @@ def score_texts(
     """
     inputs = cast("Windows", group.inputs)
     encoded, texts = inputs.encoded, inputs.encoded.texts
-    pieces: dict[str, list[list[tuple[int, np.ndarray]]]] = defaultdict(lambda: [[] for _ in range(texts)])
+    pieces: dict[str, list[list[Piece]]] = defaultdict(lambda: [[] for _ in range(texts)])
     sums: dict[str, Tensor] = {}
     batches = _running_scores(runner, group, task, monitors, options, finished=finished, features=features)
     for rows, by_name, mask, sums_of_batch in batches:
@@ -222,17 +261,31 @@ def score_texts(
             if reader not in sums:
                 sums[reader] = own.new_zeros(texts, own.shape[1])
             sums[reader].index_add_(0, places, own)
+        ranges = [encoded.token_ranges[row] for row in rows]
+        numbers = [
+            own.number - own.start + real.nonzero()[:, 0].numpy() for own, real in zip(ranges, mask, strict=True)
+        ]
         for name, scores in by_name.items():
-            for row, place, own, real in zip(rows, places.tolist(), scores, mask, strict=True):
-                pieces[name][place].append((int(encoded.window[row]), own[real].numpy()))
+            for place, number, own, real in zip(places.tolist(), numbers, scores, mask, strict=True):
+                pieces[name][place].append((number, own[real].numpy()))
     scored: dict[str, TextScores] = {}
     for monitor in monitors:
         whole = pieces[str(monitor.name)]
-        running = [np.concatenate([part for _, part in sorted(own, key=lambda one: one[0])]) for own in whole]
-        lengths = torch.as_tensor([max(1, len(own)) for own in running]).unsqueeze(1)
-        means = list(sums[monitor.readers[0]] / lengths) if features else None
-        scored[str(monitor.name)] = TextScores(running, means)
+        counts = torch.as_tensor([max(1, sum(len(part) for _, part in own)) for own in whole]).unsqueeze(1)
+        means = list(sums[monitor.readers[0]] / counts) if features else None
+        scored[str(monitor.name)] = TextScores([_joined(own) for own in whole], means)
     return scored
+
+
+def _joined(windows: Sequence[Piece]) -> np.ndarray:
+    """Return the scores of a text from those of its windows. A token in two windows has the higher score of both."""
+    if len(windows) == 1:
+        return windows[0][1]
+    numbers, scores = (np.concatenate(parts) for parts in zip(*windows, strict=True))
+    tokens, places = np.unique(numbers, return_inverse=True)
+    joined = np.full(len(tokens), -math.inf)
+    np.maximum.at(joined, places, scores)
+    return joined
 
 
 def _running_scores(

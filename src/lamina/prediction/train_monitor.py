@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, final
+from typing import TYPE_CHECKING, cast, final, get_args
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from lamina.fusion.ada_layers import AdaLayers
 from lamina.fusion.single_layer import SingleLayer
 from lamina.layers.causality import is_causal
 from lamina.monitors import EMA, Calibration, LastScore, MeanScore, Monitor, RollingMax
-from lamina.monitors.calibration import check_confidence, needed_negatives
+from lamina.monitors.calibration import Unit, check_confidence, needed_negatives
+from lamina.monitors.token_rate import TokenRateTest
 from lamina.prediction.calibrate import TextScores, score_texts
 from lamina.prediction.evaluate import scoring_groups
 from lamina.prediction.reply_file import SHARES, LabelledReply, ReplyColumns, divide, read_replies
@@ -32,6 +33,7 @@ from lamina.train.fit import fit
 from lamina.train.options import PassOptions
 
 if TYPE_CHECKING:
+    from jaxtyping import Float
     from transformers import PreTrainedModel
 
     from lamina.layers.types import Processor
@@ -59,6 +61,7 @@ class TrainedMonitor(Monitor):
         live: Whether the monitor can score a text while it is written. False: the model reads in both directions, so
             that only finished replies can be scored; see `score_replies`.
         scores: Part ("calibration" and "test") -> the highest score of each of its replies, and whether it is bad.
+        running: Part -> the running score at each token of each reply, in the same order.
     """
 
     bank: ReaderBank = field(repr=False)
@@ -67,6 +70,7 @@ class TrainedMonitor(Monitor):
     tfidf_recall: float | None
     live: bool
     scores: Mapping[str, Sequence[tuple[float, bool]]] = field(repr=False)
+    running: Mapping[str, Sequence[Float[np.ndarray, " tokens"]]] = field(repr=False, compare=False)
 
     @property
     def is_useful(self) -> bool:
@@ -87,14 +91,21 @@ class TrainedMonitor(Monitor):
         words = self.tfidf_recall
         rival = "" if words is None else f"; TF-IDF on the finished text catches {100 * words:.0f} %"
         text = f"{flags}, {catches}{when if self.live else ', once they are finished'}{rival}."
-        bound = f"With {100 * found.confidence:g} % confidence it flags at most {100 * (found.target or 0):g} % of good"
-        bound += " replies of the same kind"
-        if self.sketch is not None:
-            bound += f" and of at most {self.sketch.longest} tokens, as in the calibration"
         low, high = found.alarms_interval or (math.nan, math.nan)
         alarms = f"{found.alarms_per_thousand:.2g} false alarms per thousand tokens ({low:.2g} to {high:.2g})"
         useless = " It is useless: its recall cannot be told from its rate of false alarms." * (not found.is_useful)
-        return f"{text} {bound}; {alarms}.{useless}"
+        seen = "on the test part there were " * (found.per == "1000 tokens")
+        return f"{text} {self._bound(found)}; {seen}{alarms}.{useless}"
+
+    def _bound(self, found: Calibration) -> str:
+        """Return a sentence without its full stop: which rate is promised for which replies."""
+        sure = f"With {100 * found.confidence:g} % confidence it"
+        if found.per == "1000 tokens":
+            return (
+                f"{sure} raises at most {found.target:g} false alarms per thousand tokens of good replies of this kind"
+            )
+        longest = "" if self.sketch is None else f" and of at most {self.sketch.longest} tokens, as in the calibration"
+        return f"{sure} flags at most {100 * (found.target or 0):g} % of good replies of the same kind{longest}"
 
 
 def _percent(rate: float, interval: tuple[float, float]) -> str:
@@ -109,6 +120,7 @@ def monitor(  # noqa: PLR0913
     model: str | Path | PreTrainedModel,
     positive: str | int | None = None,
     rate: float = 0.01,
+    per: Unit = "reply",
     confidence: float = 0.95,
     messages: str | None = None,
     prompt: str | None = None,
@@ -130,15 +142,18 @@ def monitor(  # noqa: PLR0913
 
     The replies are divided by prompt: 40 % to train, 15 % to choose, 25 % to calibrate, 20 % to test. Readers that do
     not look ahead are trained in one pass. The best reader with the best aggregation becomes the monitor. Its threshold
-    is as low as possible: with the given confidence, the rate holds on other replies of the same kind (an exact
-    conformal bound). The rates are measured on the test part.
+    is as low as possible: with the given confidence, the rate holds on other replies of the same kind (an exact bound
+    for any number of replies, see `per`). The rates are measured on the test part.
 
     Args:
         train: File with a prompt, a reply and a label per row: .jsonl, .csv, .tsv or .parquet.
         model: The model whose replies are watched: a folder, a hub id or a loaded model. A model that reads in both
             directions judges finished replies only.
         positive: The label of bad replies.
-        rate: Fraction of good replies that may be flagged, above 0 and below 1.
+        rate: Rate of false alarms that is allowed, in the unit `per`.
+        per: "reply": `rate` is the fraction of good replies that may be flagged, above 0 and below 1 (a conformal
+            bound). "1000 tokens": it is the number of false alarms per thousand tokens of good replies, each read up to
+            its alarm, above 0 and below 1000 (see `TokenRateTest`). Choose it if replies differ much in length.
         confidence: Probability with which the rate holds, and confidence level of the intervals.
         messages: Column of chats, whose last message is the reply. None: a column with a usual name, such as
             "messages"; if there is none, `prompt` and `reply` are read.
@@ -165,15 +180,15 @@ def monitor(  # noqa: PLR0913
         ConfigError: If the rate or the confidence is out of range, no positive label is named, there are too few good
             or bad replies, or the tokenizer has no chat template for chats.
         DataError: If a row or a column of the file cannot be used.
-        UnknownNameError: If no reply has the positive label.
+        UnknownNameError: If no reply has the positive label, or the unit `per` does not exist.
     """
-    needed = _needed(rate, confidence)
+    promise = _Promise(rate, per, confidence).checked()
     require_packages("monitor", "metrics", "scipy")
     base, processor = _model(model, processor)
     columns = ReplyColumns(messages, prompt, reply, label, spans)
     replies, digest = read_replies(train, columns, positive, processor)
     parts = divide(replies, seed)
-    _check_counts(parts, needed, rate, confidence)
+    _check_parts(parts, processor, promise)
     _warn_of_repeated(parts)
     options = PassOptions.checked("monitor", batch_size=batch_size, max_length=max_length, progress=progress)
     bank = ReaderBank(base if device is None else base.to(device), processor=processor)  # pyright: ignore[reportArgumentType]
@@ -207,12 +222,12 @@ def monitor(  # noqa: PLR0913
     unseen = {
         part: score([best], tasks[part], features=part == "calibration")["monitor"] for part in ("calibration", "test")
     }
-    chosen = _rates(unseen["calibration"], parts["calibration"], rate, confidence, None)
-    found = _rates(unseen["test"], parts["test"], rate, confidence, chosen.threshold)
-    facts = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True}
+    chosen = promise.rates(unseen["calibration"], parts["calibration"], None)
+    found = promise.rates(unseen["test"], parts["test"], chosen.threshold)
+    facts = {"task": Path(train).name, "split": "test", "target": rate, "guaranteed": True, "per": per}
     found = replace(found, **facts, data=digest, date=datetime.now(UTC).date().isoformat())
     best = replace(best, threshold=found.threshold, calibration=found, sketch=unseen["calibration"].sketch())
-    rival = _tfidf_recall(parts, rate, confidence)
+    rival = _tfidf_recall(parts, unseen, promise)
     trained = TrainedMonitor(
         **vars(best),
         bank=bank,
@@ -221,6 +236,7 @@ def monitor(  # noqa: PLR0913
         tfidf_recall=rival,
         live=live,
         scores={part: _labelled(own, parts[part]) for part, own in unseen.items()},
+        running={part: own.running for part, own in unseen.items()},
     )
     if found.is_useful or anyway:
         bank.keep_monitor(best)
@@ -246,7 +262,8 @@ def score_replies(
     """Return the highest score of each finished reply. A monitor flags a reply if this reaches its threshold.
 
     It works for every model, even for one that reads in both directions and so cannot be watched while it writes. A
-    warning is logged if replies are longer than those of the calibration.
+    warning is logged if replies are longer than those of the calibration, unless the promised rate is per thousand
+    tokens.
 
     Args:
         bank: The bank with the monitor's reader.
@@ -275,19 +292,12 @@ def score_replies(
     (task,) = _tasks({"replies": rows}, name).values()
     live = is_causal(bank.model, bank.stacks[bank[monitor.reader].stack])
     scored = _scores(op, bank, [monitor], task, options=options, live=live)[str(monitor.name)]
-    longest = math.inf if monitor.sketch is None else monitor.sketch.longest
+    per_reply = monitor.calibration is None or monitor.calibration.per == "reply"
+    longest = math.inf if monitor.sketch is None or not per_reply else monitor.sketch.longest
     if longer := [row for row, own in enumerate(scored.running) if len(own) > longest]:
         came = f"{len(longer)} of {len(replies)} replies, such as number {longer[0]}, have more than {longest} tokens"
         logger.warning("%s: %s; for those, the rate of the calibration is not promised.", op, came)
     return scored.highest()
-
-
-def _needed(rate: float, confidence: float) -> int:
-    """Return how many negative texts a rate needs; raise ConfigError if rate or confidence is out of range."""
-    if not 0 < rate < 1:
-        raise ConfigError(f"monitor: the rate is {rate}; it must be above 0 and below 1, such as 0.01.")
-    check_confidence(confidence)
-    return needed_negatives(rate, confidence)
 
 
 def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> tuple[PreTrainedModel, Processor]:
@@ -303,14 +313,20 @@ def _model(model: str | Path | PreTrainedModel, processor: Processor | None) -> 
     return loaded, processor
 
 
-def _check_counts(parts: Parts, needed: int, rate: float, confidence: float) -> None:
+def _check_parts(parts: Parts, processor: Processor, promise: _Promise) -> None:
     """Raise ConfigError if one of the four parts has no good or no bad replies, or too few good ones for the rate."""
-    good = sum(not one.positive for own in parts.values() for one in own)
-    negatives = sum(not one.positive for one in parts["calibration"])
-    if negatives < needed:
-        whole = math.ceil(needed / SHARES["calibration"])
-        problem = f"there are {good} good replies, {negatives} of them to calibrate on"
-        rule = f"a rate of {rate:g} with {100 * confidence:g} % confidence needs {needed}, about {whole} in the file"
+    texts = [one.reply for one in parts["calibration"] if not one.positive]
+    if promise.per == "reply":
+        unit, count, least = "good replies", len(texts), needed_negatives(promise.rate, promise.confidence)
+    else:
+        lengths = [len(own) for own in tokenizer_of(processor)(texts, add_special_tokens=False).input_ids]
+        test = TokenRateTest(lengths, promise.rate, promise.confidence)
+        unit, count = "tokens of good replies", sum(lengths)
+        least = 0 if test.passes() else max(test.needed_tokens(), count + 1)
+    if count < least:
+        problem = f"there are {count} {unit} to calibrate on"
+        sure = f"a rate of {promise.rate:g} per {promise.per} with {100 * promise.confidence:g} % confidence"
+        rule = f"{sure} needs about {least}, about {math.ceil(least / SHARES['calibration'])} in the file"
         raise ConfigError(f"monitor: {problem}; {rule}. Give more, or ask for a higher rate.")
     for part, own in parts.items():
         for what, count in (("bad", sum(one.positive for one in own)), ("good", sum(not one.positive for one in own))):
@@ -402,27 +418,40 @@ def _auroc(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((rankdata(scores)[positive].sum() - count * (count + 1) / 2) / (count * rest))
 
 
-def _rates(
-    scores: TextScores, replies: Sequence[LabelledReply], rate: float, confidence: float, threshold: float | None
-) -> Calibration:
-    """Return the rates on replies at a threshold. If `threshold` is None, choose one that guarantees the rate.
+@dataclass(frozen=True)
+class _Promise:
+    """The rate of false alarms that is promised, its unit, and the confidence with which it holds."""
 
-    `rate` is the rate of false alarms, and `confidence` the probability with which it holds.
+    rate: float
+    per: Unit
+    confidence: float
+
+    def checked(self) -> _Promise:
+        """Return this object; raise an error if the rate or the confidence is out of range or the unit is unknown."""
+        check_known("monitor", [self.per], get_args(Unit), "unit")
+        high = 1 if self.per == "reply" else 1000
+        if not 0 < self.rate < high:
+            raise ConfigError(f"monitor: the rate is {self.rate}; it must be above 0 and below {high}, such as 0.01.")
+        check_confidence(self.confidence)
+        return self
+
+    def rates(self, scores: TextScores, replies: Sequence[LabelledReply], threshold: float | None) -> Calibration:
+        """Return the rates on replies at a threshold. If it is None, choose one that guarantees the promised rate."""
+        return scores.calibration(
+            [one.positive for one in replies],
+            rate=self.rate,
+            per=self.per,
+            threshold=threshold,
+            confidence=self.confidence,
+            guarantee=True,
+        )
+
+
+def _tfidf_recall(parts: Parts, unseen: Mapping[str, TextScores], promise: _Promise) -> float | None:
+    """Return the recall of TF-IDF on the test part's finished texts, with the same promise. None: no scikit-learn.
+
+    `unseen` has the monitor's scores, from which the number of tokens of each reply is taken.
     """
-    positive = [one.positive for one in replies]
-    found = Calibration.of(
-        scores.highest(),
-        positive,
-        false_positive_rate=rate,
-        threshold=threshold,
-        confidence=confidence,
-        guarantee=True,
-    )
-    return scores.counted(found, positive)
-
-
-def _tfidf_recall(parts: Parts, rate: float, confidence: float) -> float | None:
-    """Return the recall of TF-IDF on the test part's finished texts, at the same rate. None: no scikit-learn."""
     try:
         require_packages("monitor", "sklearn", "sklearn")
     except MissingExtraError:
@@ -432,11 +461,14 @@ def _tfidf_recall(parts: Parts, rate: float, confidence: float) -> float | None:
     from sklearn.pipeline import make_pipeline
 
     texts = {part: [f"{one.prompt}\n{one.reply}" for one in own] for part, own in parts.items()}
-    positive = {part: [one.positive for one in own] for part, own in parts.items()}
     words = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]", sublinear_tf=True)
     rival = make_pipeline(words, LogisticRegression(max_iter=1000, class_weight="balanced"))
-    rival.fit(texts["train"], positive["train"])
-    scores = {part: rival.decision_function(texts[part]).tolist() for part in ("calibration", "test")}
-    own, truths = scores["calibration"], positive["calibration"]
-    chosen = Calibration.of(own, truths, false_positive_rate=rate, confidence=confidence, guarantee=True)
-    return Calibration.of(scores["test"], positive["test"], threshold=chosen.threshold, confidence=confidence).recall
+    rival.fit(texts["train"], [one.positive for one in parts["train"]])
+    scores: dict[str, TextScores] = {}
+    for part, own in unseen.items():
+        ends = zip(own.running, rival.decision_function(texts[part]).tolist(), strict=True)
+        # the score is known at the last token only
+        running = [np.append(np.full(max(0, len(tokens) - 1), -math.inf), score) for tokens, score in ends]
+        scores[part] = TextScores(running)
+    chosen = promise.rates(scores["calibration"], parts["calibration"], None)
+    return promise.rates(scores["test"], parts["test"], chosen.threshold).recall

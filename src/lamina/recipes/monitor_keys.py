@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from lamina.errors import ConfigError, check_known, error_context
 from lamina.monitors import AGGREGATIONS, Monitor
@@ -39,9 +39,18 @@ class MonitorRecipe(Strict):
         default_factory=lambda: {"name": "mean_score"}
     )
     scale: Literal["probability", "log_odds"] = "log_odds"
-    rate: Annotated[float, Field(gt=0, lt=1)] = 0.01  # of false positives
+    rate: Annotated[float, Field(gt=0, lt=1000)] = 0.01  # of false positives
+    per: Literal["reply", "1000 tokens"] = "reply"  # unit of the rate; below 1 if it is a fraction of the replies
     guarantee: bool = False  # keep the rate on other texts too, with 95 % confidence
     split: Literal["train", "validation", "test"] = "validation"  # whose texts choose the threshold
+
+    @model_validator(mode="after")
+    def _is_fraction(self) -> Self:
+        """Check that a rate per reply is a fraction."""
+        with error_at("rate"):
+            if self.per == "reply" and self.rate >= 1:
+                raise ConfigError(f"the rate is {self.rate:g}; a rate per reply is below 1")
+        return self
 
 
 def check_monitor(monitor: MonitorRecipe, readers: Mapping[str, Collection[str]], *, shared: bool) -> None:
@@ -103,9 +112,9 @@ def add_monitors(
         monitor = Monitor(
             best["reader"], keys.flag, AGGREGATIONS.from_dict(keys.aggregate), scale=keys.scale, name=name
         )
-        how: dict[str, Any] = {"false_positive_rate": keys.rate, "split": keys.split, "guarantee": keys.guarantee}
+        how: dict[str, Any] = {"false_positive_rate": keys.rate, "per": keys.per, "guarantee": keys.guarantee}
         with error_context(f"monitor {name}"):
-            found = calibrate(bank, monitor, tasks[keys.task], **how)
+            found = calibrate(bank, monitor, tasks[keys.task], split=keys.split, **how)
         facts = {} if found.calibration is None else found.calibration.to_dict()
         rates.append({"monitor": name, "reader": best["reader"], "flag": ", ".join(monitor.flag), **facts})
     return rates

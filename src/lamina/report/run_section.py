@@ -261,8 +261,8 @@ def _runs_table(table: Sequence[SummaryRow]) -> DataTable:
 
 def _monitors_table(rows: Sequence[TableRow]) -> DataTable:
     """Return a table of the page with one row per monitor: its reader, threshold and rates."""
-    columns = ["monitor", "reader", "flag", "threshold", "target", "false_positive_rate", "recall"]
-    columns += ["alarms_per_thousand", "tokens_to_flag", "negatives", "positives"]
+    columns = ["monitor", "reader", "flag", "threshold", "target", "per"]
+    columns += ["false_positive_rate", "recall", "alarms_per_thousand", "tokens_to_flag", "negatives", "positives"]
     return DataTable("Monitors", columns, [[_cell(row.get(column)) for column in columns] for row in rows])
 
 

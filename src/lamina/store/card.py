@@ -150,9 +150,8 @@ def monitor_cells(name: str, monitor: AnyMonitor) -> list[str]:
             f"{rate:.3f} ({low:.3f} to {high:.3f}, {count} texts)"
             for rate, (low, high), count in (negatives, positives)
         ]
-        promise = f"at most {calibration.target or 0:g} with {calibration.confidence:.0%} confidence"
         facts = [
-            promise * calibration.guaranteed,
+            calibration.promise(),
             calibration.date,
             f"data {calibration.data}" * bool(calibration.data),
         ]

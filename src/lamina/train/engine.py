@@ -7,6 +7,7 @@ import os
 import random
 import statistics
 import sys
+from collections.abc import Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, cast
@@ -25,7 +26,7 @@ from lamina.train.plan import parts_of
 from lamina.utils import barrier, derive_seed, rank, seed_torch, world_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor, nn
@@ -137,7 +138,6 @@ class Engine:
             StoreError: If a checkpoint is damaged or cannot be written.
             ConfigError: If the checkpoint to resume from belongs to another run.
         """
-        self._accelerator.init_trackers("events")
         state = None if self._checkpoints is None else self._checkpoints.begin(resume=self.options.resume)
         if state is not None:
             self._restore(*state)
@@ -145,7 +145,12 @@ class Engine:
             for learner in self.all_learners:
                 learner.restart_importance()
                 self._note_importance(learner)
-        with preserve_randomness(), _restored(self.all_learners, self.runner.modules), self._bar() as bar:
+        with (
+            self._tracked(),
+            preserve_randomness(),
+            _restored(self.all_learners, self.runner.modules),
+            self._bar() as bar,
+        ):
             while self._epoch < self.plan.last_epoch():
                 self._run_epoch(bar)
         for learner in self.all_learners:
@@ -341,6 +346,25 @@ class Engine:
 
         hidden = not self.options.progress or rank() > 0
         return tqdm(total=len(self.plan), initial=self.steps, disable=hidden, unit="step")
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        """Start the trackers, and end them however the run ends: an open run of MLflow makes the next one fail."""
+        # in a run of MLflow that the caller has opened, this one is nested; two at one level would be an error
+        self._accelerator.init_trackers("lamina", init_kwargs={"mlflow": {"nested_run": True}})
+        values: dict[str, str | int | float] = {"learners": ", ".join(self.learners)[:250]}
+        for name, value in self.options:
+            own = list(value.values()) if isinstance(value, Mapping) else [value]
+            if isinstance(own[0] if own else None, str | int | float) and own.count(own[0]) == len(own):
+                values[name] = own[0]  # the value of all learners; values that differ are in the run's own files
+        try:
+            for tracker in self._accelerator.trackers:
+                if tracker.name != "tensorboard":  # it would write them into a folder of their own
+                    tracker.store_init_configuration(values)
+            yield
+        finally:
+            for tracker in self._accelerator.trackers:  # not `end_training`, which also ends the process group
+                tracker.finish()
 
     def _show(self, scores: Mapping[str, dict[str, float]], bar: tqdm) -> None:
         """Log an epoch's scores to the trackers, and print them in one line above the progress bar."""

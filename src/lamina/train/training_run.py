@@ -150,8 +150,6 @@ def train(  # noqa: PLR0913
         engine = Engine(runner, learners, plan, validation, options=options, accelerator=accelerator, checkpoints=saved)
         begin_training()
         engine.run()
-        for tracker in accelerator.trackers:  # not `end_training`, which would end the process group as well
-            tracker.finish()
         _record_training(engine)
         scores = runner.score(groups_of(runner, tasks, "test", options, encodings) if options.test else [], options)
         result = _result(engine, specs, scores, seconds=time.perf_counter() - start, folder=folder)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from typing import Any
 
 import pytest
-from tests.support.bad_spans import SPANS, fitted, whole_task
+from tests.support.bad_spans import SPANS, fitted, spans, whole_task
 
 from lamina.errors import ConfigError, UnknownNameError
 from lamina.monitors import LastScore, Monitor, calibrate, choose_cascade
@@ -30,12 +31,37 @@ def test_a_cascade_keeps_the_stated_recall_and_saves_work():
     assert choice.saving < 1 - rates.asked <= 1  # the first reader costs something too
     assert bank.monitors["cascade"] == choice.cascade
     bank.drop_monitor("cascade")
-    assert "saves" in choice.sentence()
+    cascade, alone = choice.seconds
+    assert 0 < cascade < 60  # of a thousand tokens
+    assert f"A thousand tokens take {cascade:.2g} s in place of {alone:.2g} s" in choice.sentence()
     again = calibrate(
         bank, choice.cascade, whole_task(), threshold=choice.cascade.threshold, store=False, positive="bad"
     )
     assert again.calibration is not None
     assert again.calibration.asked == pytest.approx(rates.asked, abs=0.15)
+
+
+def test_seconds_are_those_of_the_first_reader_and_of_the_share_that_asks_the_second(monkeypatch: pytest.MonkeyPatch):
+    module = import_module("lamina.prediction.choose_cascade")  # the package has a function of this name
+    monkeypatch.setattr(module, "reader_seconds", lambda *_: {"whole": 1e-4, "spans": 5e-4})
+    choice = choose_cascade(fitted(), CHEAP, SPANS, whole_task(), recall=0.6, store=False, **HOW)
+    assert choice.cascade.calibration is not None
+    assert choice.seconds == pytest.approx((0.1 + 0.5 * (choice.cascade.calibration.asked or 0), 0.5))
+
+
+def test_the_stated_recall_holds_on_other_texts():
+    """Choose six cascades on different texts, and measure each on texts that no choice has seen."""
+    bank, recall, low = fitted(), 0.6, 0
+    fresh = whole_task(spans(300, 999))
+    for seed in range(6):
+        task = whole_task(spans(120, 100 + seed))
+        choice = choose_cascade(bank, CHEAP, SPANS, task, recall=recall, seed=seed, store=False, **HOW)
+        threshold = choice.cascade.threshold
+        found = calibrate(bank, choice.cascade, fresh, threshold=threshold, positive="bad", store=False).calibration
+        assert found is not None
+        assert found.recall < 0.99  # the cheapest cascade is near the stated recall
+        low += found.recall < recall
+    assert low <= 1  # with 95 % confidence; 2 or more of 6 would come by chance once in 30 times
 
 
 def test_a_higher_recall_asks_for_more_of_the_second_reader():

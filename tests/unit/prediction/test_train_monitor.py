@@ -92,6 +92,18 @@ def test_replies_that_are_trained_on_and_scored_are_counted(tmp_path: Path, capl
     assert float(counts[3]) == pytest.approx(100 * int(counts[1]) / int(counts[2]), abs=0.1)
 
 
+def test_a_rate_per_thousand_tokens_is_promised_said_and_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    found = trained(written(tmp_path, replies()), rate=10, per="1000 tokens", output=tmp_path / "bank")
+    rates = found.calibration
+    assert (rates.per, rates.target, rates.guaranteed) == ("1000 tokens", 10, True)
+    assert "raises at most 10 false alarms per thousand tokens of good replies of this kind;" in found.sentences()
+    bank = ReaderBank.from_pretrained(tmp_path / "bank", writer())
+    assert bank.monitors["monitor"].calibration == rates
+    assert "at most 10 false alarms per thousand tokens with 95% confidence" in str(model_card(bank, "bank"))
+    score_replies(bank, "monitor", [("a", "the film is good " * 9)])
+    assert "is not promised" not in caplog.text  # the promise counts tokens, so that long replies keep it
+
+
 def test_a_monitor_whose_recall_cannot_be_told_from_its_rate_is_stored_only_anyway(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -227,9 +239,21 @@ ROW = {"prompt": "anna", "reply": "the film", "label": "ok"}
             DataError,
             r"row 1, column 'messages': the cell is not JSON \(the key 'role' comes twice\)",
         ),
-        (replies(100), {"rate": 0.01}, ConfigError, "a rate of 0.01 with 95 % confidence needs 299, about 1196 in the"),
+        (
+            replies(100),
+            {"rate": 0.01},
+            ConfigError,
+            "a rate of 0.01 per reply with 95 % confidence needs about 299, about 1196",
+        ),
         (replies(100), {"rate": 0}, ConfigError, "the rate is 0; it must be above 0 and below 1"),
         (replies(100), {"rate": 1}, ConfigError, "the rate is 1"),
+        (
+            replies(100),
+            {"rate": 0.1, "per": "1000 tokens"},
+            ConfigError,
+            r"there are \d+ tokens of good .* 0.1 per 1000 tokens with 95 % confidence needs about 30\d\d\d, about 12",
+        ),
+        (replies(100), {"per": "token"}, UnknownNameError, "monitor: unknown unit 'token'; known: reply, 1000 tokens"),
         (
             [ROW | {"prompt": f"{n}"} for n in range(400)] + [ROW | {"label": "bad"}],
             {},

@@ -6,20 +6,16 @@ import copy
 import gc
 import json
 import random
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import LoggerType
 from tests.support.finetuned import bert, pairs
 from tests.support.masked import masked_bank, running
 from tests.support.training import (
@@ -521,32 +517,6 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str]):
     assert "epoch 1: a 0." in shown
     train(bank_for(a=TASK), {"a": TASK})
     assert "".join(capsys.readouterr()) == ""
-
-
-def test_events_for_tensorboard(tmp_path: Path):
-    pytest.importorskip("tensorboard")
-    train(bank_for(a=TASK), {"a": TASK}, output=tmp_path, tensorboard=True)
-    assert list(tmp_path.rglob("events.out.tfevents.*"))
-
-
-def test_scores_are_logged_by_the_trackers_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    logged: list[dict[str, float]] = []
-    package: Any = ModuleType("trackio")
-    package.__spec__ = ModuleSpec("trackio", None)
-    run = SimpleNamespace(log=lambda values, **_: logged.append(values), finish=lambda: None)
-    package.init = lambda **_: run
-    monkeypatch.setitem(sys.modules, "trackio", package)
-    monkeypatch.setattr("accelerate.tracking.get_available_trackers", lambda: [LoggerType.TRACKIO])
-    train(bank_for(a=TASK), {"a": TASK}, output=tmp_path, trackers=["trackio"], epochs=2)
-    assert len(logged) == 2
-    assert all("a/accuracy" in values for values in logged)
-
-
-def test_a_tracker_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match=r"fit: trackers has 'wandb', which is not installed\. Run pip install wandb"):
-        train(bank_for(a=TASK), {"a": TASK}, trackers=["wandb"])
-    with pytest.raises(ConfigError, match=r"trackers"):
-        train(bank_for(a=TASK), {"a": TASK}, trackers=["paper"])
 
 
 # Errors

@@ -1,0 +1,149 @@
+"""Rates per thousand tokens: how many false alarms a monitor raises, and the threshold that bounds them.
+
+A monitor reads each text up to its alarm, or to its end. The rate is the number of negative texts with an alarm, per
+thousand of their tokens that were read. So it does not matter to how many texts these tokens belong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from lamina.errors import ConfigError
+from lamina.monitors.calibration import by_label, check_confidence, lowest_threshold
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxtyping import Float
+
+    from lamina.monitors.calibration import Interval
+
+    Scores = Sequence[Float[np.ndarray, " tokens"]]  # of each text, the running score at each of its tokens
+
+_STAKES = np.arange(1, 100) / 100
+_GUESS, _WEIGHT = 100, 0.1  # tokens of a text before one is seen, and how many texts that guess counts as
+
+
+def alarms_per_thousand(alarms: int, tokens: int, confidence: float = 0.95) -> tuple[float, Interval]:
+    """Return the number of alarms per thousand tokens, and its interval: Garwood's, exact for a Poisson count."""
+    from scipy.stats import chi2
+
+    tail, scale = (1 - confidence) / 2, 1000 / max(1, tokens)
+    low = float(chi2.ppf(tail, 2 * alarms)) / 2 if alarms else 0.0
+    high = float(chi2.ppf(1 - tail, 2 * alarms + 2)) / 2
+    return alarms * scale, (low * scale, high * scale)
+
+
+def check_token_rate(rate: float) -> None:
+    """Raise ConfigError unless a rate per thousand tokens is above 0 and below 1000."""
+    if not 0 < rate < 1000:
+        raise ConfigError(f"calibrate: the rate per thousand tokens is {rate}; it must be above 0 and below 1000.")
+
+
+@final
+class TokenRateTest:
+    """Tests whether the rate of false alarms per thousand tokens is at most a given one.
+
+    Let F be 1 for a text with an alarm and 0 for one without, T the number of its tokens that are read, and r the rate
+    per token. If the true rate is r or more, F - r T has a mean of at least 0 over texts. A gambler who stakes the part
+    s of their wealth on the opposite multiplies it by 1 - s (F - r T) at each text, which is never negative. So under a
+    true rate of r or more, the wealth is not expected to grow, and by Markov's inequality it reaches
+    1 / (1 - `confidence`) with a probability of at most 1 - `confidence`. This holds for any number of texts and any
+    distribution of lengths, scores and their dependence. The stake at a text depends on earlier lengths alone.
+
+    Args:
+        lengths: Number of tokens of each negative text.
+        rate: The rate per thousand tokens, above 0 and below 1000.
+        confidence: Probability with which the rate holds on other texts. None: it holds on these texts only.
+
+    Raises:
+        ConfigError: If the rate or the confidence level is out of range.
+
+    Source:
+        Waudby-Smith and Ramdas 2024, "Estimating means of bounded random variables by betting", arXiv:2010.09686. The
+        lowest threshold that passes keeps the rate because the rate falls with the threshold: Bates et al. 2021,
+        "Distribution-free, risk-controlling prediction sets", arXiv:2101.02703, theorem 1.
+    """
+
+    def __init__(self, lengths: Sequence[int], rate: float, confidence: float | None) -> None:
+        check_token_rate(rate)
+        if confidence is not None:
+            check_confidence(confidence)
+        self._rate, self._confidence = rate, confidence
+        self._lengths = np.array(lengths, dtype=float)
+        self._stakes = np.zeros(len(lengths)) if confidence is None else self._chosen_stakes(confidence)
+
+    def _chosen_stakes(self, confidence: float) -> Float[np.ndarray, " texts"]:
+        """Return for each text the stake that allows the most alarms, if texts are as long as those before it."""
+        count, needed = len(self._lengths), -math.log1p(-confidence)
+        before = _WEIGHT * _GUESS + np.concatenate([[0], np.cumsum(self._lengths)[:-1]])
+        expected = self._rate / 1000 * count * before / (_WEIGHT + np.arange(count))  # alarms of all texts at this rate
+        points = np.geomspace(needed, 1e4 * needed, 400)
+        allowed = (points[:, None] * _STAKES - needed) / -np.log1p(-_STAKES)
+        return _STAKES[allowed.argmax(1)[np.searchsorted(points, expected).clip(max=len(points) - 1)]]
+
+    def passes(self, alarms: Sequence[int] = (), read: Sequence[int] = ()) -> bool:
+        """Return whether the rate is shown to be low enough.
+
+        Args:
+            alarms: Indices of the texts with an alarm.
+            read: Number of tokens up to the alarm in each of these texts. The other texts are read to their end.
+        """
+        tokens, flags, per_token = self._lengths.copy(), np.zeros(len(self._lengths)), self._rate / 1000
+        tokens[list(alarms)], flags[list(alarms)] = read, 1
+        if self._confidence is None:
+            return bool(flags.sum() <= per_token * tokens.sum() + 1e-9)
+        growth = np.log1p(-self._stakes * (flags - per_token * tokens)).sum()
+        return bool(growth >= -math.log1p(-self._confidence))
+
+    def needed_tokens(self) -> int:
+        """Return about how many tokens suffice, in texts of these lengths, if none of them raises an alarm."""
+        per_token = self._rate / 1000
+        if self._confidence is None or not self._lengths.sum():
+            return math.ceil(1 / per_token - 1e-9)
+        gained = np.log1p(_STAKES[-1] * per_token * self._lengths).sum()
+        return math.ceil(-math.log1p(-self._confidence) / gained * self._lengths.sum())
+
+
+def threshold_per_thousand(
+    running: Scores, positive: Sequence[bool], *, rate: float, confidence: float | None
+) -> float:
+    """Return the lowest threshold whose rate of false alarms per thousand tokens is at most `rate`.
+
+    Args:
+        running: Scores of each text.
+        positive: For each text, whether it should be flagged.
+        rate: False alarms per thousand tokens of negative texts, above 0 and below 1000.
+        confidence: Probability with which the rate holds on other texts of the same kind. None: it holds on these.
+
+    Raises:
+        ConfigError: If the rate or the confidence level is out of range, all texts have one label, no text has a score,
+            or the negative texts have too few tokens for the rate.
+    """
+    highest = [float(own.max(initial=-math.inf)) for own in running]
+    ordered, _ = by_label(highest, positive)
+    negative = [at for at, flag in enumerate(positive) if not flag]
+    test = TokenRateTest([len(running[at]) for at in negative], rate, confidence)
+
+    def passes(allowed: int) -> bool:
+        """Return whether the lowest threshold that flags at most `allowed` negative texts passes."""
+        threshold = lowest_threshold(ordered, highest, allowed)
+        alarms = [number for number, at in enumerate(negative) if highest[at] >= threshold]
+        read = [int((running[negative[number]] >= threshold).argmax()) + 1 for number in alarms]
+        return test.passes(alarms, read)
+
+    # `low` passes, `high` does not: it would flag all negatives. A cascade's first monitor alone may flag some (inf).
+    low, high = min(ordered.count(math.inf), len(negative) - 1), len(negative)
+    if not passes(low):
+        tokens = sum(len(running[at]) for at in negative)
+        sure = "" if confidence is None else f" with {confidence:.0%} confidence"
+        problem = f"the negatives have {tokens} tokens for a rate of {rate:g} per thousand tokens{sure}"
+        rule = f"about {max(tokens + 1, test.needed_tokens())} are needed"
+        raise ConfigError(f"calibrate: {problem}; {rule}. Give more, or ask for a higher rate.")
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if passes(middle) else (low, middle)
+    return lowest_threshold(ordered, highest, low)
