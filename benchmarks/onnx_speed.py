@@ -13,12 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnxruntime
 import torch
 from common import SHAPES, bank_of, base, options, report, tokens
 
 from lamina.demo.timing import in_turn, ratio
-from lamina.store.onnx import export_onnx
+from lamina.store.onnx import GRAPH, export_onnx
+from lamina.store.onnx_engine import open_session
 
 if TYPE_CHECKING:
     from lamina import ReaderBank
@@ -27,20 +27,12 @@ FUSIONS = ("ada_layers", "pooled_layers")
 TEXTS = ((1, 8), (1, 32), (1, 128), SHAPES["minilm"])  # batch size and tokens per text
 
 
-def session(folder: Path) -> Any:
-    """Return an inference session for the graph in a folder, with one thread."""
-    settings = onnxruntime.SessionOptions()
-    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
-    path = str(folder / "model.onnx")
-    return onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
-
-
 def measured(fusion: str, repeats: int) -> list[dict[str, Any]]:
     """Return the table rows of a fusion, one per shape; the passes in onnxruntime and in PyTorch take turns."""
     bank = bank_of(base("minilm"), 8, fusion)
     with tempfile.TemporaryDirectory() as folder:
         facts = export_onnx(bank, folder)
-        graph = session(Path(folder))
+        graph: Any = open_session(Path(folder) / GRAPH)
     return [row(bank, graph, fusion, shape, repeats, facts.max_difference) for shape in TEXTS]
 
 

@@ -341,7 +341,10 @@ class ReaderCollection(nn.Module):
         return {name: reader.layers for name, reader in readers.items()}
 
     def __getitem__(self, name: str) -> ReaderModule:
-        return self.select([name], "bank")[name]
+        key = _key(name) if isinstance(name, str) else ""  # pyright: ignore[reportUnnecessaryIsInstance]
+        if key in self.readers:
+            return cast("ReaderModule", self.readers[key])
+        return self.select([name], "bank")[name]  # raises the error
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and _key(name) in self.readers

@@ -66,7 +66,7 @@ class _ProjectedStream(Stream):
             self._kernels = torch.stack([member.projection for member in members], dim=1).unbind(0)
         self._total: Tensor | None = None
         self._kept: Tensor | None = None  # kernels of all layers, [layers, members * dim, width]; only after `renewed`
-        self._waiting: list[tuple[int, Tensor]] = []  # index of a layer, and its activated state
+        self._waiting: list[tuple[int, Tensor]] = []  # index of a layer, and its state
 
     def renewed(self) -> _ProjectedStream:
         """Return a stream of the same members for another pass. It reuses their stacked weights and projections."""
@@ -82,8 +82,8 @@ class _ProjectedStream(Stream):
         rows = [row for row, zero in enumerate(self._zero) if not zero[index]]
         if not rows:
             return
-        if self._kept is not None and len(self._kept) > 1 and view.state.shape[:2].numel() <= FEW:
-            self._waiting.append((index, view.gelu.to(self._kept.dtype)))
+        if self._collects(view.state):
+            self._waiting.append((index, view.state))
             return
         kernel, weights = self._kernel(rows, index), self._weights[rows, index]
         state = view.gelu.to(kernel.dtype)
@@ -106,6 +106,15 @@ class _ProjectedStream(Stream):
             self._total = part.new_zeros(*part.shape[:2], len(self._members), self._config.dim)
         self._total = self._total.index_add(2, torch.tensor(rows, device=part.device), part)
 
+    def _collects(self, state: Float[Tensor, "batch tokens width"]) -> bool:
+        """Return whether the states of all layers are collected, and projected together at the end of the pass.
+
+        They are if there are few tokens, so that this takes little memory. In a trace their number is not known.
+        """
+        if len(self._members[0].projection) == 1 or self._p > 0 or torch.is_grad_enabled():
+            return False
+        return not torch.compiler.is_exporting() and state.shape[:2].numel() <= FEW
+
     def _zeros(self) -> list[list[bool]]:
         """Return for each member and layer whether the layer's weight is 0.
 
@@ -127,13 +136,15 @@ class _ProjectedStream(Stream):
     def _sum_together(self) -> Float[Tensor, "batch tokens members dim"]:
         """Return the members' sums over the layers that were collected, computed for all these layers at once."""
         indices, states = list(zip(*self._waiting, strict=True))
-        state = torch.stack(states)
-        kernels = require_fed(self._kept)
-        if len(indices) < len(kernels):
-            kernels = kernels[list(indices)]
-        projected = torch.bmm(state.flatten(1, 2), kernels.mT).unflatten(-1, (len(self._members), -1))
+        state = F.gelu(torch.stack(states)).to(self._weights.dtype)
+        chosen = slice(None) if len(indices) == self._weights.shape[1] else list(indices)
+        if self._kept is None:  # one product per member: joining the members' projections first takes longer
+            parts = [torch.bmm(state.flatten(1, 2), member.projection[chosen].mT) for member in self._members]
+            projected = torch.stack(parts, dim=2)
+        else:
+            projected = torch.bmm(state.flatten(1, 2), self._kept[chosen].mT).unflatten(-1, (len(self._members), -1))
         features = F.layer_norm(projected, projected.shape[-1:])  # [layers, batch * tokens, members, dim]
-        total = (features * self._weights.T[list(indices)][:, None, :, None]).sum(0)
+        total = (features * self._weights.T[chosen][:, None, :, None]).sum(0)
         return total.unflatten(0, state.shape[1:3])
 
     def finish(self, mask: Bool[Tensor, "batch tokens"]) -> list[Float[Tensor, "batch tokens dim"]]:

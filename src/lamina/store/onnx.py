@@ -46,9 +46,13 @@ if TYPE_CHECKING:
     from lamina.bank import ReaderModule
     from lamina.layers.types import Processor
 
+logger = logging.getLogger(__name__)
+
 MARK, GRAPH, WEIGHTS = "onnx.json", "model.onnx", "model.onnx.data"
 TOLERANCE = 1e-4  # largest difference to PyTorch; if logits are above 1, relative to the largest one
-OPSET = 18
+# The first has GELU and attention as one operation each, which onnxruntime computes faster than their parts. Where it
+# cannot be used, the second is.
+OPSETS = (23, 18)
 _TRACED, _CHECKED = (3, 11), ((2, 14), (1, 5))  # rows and tokens of the batches to trace and to check with
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids", "decoder_attention_mask")
 _LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")
@@ -164,13 +168,7 @@ def export_onnx(
     plan = _Plan(_copied(bank_or_model, processor), readers, main=main or not is_bank)
     folder, processor = Path(folder), plan.bank.processor
     with staged(folder, [MARK, GRAPH, WEIGHTS], _listed(folder)) as stage:
-        difference = 0.0
-        for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):
-            if size is None:  # the first step; the others compare what it has written
-                with _as_traced(plan):
-                    _write(plan, stage / GRAPH)
-            else:
-                difference = max(difference, _difference(plan, stage / GRAPH, *size))
+        difference = _checked_graph(plan, stage / GRAPH, progress=progress)
         if processor is not None:
             processor.save_pretrained(stage)
         facts = OnnxFacts(
@@ -427,7 +425,35 @@ def _as_traced(plan: _Plan) -> Generator[None]:
             logging.getLogger(name).setLevel(level)
 
 
-def _write(plan: _Plan, path: Path) -> None:
+def _checked_graph(plan: _Plan, path: Path, *, progress: bool) -> float:
+    """Write a plan as an ONNX graph of the first opset that works, and return the largest difference to PyTorch.
+
+    With `progress`, show a bar for each opset that is tried. Raises the UnsupportedModelError or StoreError of the last
+    of `OPSETS` if none of them works.
+    """
+    *others, last = OPSETS
+    for opset in others:
+        try:
+            return _written(plan, path, opset, progress=progress)
+        except (UnsupportedModelError, StoreError) as error:
+            logger.info("%s: opset %d is not used: %s", _OP, opset, error)
+            (path.parent / WEIGHTS).unlink(missing_ok=True)
+    return _written(plan, path, last, progress=progress)
+
+
+def _written(plan: _Plan, path: Path, opset: int, *, progress: bool) -> float:
+    """Write a plan as a graph of this opset, run it, and return the largest difference to PyTorch."""
+    difference = 0.0
+    for size in progress_bar([None, *_CHECKED], show=progress, desc="export"):
+        if size is None:  # the first step; the others compare what it has written
+            with _as_traced(plan):
+                _write(plan, path, opset)
+        else:
+            difference = max(difference, _difference(plan, path, *size))
+    return difference
+
+
+def _write(plan: _Plan, path: Path, opset: int) -> None:
     """Trace a plan, and write it as an ONNX graph; raise UnsupportedModelError if torch cannot write a part of it."""
     batch = plan.inputs(*_TRACED)
     dynamic = torch.export.Dim.DYNAMIC
@@ -437,7 +463,7 @@ def _write(plan: _Plan, path: Path) -> None:
     try:
         traced = torch.export.export(_Graph(plan), (batch,), dynamic_shapes=shapes, strict=False)
         program = onnx.export(
-            traced, dynamo=True, opset_version=OPSET, verbose=False, input_names=list(batch), output_names=names
+            traced, dynamo=True, opset_version=opset, verbose=False, input_names=list(batch), output_names=names
         )
         program.save(str(path))
     except Exception as error:  # torch and onnxscript raise many unrelated classes

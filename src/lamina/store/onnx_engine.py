@@ -36,6 +36,17 @@ _OP = "onnx"
 _PROBES = ((2, 9), (1, 5))  # rows and tokens of the batches on which the answers are compared with PyTorch's
 
 
+def open_session(graph: Path) -> Session:
+    """Return an inference session of onnxruntime for a graph file, on the CPU, with as many threads as torch has."""
+    runtime = import_module("onnxruntime")
+    settings = runtime.SessionOptions()
+    settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
+    settings.log_severity_level = 3
+    # onnxruntime 1.32 takes longer for an addition joined with a LayerNorm than for the two one after the other
+    options = {"providers": ["CPUExecutionProvider"], "disabled_optimizers": ["SkipLayerNormFusion"]}
+    return runtime.InferenceSession(str(graph), settings, **options)
+
+
 @final
 class OnnxEngine:
     """An ONNX Runtime session on the CPU that answers for readers of a bank. Several threads may use it at once.
@@ -74,7 +85,7 @@ class OnnxEngine:
             MissingExtraError: If onnxruntime is not installed.
         """
         try:
-            runtime = import_module("onnxruntime")
+            import_module("onnxruntime")
         except ModuleNotFoundError as error:
             raise MissingExtraError.of(error, op=_OP, extra="onnx") from error
         facts = OnnxFacts.read(folder / MARK)
@@ -88,11 +99,8 @@ class OnnxEngine:
             )
         if facts.sha256 != hash_of_graph(folder):
             raise StoreError(f"{_OP}: the graph in {folder} is damaged; its SHA-256 is another. Export it again.")
-        settings = runtime.SessionOptions()
-        settings.intra_op_num_threads, settings.inter_op_num_threads = torch.get_num_threads(), 1
-        settings.log_severity_level = 3
         try:
-            session = runtime.InferenceSession(str(folder / GRAPH), settings, providers=["CPUExecutionProvider"])
+            session = open_session(folder / GRAPH)
         except Exception as error:  # onnxruntime has classes of its own
             raise StoreError(f"{_OP}: onnxruntime cannot open {folder / GRAPH} ({first_line(error)}).") from error
         engine = cls(bank, session, facts, same)
@@ -156,7 +164,8 @@ class _Weights:
 
     def __init__(self, bank: ReaderBank, digests: Mapping[str, str]) -> None:
         self._digests, self._steps = dict(digests), _steps
-        self._readers = {name: _mark(bank[name]) for name in digests}
+        # reader name -> module, the dicts of its modules, and their mark; looking at dicts is quick
+        self._readers = {name: (bank[name], holders := _holders(bank[name]), _mark(holders)) for name in digests}
         self._model, self._base = ref(bank.model), list(bank.model.parameters())
         self._versions = list(map(_version, self._base))
 
@@ -169,8 +178,10 @@ class _Weights:
         bank.check_base("bank", {bank[name].stack for name in names})
         if bank.model is not self._model() or list(map(_version, self._base)) != self._versions:
             return False
-        if any(_mark(bank[name]) != self._readers[name] for name in names):
-            return False
+        for name in names:
+            module, holders, mark = self._readers[name]
+            if bank[name] is not module or _mark(holders) != mark:
+                return False
         if self._steps != _steps:
             if any(self._digests[name] != now for name, now in reader_digests(bank, names).items()):
                 return False
@@ -183,10 +194,18 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _mark(module: nn.Module) -> list[tuple[int, int, int]]:
-    """Return identity, version and memory address of every weight and buffer of a module."""
-    tensors = (*module.parameters(), *module.buffers())
-    return [(id(tensor), _version(tensor), tensor.data_ptr()) for tensor in tensors]
+def _holders(module: nn.Module) -> list[dict[str, object]]:
+    """Return the dicts in which a module and its submodules store their parameters, buffers and submodules."""
+    return [vars(part)[kind] for part in module.modules() for kind in ("_parameters", "_buffers", "_modules")]
+
+
+def _mark(holders: Sequence[dict[str, object]]) -> list[tuple[int, int, int]]:
+    """Return the identity of every value in `holders`, and version and memory address of those that are tensors."""
+    return [
+        (id(value), _version(value), value.data_ptr()) if isinstance(value, Tensor) else (id(value), 0, 0)
+        for holder in holders
+        for value in holder.values()
+    ]
 
 
 _steps = 0  # steps of all optimizers in this process

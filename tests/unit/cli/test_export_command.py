@@ -18,7 +18,7 @@ def bank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def run(plan: Any, path: Path, batch: Any) -> dict[str, Any]:
         return {name: value.numpy() for name, (value, _) in plan.expected(batch).items()}
 
-    monkeypatch.setattr(onnx, "_write", lambda plan, path: path.write_bytes(b"graph"))
+    monkeypatch.setattr(onnx, "_write", lambda plan, path, opset: path.write_bytes(b"graph"))
     monkeypatch.setattr(onnx, "_run", run)
     save_base(tmp_path / "base")
     save_bank(tiny_bank(load(tmp_path / "base")[0]), tmp_path / "bank")

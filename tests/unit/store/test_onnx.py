@@ -125,7 +125,7 @@ def test_an_edited_model_and_a_reader_in_one_graph(tmp_path: Path):
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that stands for any, and says what PyTorch says: tracing takes seconds."""
-    monkeypatch.setattr(onnx, "_write", lambda plan, path: path.write_bytes(b"graph"))
+    monkeypatch.setattr(onnx, "_write", lambda plan, path, opset: path.write_bytes(b"graph"))
     monkeypatch.setattr(onnx, "_run", said_by_torch)
 
 
@@ -160,7 +160,7 @@ def test_a_graph_with_other_outputs_is_not_written(
     export_onnx(bank, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     bank["mood"].head.output.bias.data += 1
-    monkeypatch.setattr(onnx, "_write", lambda plan, path: path.write_bytes(b"another"))
+    monkeypatch.setattr(onnx, "_write", lambda plan, path, opset: path.write_bytes(b"another"))
 
     def run(plan: Any, path: Path, batch: Any) -> dict[str, Any]:
         said = said_by_torch(plan, path, batch)
@@ -171,6 +171,21 @@ def test_a_graph_with_other_outputs_is_not_written(
         export_onnx(bank, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     assert before["model.onnx"] == b"graph"
+
+
+@pytest.mark.usefixtures("untraced")
+def test_an_older_opset_is_used_where_the_newest_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    tried = list[int]()
+
+    def write(plan: Any, path: Path, opset: int) -> None:
+        tried.append(opset)
+        if opset == onnx.OPSETS[0]:
+            raise UnsupportedModelError(op="export", model_type="bert", reason="it is odd", hint="Use another.")
+        path.write_bytes(b"older graph")
+
+    monkeypatch.setattr(onnx, "_write", write)
+    export_onnx(tiny_bank(), tmp_path)
+    assert (tried, (tmp_path / "model.onnx").read_bytes()) == (list(onnx.OPSETS), b"older graph")
 
 
 @pytest.mark.usefixtures("untraced")
@@ -230,7 +245,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.usefixtures("untraced")
 def test_a_graph_that_onnxruntime_refuses_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
-    monkeypatch.setattr(onnx, "_write", lambda plan, path: path.write_bytes(b"no graph"))
+    monkeypatch.setattr(onnx, "_write", lambda plan, path, opset: path.write_bytes(b"no graph"))
     with pytest.raises(UnsupportedModelError, match="onnxruntime does not run the graph"):
         export_onnx(BertModel(tiny_config(num_hidden_layers=1)), tmp_path)
 
