@@ -44,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def facts(folder: Path) -> OnnxFacts:
     """Export the bank to "onnx-int8" in its folder, and keep the graph in float32: tracing takes seconds."""
 
-    def kept(bank: ReaderBank, to: Path) -> OnnxFacts:
+    def kept(bank: ReaderBank, to: Path, **_: object) -> OnnxFacts:
         found = export_onnx(bank, to)
         shutil.copytree(to, folder / "float32")
         return found
@@ -69,7 +69,7 @@ def test_a_base_in_int8_with_readers_in_float(folder: Path, facts: OnnxFacts):
 
 
 def test_too_large_a_loss_is_refused(folder: Path, facts: OnnxFacts, monkeypatch: pytest.MonkeyPatch):
-    def copied(_bank: ReaderBank, to: Path) -> OnnxFacts:
+    def copied(_bank: ReaderBank, to: Path, **_: object) -> OnnxFacts:
         shutil.copytree(folder / "float32", to)
         return OnnxFacts.model_validate_json((to / MARK).read_text(encoding="utf-8"))
 
