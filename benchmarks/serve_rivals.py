@@ -116,7 +116,7 @@ def main() -> None:
 def rivals(folder: Path, only: list[str] | None) -> Iterator[tuple[str, AbstractContextManager[list[int]]]]:
     """Yield name -> context that starts a rival's servers and yields their ports."""
     bank = str(folder / "bank")
-    lamina = [sys.executable, "-c", START, "serve", bank, "--port"]
+    lamina = [sys.executable, "-c", START, "serve", bank, "--max-concurrent-passes", "1", "--port"]
     yield "lamina", running([lamina])
     for rival in only or ("ray", "ray2", "litserve", "pipelines"):
         if rival.startswith("ray"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import signal
 import socket
@@ -144,6 +145,8 @@ def serve(  # noqa: PLR0913
         port = listener.getsockname()[1]
         hints = "a page to try them; " * page + "/openapi.json describes the requests"
         print(f"{', '.join(app.state.scheduler.bank)} at http://{host}:{port} ({hints})", flush=True)
+        gc.collect()
+        gc.freeze()  # a full collection would look at all modules and the model, and hold every request meanwhile
         server_of(app, settings, host=host, port=port).run(sockets=[listener])
 
 

@@ -351,6 +351,8 @@ async def _predictions(
         for future in futures:
             future.cancel()
         raise
+    if len(futures) == 1:
+        return await _answer(scheduler, futures[0], request)
     waiting = asyncio.gather(*map(asyncio.wrap_future, futures))
     answered = await wait_while_connected(request, waiting, scheduler.settings.request_timeout)
     answers = {

@@ -113,7 +113,7 @@ class JobQueue:
         self.tokens -= sum(job.size for job in removed)
         return removed
 
-    def take(self, budget: Budget) -> list[AnyJob]:
+    def take(self, budget: Budget, piece: int | None = None) -> list[AnyJob]:
         """Remove the requests of the next batch, and return them, oldest first.
 
         The oldest request goes first, with those that are cheapest to run along with it (`next_batch`). A much shorter
@@ -122,6 +122,8 @@ class JobQueue:
 
         Args:
             budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens. The queue must not be empty.
+            piece: A request of more tokens than this is a batch by itself, so that others do not wait for all of it.
+                None: the maximum of the budget.
         """
 
         def cost(job: AnyJob) -> int:
@@ -131,14 +133,14 @@ class JobQueue:
         patient = (place for place, job in enumerate(jobs) if job.overtaken >= _PATIENCE * cost(job))
         shorter = (place for place, job in enumerate(jobs) if _SHORTER * cost(job) <= cost(jobs[0]))
         first = next(patient, next(shorter, 0))
-        batch = next_batch(jobs, budget, first)
+        batch = next_batch(jobs, budget, first, piece)
         for job in jobs[:first]:
             job.overtaken += budget.overhead + sum(other.size for other in batch)
         chosen = set(map(id, batch))
         return self.remove(lambda job: id(job) in chosen)
 
 
-def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0) -> list[AnyJob]:
+def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0, piece: int | None = None) -> list[AnyJob]:
     """Return the jobs of a batch, oldest first: one job, and the jobs that are cheapest to run along with it.
 
     All queued jobs that can share a batch with that job are divided by length into passes with the lowest total cost.
@@ -149,10 +151,14 @@ def next_batch(jobs: Sequence[AnyJob], budget: Budget, first: int = 0) -> list[A
         jobs: The queued jobs, oldest first.
         budget: Maximum tokens of a batch, and the fixed cost of a pass in tokens.
         first: Index of the job that is chosen in any case, even if it has more tokens.
+        piece: A job of more tokens than this is not joined with others. None: the maximum of the budget.
     """
+    piece = budget.max_tokens if piece is None else piece
+    if jobs[first].size > piece:
+        return [jobs[first]]
     leader, alike, count = jobs[first], list[AnyJob](), len(jobs[first].texts)
     for job in jobs:
-        if job is leader or (count < _PLANNED and job.is_like(leader)):
+        if job is leader or (count < _PLANNED and job.size <= piece and job.is_like(leader)):
             alike.append(job)
             count += len(job.texts)
     lengths = [length for job in alike for length in job.lengths]

@@ -1,6 +1,6 @@
 """The scheduler: group queued requests into batches, tokenise them, run the model and answer each request.
 
-A batch is answered in one or more passes of the model. A slice is the number of tokens after which a larger batch
+A batch is answered in one or more passes of the model. A piece is the number of tokens after which a larger request
 pauses.
 """
 
@@ -39,7 +39,9 @@ logger = logging.getLogger(__name__)
 # Fixed cost of a pass by which requests are grouped, in tokens: in PyTorch by device, and in ONNX Runtime. On a CPU it
 # is about half of the tokens that take as long. Smaller groups wait less, and passes cost little more.
 _OVERHEAD = {"cpu": 32, "accelerator": 4096, "onnx": 12}
-_SLICE = {"cpu": 2048, "accelerator": 16384}  # tokens of a pass of a larger batch, after which others have a turn
+_SLICE = {"cpu": 2048, "accelerator": 16384}  # tokens of a pass of several requests
+# Tokens of a pass of a larger request, after which others have a turn. Half a second of a CPU would be a long wait.
+_PIECE = {"cpu": 512, "accelerator": 16384}
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
 _SETTLED_S = 0.005  # seconds without a new request before that: a batch should not start with too few texts
 _MOST_PASSES = 8  # by default; with more, threads mostly wait for Python's lock
@@ -133,7 +135,7 @@ class Scheduler:
     The extra thread tokenises the next batch while all passes are running. Once its client has left, a request is not
     computed any further.
 
-    A request of more than some thousand tokens pauses between its passes, so that a batch of newer requests can run.
+    A request of more than some hundred tokens pauses between its passes, so that a batch of newer requests can run.
     The two take turns until one of them is done.
 
     The bank can be replaced while the server runs. A request is answered by the bank that was served when it arrived.
@@ -171,6 +173,7 @@ class Scheduler:
         self.tokenizer_lock = Lock()
         self._device = "cpu" if bank.device.type == "cpu" else "accelerator"
         self._slice = min(settings.max_batch_tokens, _SLICE[self._device])
+        self._piece = min(settings.max_batch_tokens, _PIECE[self._device])
         # One lock for all fields below and for `served`, which change together. It is never held while texts are
         # tokenised or the model runs. Threads that wait for work and those that wait for a free pass have a condition
         # each: waking a thread that has nothing to do takes processor time from the pass that runs.
@@ -408,7 +411,7 @@ class Scheduler:
             self._free -= 1
             self._is_new_next = True
             return _Turn(run.jobs, begun=True, run=run)
-        turn = _Turn(self._waiting.take(self._budget), begun=begun)
+        turn = _Turn(self._waiting.take(self._budget, self._piece), begun=begun)
         if begun:
             self._free -= 1
         else:
@@ -488,7 +491,8 @@ class Scheduler:
             if still:
                 self._run(still, turn)
             return
-        passes = jobs[0].worker.run(tokenised, self._budget)
+        budget = self._budget if len(jobs) > 1 else self._budget._replace(max_tokens=self._piece)
+        passes = jobs[0].worker.run(tokenised, budget)
         self._continue(_Run(jobs, passes, time.perf_counter(), read, tokenised.tokens), turn)
 
     def _run_apart(self, jobs: Sequence[AnyJob], error: Exception, turn: _Turn) -> None:
@@ -501,11 +505,11 @@ class Scheduler:
             self._run([job], turn)
 
     def _continue(self, run: _Run, turn: _Turn) -> None:
-        """Run the passes of a batch and answer its jobs. A batch that is larger than a slice pauses after one pass.
+        """Run the passes of a batch and answer its jobs. A request that is larger than a piece pauses after one pass.
 
         If all clients have left, the batch is dropped.
         """
-        is_large = run.tokens > self._slice
+        is_large = len(run.jobs) == 1 and run.tokens > self._piece
         while True:
             if all(job.future.has_left for job in run.jobs):
                 run.passes.close()

@@ -85,6 +85,13 @@ def test_a_long_request_is_not_starved_by_short_ones(texts: int):
     assert long.size < spent <= long.size + 2 * BUDGET.overhead + job(words(2)).size
 
 
+def test_a_request_that_is_larger_than_a_piece_is_a_batch_by_itself():
+    large, short = job(*[words(40)] * 3), job(words(40))
+    assert queue_of(large, short).take(BUDGET, 100) == [large]
+    assert queue_of(short, large).take(BUDGET, 100) == [short]
+    assert queue_of(large, short).take(BUDGET) == [large, short]
+
+
 def test_requests_of_equal_length_are_answered_in_their_order():
     jobs = [job(words(20)) for _ in range(9)]
     queue = queue_of(*jobs)
