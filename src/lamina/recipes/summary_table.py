@@ -112,7 +112,7 @@ def _cells(row: SummaryRow) -> dict[str, str]:
     cells = {"task": row["task"], word_of([row]): row["method"]}
     cells |= {key: str(value) for key, value in row["settings"].items()}
     cells |= {"metric": row["metric"], "mean": plus_minus(row)}
-    cells["spread"] = "" if row["interval"] is None else f"{row['spread']:.3f}"
+    cells |= {} if row["interval"] is None else {"spread": f"{row['spread']:.3f}"}
     cells |= {metric: plus_minus(score) for metric, score in row["scores"].items()}
     if "test" in row:
         cells["test"] = plus_minus(row["test"])
@@ -132,7 +132,7 @@ def notes(table: Sequence[SummaryRow]) -> list[str]:
     if not unclear or not any("f1" in names for names in columns.values()):
         return []
     what = f"f1 is empty for {', '.join(unclear)}: F1 is about one of two classes, and none is named"
-    return [f"{what}. Set `positive` in the task, or `metric: macro_f1`."]
+    return [f"{what}. Set `positive` in the task, or read macro_f1."]
 
 
 def printed(table: Sequence[SummaryRow]) -> tuple[list[str], list[list[str]]]:

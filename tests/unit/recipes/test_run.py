@@ -129,7 +129,7 @@ def test_an_empty_f1_is_explained():
     assert markdown([mood, topic, amount]).splitlines()[-2:] == [
         "",
         "f1 is empty for mood: F1 is about one of two classes, and none is named. Set `positive` in the task, or "
-        "`metric: macro_f1`.",
+        "read macro_f1.",
     ]
     for table in ([mood], [topic, amount]):
         assert "F1 is about" not in markdown(table)
