@@ -105,7 +105,7 @@ def _baselines(result: Study) -> list[str]:
         return []
     rows = rows_where(result.table, result.pivot.where)
     scores: dict[tuple[str, str], dict[str, list[float]]] = {}
-    for row in rows[rows["layer"].isna()].to_dict("records"):
+    for row in rows.loc[rows["layer"].isna()].to_dict("records"):
         of_task = scores.setdefault((str(row["task"]), str(row["metric"])), {})
         of_task.setdefault(str(row["probe"]), []).append(float(row["score"]))
     return [
