@@ -81,7 +81,7 @@ class ModuleGuard:
             for path, own in self._settings.items()
         }
         kept = ("_owner", "_modules", "_ignored", "_config", "_digests")
-        empty = {"_classes": [], "_forwards": [], "_marks": []}
+        empty: dict[str, object] = {"_classes": [], "_forwards": [], "_marks": []}
         return {**{name: vars(self)[name] for name in kept}, **empty, "_settings": named, "_is_ready": False}
 
     def look_again(self) -> None:
