@@ -78,6 +78,9 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return fields
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys)  # `json.loads` would make one for each row of a file
+
+
 def parse_json(text: str) -> Any:  # noqa: ANN401
     """Return the value of a JSON text that a user or another program wrote.
 
@@ -86,7 +89,7 @@ def parse_json(text: str) -> Any:  # noqa: ANN401
         RepeatedKeyError: If an object has a key twice. It is a ValueError.
     """
     with suppress(RecursionError):
-        value = json.loads(text, object_pairs_hook=_unique_keys)
+        value = _DECODER.decode(text)
         level = [value] if text.count("[") + text.count("{") > _DEPTH else []
         for _ in range(_DEPTH + 1):
             nested = (
