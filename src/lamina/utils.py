@@ -91,13 +91,13 @@ def parse_json(text: str) -> Any:  # noqa: ANN401
     with suppress(RecursionError):
         value = _DECODER.decode(text)
         level = [value] if text.count("[") + text.count("{") > _DEPTH else []
-        for _ in range(_DEPTH + 1):
+        for _ in range(_DEPTH + 2):
+            if not level:  # almost always at once: this runs for each row of a file
+                return value
             nested = (
                 part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list)
             )
             level = [child for children in nested for child in children]
-        if not level:
-            return value
     raise ValueError(f"it is nested more than {_DEPTH} deep")
 
 
