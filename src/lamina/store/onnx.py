@@ -470,7 +470,7 @@ def _write(plan: _Plan, path: Path, opset: int) -> None:
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        if isinstance(cause, LaminaError):
+        if isinstance(cause, LaminaError | OSError):  # a full disk says nothing about the model
             raise cause from error
         reader = _reader_in(cause, plan) or _reader_in(error, plan)
         what = "a part of the pass" if reader is None else f"its reader '{reader}'"
