@@ -194,7 +194,9 @@ def test_a_full_disk_is_not_called_an_unsupported_model(tmp_path: Path, monkeypa
         raise RuntimeError("the export failed") from OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch.export, "export", fail)
-    with pytest.raises(StoreError, match=r"out cannot be written \(No space left on device\); nothing in it was changed"):
+    with pytest.raises(
+        StoreError, match=r"out cannot be written \(No space left on device\); nothing in it was changed"
+    ):
         export_onnx(tiny_bank(), tmp_path / "out")
 
 
