@@ -188,7 +188,6 @@ def test_an_older_opset_is_used_where_the_newest_cannot_be(tmp_path: Path, monke
     assert (tried, (tmp_path / "model.onnx").read_bytes()) == (list(onnx.OPSETS), b"older graph")
 
 
-@pytest.mark.usefixtures("untraced")
 def test_a_full_disk_is_not_called_an_unsupported_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("the export failed") from OSError(28, "No space left on device")
@@ -200,6 +199,7 @@ def test_a_full_disk_is_not_called_an_unsupported_model(tmp_path: Path, monkeypa
         export_onnx(tiny_bank(), tmp_path / "out")
 
 
+@pytest.mark.usefixtures("untraced")
 def test_an_export_takes_the_place_of_the_one_before(tmp_path: Path):
     export_onnx(tiny_bank(), tmp_path)
     facts = export_onnx(tiny_model(), tmp_path)
