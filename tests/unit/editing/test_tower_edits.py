@@ -72,7 +72,7 @@ def test_a_permutation_changes_the_config_of_its_own_tower():
 def test_readers_of_the_other_tower_follow():
     model = two_towers()
     bank = lamina.ReaderBank(model)
-    bank.add("image", lamina.Reader(lamina.SingleLayer(2), lamina.ImageClassification(2), stack="vision"))
+    bank.add("image", lamina.Reader(lamina.SingleLayer(2), lamina.ImageClassification(("a", "b")), stack="vision"))
     lamina.drop_(model, 1, stack="text")
     assert bank.remap_() == {"image": (2,)}
     lamina.drop_(model, 1, stack="vision")

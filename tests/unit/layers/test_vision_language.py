@@ -21,7 +21,8 @@ def build(name: str) -> Any:
     """A small model that writes texts about images."""
     torch.manual_seed(0)
     config = small_config(CONFIG_MAPPING[name])
-    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)](config).eval()
+    cls: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)]
+    return cls(config).eval()
 
 
 def image(model: Any, seed: int) -> dict[str, Tensor]:
@@ -75,7 +76,7 @@ def test_a_reader_reads_the_same_alone_and_while_the_model_writes(name: str):
     inputs = with_image(model)
     plain = model(**inputs).logits
     bank = lamina.ReaderBank(model)
-    bank.add("a", lamina.Reader(lamina.ScalarMix(), lamina.SequenceClassification(2, pooling="mean")))
+    bank.add("a", lamina.Reader(lamina.ScalarMix(), lamina.SequenceClassification(("a", "b"), pooling="mean")))
     bank.eval()
     alone = bank(**inputs)["a"].logits
     with bank.listen() as heard:
