@@ -91,7 +91,7 @@ def waited(
     return times
 
 
-def row(engine: str, overhead: int, passes: int, requests: int, *, piece: int = 512, long: bool) -> dict[str, Any]:
+def row(engine: str, overhead: int, passes: int, requests: int, *, piece: int = 256, long: bool) -> dict[str, Any]:
     """Return the table row of one simulation."""
     cost = COSTS[engine]
     rate = 0.5 * passes * full_rate(cost, OVERHEADS[engine][0]) * (0.5 if long else 1)

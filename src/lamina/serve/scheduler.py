@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 # is about half of the tokens that take as long. Smaller groups wait less, and passes cost little more.
 _OVERHEAD = {"cpu": 32, "accelerator": 4096, "onnx": 12}
 _SLICE = {"cpu": 2048, "accelerator": 16384}  # tokens of a pass of several requests
-# Tokens of a pass of a larger request, after which others have a turn. Half a second of a CPU would be a long wait.
-_PIECE = {"cpu": 512, "accelerator": 16384}
+# Tokens of a pass of a larger request, after which others have a turn; `benchmarks/waiting.py` compares other numbers.
+_PIECE = {"cpu": 256, "accelerator": 16384}
 _READ_AHEAD_TOKENS = 256  # queued tokens from which a batch is tokenised while all allowed passes are running
 _SETTLED_S = 0.005  # seconds without a new request before that: a batch should not start with too few texts
 _MOST_PASSES = 8  # by default; with more, threads mostly wait for Python's lock

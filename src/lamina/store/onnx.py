@@ -522,7 +522,9 @@ def _run(plan: _Plan, path: Path, batch: Mapping[str, Tensor]) -> dict[str, NDAr
     """
     runtime = import_module("onnxruntime")
     try:
-        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        settings = runtime.SessionOptions()
+        settings.log_severity_level = 4  # errors are raised, and perhaps a graph of another opset runs
+        session = runtime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
         inputs = {entry.name: batch[entry.name].numpy() for entry in session.get_inputs()}
         return dict(zip([out.name for out in session.get_outputs()], session.run(None, inputs), strict=True))
     except Exception as error:  # onnxruntime has classes of its own
