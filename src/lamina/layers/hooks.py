@@ -19,7 +19,7 @@ from lamina.errors import ConfigError
 from lamina.layers.probe_input import MAIN_INPUTS
 from lamina.layers.selectors import select
 from lamina.layers.stack import LayerStack, Side, TapPoint
-from lamina.layers.state_forms import count_tokens, state_of
+from lamina.layers.state_forms import count_tokens
 
 # called with a layer and its state `[batch, tokens, width]`
 OnState = Callable[[int, Tensor], None]
@@ -189,7 +189,9 @@ class _Watch:
             value = values if point.index is None else cast("Mapping[object, object]", values)[point.index]
             state = cast("Tensor", value)
             state = state if point.swap is None else state.transpose(*point.swap)
-            self.on_state(layer, state_of(state, point.form, self.tokens.get(thread)))
+            if point.form is not None:
+                state = point.form.state(state, self.tokens.get(thread))
+            self.on_state(layer, state)
 
 
 @final

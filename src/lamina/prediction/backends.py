@@ -121,9 +121,12 @@ def engine_in_use(bank: ReaderBank, backend: Backend, engine: OnnxEngine) -> Ite
 
 def _is_worth_trying(bank: ReaderBank, tokens: float) -> bool:
     """Return whether "auto" should look for a bank's export, or write one, for a job of `tokens` tokens."""
+    is_long, is_at_hand = tokens >= LONG_JOB_TOKENS, bank in _engines
+    if bank.folder is None and not (is_long or is_at_hand):
+        return False
     written = _written(bank)
-    is_at_hand = bank in _engines or written > 0
-    if bank.device.type != "cpu" or not (is_at_hand or tokens >= LONG_JOB_TOKENS) or _refused.get(bank) == written:
+    is_at_hand = is_at_hand or written > 0
+    if not (is_at_hand or is_long) or _refused.get(bank) == written or bank.device.type != "cpu":
         return False
     # packages are looked for last, since that takes longer than the rest
     needed = ("onnxruntime",) if is_at_hand else ("onnxruntime", "onnxscript")

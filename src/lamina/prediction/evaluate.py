@@ -20,7 +20,8 @@ from lamina.tasks.class_results import class_scores
 from lamina.tasks.metrics import require_metrics
 from lamina.tasks.split import is_missing
 from lamina.train.bank_runner import BankRunner
-from lamina.train.groups import checked_target, groups_of, tasks_by_name, with_positive
+from lamina.train.base import checked_target
+from lamina.train.groups import groups_of, tasks_by_name, with_positive
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import PassOptions
 from lamina.train.training_run import open_runner

@@ -20,9 +20,10 @@ from lamina.layers.types import tokenizer_of
 from lamina.prediction.backends import checked_backend, engine_of
 from lamina.store.open_saved import open_cached
 from lamina.tasks.base import EncodeOptions, GenerationOptions, TaskOutline
-from lamina.tasks.raw_examples import as_examples
+from lamina.tasks.split import as_examples
 from lamina.train.bank_runner import BankRunner
-from lamina.train.groups import checked_target, encoder_of, max_length
+from lamina.train.base import checked_target
+from lamina.train.groups import encoder_of, max_length
 from lamina.train.model_runner import ModelRunner, task_of
 from lamina.train.options import PassOptions
 from lamina.train.plan import Group
@@ -152,13 +153,6 @@ class Prepared:
             cut = max(cut, *map(group.truncated, group.tasks))
         return cut
 
-    def warn(self, op: str) -> None:
-        """Log a warning if an example lost its end; `op` is the operation, for the message."""
-        if cut := self.cut:
-            logger.warning(
-                "%s: %d examples are longer than what is read of them; the rest was left out or cut off", op, cut
-            )
-
     @property
     def tokens(self) -> int:
         """Number of tokens of all examples together, without padding."""
@@ -270,7 +264,9 @@ class Predictor:
 
     def predict(self, prepared: Prepared, *, budget: Budget | None = None) -> list[Answers]:
         """Predict as a call does, but for examples that `prepare` has encoded; `budget`: see `answer_by_pass`."""
-        prepared.warn("predict")
+        if cut := prepared.cut:
+            what = "examples are longer than what is read of them; the rest was left out or cut off"
+            logger.warning("predict: %d %s", cut, what)
         if prepared.count and not self._warned.issuperset(self.names):
             self._runner.warn_about_pairs({name: prepared.splits[t.kind.name].pairs for name, t in self._tasks.items()})
             self._warned.update(self.names)
@@ -286,7 +282,7 @@ class Predictor:
         """
         if isinstance(self._runner, BankRunner):
             tokens = max(tokens, self._tokens)
-            self.engine = engine_of(self._runner.bank, self._backend, self.names, tokens=tokens)
+            self._runner.engine = engine_of(self._runner.bank, self._backend, self.names, tokens=tokens)
         elif self._backend not in ("auto", "torch"):
             raise ConfigError(f"predict: backend is '{self._backend}' for a whole model; it is for banks.")
 
@@ -382,8 +378,6 @@ class Predictor:
                 name: task.kind.answers(task, prepared.splits[task.kind.name], group.inputs, self._runner.processor)
                 for name, task in group.tasks.items()
             }
-            for name, result in results.items():
-                result.set_learnt(self._runner.info(name))
             progress = self.options.progress
             yield from self._runner.passes(group, results, self.options, progress=progress, budget=budget)
             collected |= results

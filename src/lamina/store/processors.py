@@ -142,8 +142,6 @@ def check_same_inputs(op: str, known: Processor, processor: Processor) -> None:
         ConfigError: If it makes other inputs, and readers would be trained on these.
         BaseMismatchError: If it makes other inputs than those that the readers were trained on.
     """
-    if processor is known:
-        return
     bank_facts, facts = _by_part(known), _by_part(processor)
     differs = _differences(bank_facts, facts, bank_facts.keys() & facts.keys())
     if differs and op == "fit":

@@ -24,8 +24,7 @@ from lamina.heads.base import TaskLike
 from lamina.registry import KINDS
 from lamina.tasks.label_cells import LabelCellError, class_name
 from lamina.tasks.outputs import Outputs, Results
-from lamina.tasks.raw_examples import checked_texts
-from lamina.tasks.split import Split, is_missing
+from lamina.tasks.split import Split, checked_texts, is_missing
 from lamina.utils import JSON, check_range
 
 if TYPE_CHECKING:

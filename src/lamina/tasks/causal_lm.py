@@ -32,8 +32,7 @@ from lamina.tasks.language_modeling import (
     has_nan,
 )
 from lamina.tasks.outputs import Outputs, Results
-from lamina.tasks.raw_examples import checked_texts
-from lamina.tasks.split import Split
+from lamina.tasks.split import Split, checked_texts
 from lamina.tasks.targets import WordTargets
 from lamina.tasks.text_to_text import TextAnswer, generate, texts_of
 

@@ -41,8 +41,7 @@ from lamina.tasks.labels import (
     without_classes,
 )
 from lamina.tasks.outputs import Outputs, Results
-from lamina.tasks.raw_examples import checked_texts
-from lamina.tasks.split import Split
+from lamina.tasks.split import Split, checked_texts
 from lamina.tasks.targets import RowTargets, WordTargets, first_window_targets, label_array
 
 if TYPE_CHECKING:

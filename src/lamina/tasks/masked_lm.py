@@ -26,8 +26,7 @@ from lamina.tasks.language_modeling import (
     has_nan,
 )
 from lamina.tasks.outputs import Results
-from lamina.tasks.raw_examples import checked_texts
-from lamina.tasks.split import Split
+from lamina.tasks.split import Split, checked_texts
 from lamina.utils import derive_seed
 
 if TYPE_CHECKING:

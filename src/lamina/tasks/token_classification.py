@@ -27,8 +27,7 @@ from lamina.tasks.comparison import Comparison, compare_tags, most_frequent_tag
 from lamina.tasks.kind import EncodedInputs, TextClassKind
 from lamina.tasks.metrics import SUBTOKENS, Tags, class_table, marks_spans, score_classes, score_tags, span_table
 from lamina.tasks.outputs import ClassRow, Label, Results, WrongAnswer, first_invalid_row
-from lamina.tasks.raw_examples import checked_texts
-from lamina.tasks.split import Split
+from lamina.tasks.split import Split, checked_texts
 from lamina.tasks.tag_schemes import continued
 from lamina.tasks.tagged_examples import span_splits, tag_splits
 from lamina.tasks.targets import WordTargets

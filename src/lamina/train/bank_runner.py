@@ -87,7 +87,7 @@ class BankRunner(Runner):
                 f"{op}: the bank has no processor; it is needed to read examples. Use ReaderBank(model, processor=...)."
             )
         bank.check_ids(op, self.processor)
-        if bank.processor is not None:
+        if bank.processor is not None and bank.processor is not self.processor:
             check_same_inputs(op, bank.processor, self.processor)
         if op == "fit" and bank.processor is None:
             bank.processor = processor  # so that it is saved with the readers, which depend on it

@@ -7,14 +7,16 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from lamina.bank import ReaderBank
 from lamina.data.batches import batches, length_batches
 from lamina.errors import ConfigError, NotFiniteError
 from lamina.layers.devices import main_device
 from lamina.layers.preserve import evaluating
+from lamina.layers.wrappers import checked_model
 from lamina.tasks.position_interpolation import size_arguments
 from lamina.train.learner import BASE
 from lamina.utils import progress_bar
@@ -38,11 +40,17 @@ if TYPE_CHECKING:
     from lamina.utils import JSON
 
 logger = logging.getLogger(__name__)
+TargetT = TypeVar("TargetT")
 
 
 def to_device(batch: Batch, device: torch.device) -> dict[str, Tensor]:
     """Return a copy of the mapping `batch` with all of its tensors on `device`."""
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
+
+
+def checked_target(op: str, target: TargetT) -> TargetT:
+    """Return a bank unchanged, or the model inside torch's wrappers; raise ConfigError for anything else."""
+    return target if isinstance(target, ReaderBank) else checked_model(target, op, "a bank or a transformers model")
 
 
 class Runner(ABC):
@@ -240,8 +248,6 @@ class Runner(ABC):
             results = {
                 name: task.kind.results(task, task.split(group.part), group.inputs) for name, task in tasks.items()
             }
-            for name, result in results.items():
-                result.set_learnt(self.info(name))
             if results:
                 self.collect(group, results, options, progress=progress)
             for name, result in results.items():
@@ -301,6 +307,9 @@ class Runner(ABC):
             NotFiniteError: If a learner outputs NaN or infinity for a row.
         """
         names, inputs = list(results), group.inputs
+        for name in names:
+            if group.tasks[name].kind.learnt_keys:
+                results[name].set_learnt(self.info(name))
         size = self.rows_per_pass(group, names, options)
         order = length_batches(inputs.lengths, size, equal=group.equal_lengths, budget=budget)
         loader = batches([(group.batched, rows, 0) for rows in order], options.num_workers)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from lamina.bank import ReaderBank
 from lamina.errors import ConfigError, check_known
-from lamina.layers.wrappers import checked_model
 from lamina.tasks.base import EncodeOptions
 from lamina.tasks.recorded_rows import StatesInputs, recorded_inputs
 from lamina.tasks.task import Task
@@ -25,14 +23,6 @@ if TYPE_CHECKING:
 
     Encodings = MutableMapping[Hashable, Inputs]
     """Encoded examples by what they depend on (examples and options), for runs that read the same examples again."""
-
-
-TargetT = TypeVar("TargetT")
-
-
-def checked_target(op: str, target: TargetT) -> TargetT:
-    """Return a bank unchanged, or the model inside torch's wrappers; raise ConfigError for anything else."""
-    return target if isinstance(target, ReaderBank) else checked_model(target, op, "a bank or a transformers model")
 
 
 def tasks_by_name(op: str, tasks: Mapping[str, Task] | Task | str) -> dict[str, Task]:

@@ -22,9 +22,10 @@ from lamina.tasks.metrics import LOWER, require_metrics
 from lamina.tasks.recorded_rows import recorded_of
 from lamina.tasks.task import Task
 from lamina.train.bank_runner import BankRunner
+from lamina.train.base import checked_target
 from lamina.train.checkpoint import Checkpoints
 from lamina.train.grid import RunSpec, expand_into, undo_grid_on_error
-from lamina.train.groups import checked_target, groups_of, max_length, tasks_by_name
+from lamina.train.groups import groups_of, max_length, tasks_by_name
 from lamina.train.identity import identity
 from lamina.train.model_runner import ModelRunner
 from lamina.train.options import FitOptions, per_reader
