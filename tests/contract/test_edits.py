@@ -66,7 +66,7 @@ def same_names(model: Any, edit: Edit) -> set[str]:
     return {name for name, tensor in model.state_dict(keep_vars=True).items() if id(tensor) in meant}
 
 
-@pytest.mark.parametrize("name", one_in(10, EDITABLE, 0, ONE_BLOCK))
+@pytest.mark.parametrize("name", one_in(20, EDITABLE, 0, ONE_BLOCK))
 def test_reinit_changes_the_maps_of_the_named_block_alone(name):
     model = READABLE[name].known()
     for stack in READABLE[name].stacks:
@@ -97,7 +97,7 @@ def test_reinit_of_a_block_sets_all_of_it(name):
         assert changed(model, before) == same_names(model, edit) == whole
 
 
-@pytest.mark.parametrize("name", one_in(10, EDITABLE, 2, DEEP))
+@pytest.mark.parametrize("name", one_in(20, EDITABLE, 2, DEEP))
 @torch.no_grad()
 def test_truncate_keeps_the_rest_and_reloads(name, tmp_path: Path):
     family = READABLE[name]
@@ -145,7 +145,7 @@ def parts(value: Any) -> list[Tensor]:
     return [part for each in value for part in parts(each)] if isinstance(value, tuple | list) else []
 
 
-@pytest.mark.parametrize("name", one_in(10, READABLE, 3, ONE_BLOCK))
+@pytest.mark.parametrize("name", one_in(20, READABLE, 3, ONE_BLOCK))
 def test_freeze_stops_the_named_layers_alone(name):
     family = READABLE[name]
     for stack in family.stacks:

@@ -98,7 +98,9 @@ def effective(bank: ReaderBank, name: str) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("schedule", "dropout"), [("linear", 0.0), ("plateau", 0.3)])
+@pytest.mark.parametrize(
+    ("schedule", "dropout"), [pytest.param("linear", 0.0, marks=pytest.mark.full), ("plateau", 0.3)]
+)
 def test_a_reader_is_the_same_beside_fifteen_others(schedule: str, dropout: float):
     task = yes_no(train=100)
     options: dict[str, Any] = {"schedule": schedule, "weight_decay": 0.1, "max_grad_norm": 0.5, "warmup_ratio": 0.1}

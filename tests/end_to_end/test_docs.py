@@ -238,13 +238,6 @@ PAGES |= {
 FRESH = ("docs/training.md",)  # pages whose blocks begin anew
 LESS_WORK: dict[str, dict[str, str]] = {  # changed in these pages, which only `-m full` runs as they stand
     "README.md": {"epochs=30": "epochs=15"},
-    "docs/all.md": {'"epochs": 40': '"epochs": 10'},
-    "docs/editing.md": {
-        "epochs=3": "epochs=1",
-        "layer_decay=0.9": "epochs=1, layer_decay=0.9",
-        "layer_rates=": "epochs=1, layer_rates=",
-    },
-    "docs/guides/recorded-states.md": {"epochs=15": "epochs=6"},
     "docs/index.md": {"epochs=20": "epochs=10"},
 }
 
@@ -271,9 +264,15 @@ def test_every_error_has_a_page_in_the_list_of_errors():
         assert (ROOT / "docs" / "errors" / f"{page}.md").read_text(encoding="utf-8").startswith(f"# {name}\n")
 
 
-LONG = {  # pages that take many seconds each: `make test-long` runs them, as .ci/run does
+LONG = {  # pages that take seconds each: `make test-long` runs them, as .ci/run does
+    "docs/all.md",
+    "docs/editing.md",
+    "docs/guides/a-million-texts.md",
     "docs/guides/cutting.md",
+    "docs/guides/inserting.md",
+    "docs/guides/layers.md",
     "docs/guides/probe-my-csv.md",
+    "docs/guides/recorded-states.md",
     "docs/guides/sweeps.md",
     "docs/guides/three-columns.md",
     "docs/guides/which-reader.md",

@@ -168,7 +168,7 @@ def test_a_recipe_without_a_grid_keeps_its_order(folder: Path):
 # Separate runs
 
 
-@pytest.mark.parametrize("train_base", [False, True])
+@pytest.mark.parametrize("train_base", [pytest.param(False, marks=pytest.mark.full), True])
 def test_separate_readers_start_from_the_same_base(folder: Path, train_base: bool, monkeypatch: pytest.MonkeyPatch):
     real, trained = runner.train, []
     monkeypatch.setattr(runner, "train", lambda bank, *a, **k: trained.append(bank.train_base) or real(bank, *a, **k))
@@ -450,7 +450,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, step: int) -> list[int]:
     return steps
 
 
-@pytest.mark.parametrize("kind", ["methods", "separately"])
+@pytest.mark.parametrize("kind", ["methods", pytest.param("separately", marks=pytest.mark.full)])
 def test_a_run_that_is_killed_in_an_epoch_goes_on_where_it_was(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):

@@ -116,7 +116,7 @@ def test_half_precision_keeps_wide_inserted_layers(tmp_path: Path):
     assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16, torch.float32}
 
 
-@pytest.mark.parametrize("layers", one_in(2, ["all", "top:2", "2-", [3], [1, -1]]))
+@pytest.mark.parametrize("layers", one_in(3, ["all", "top:2", "2-", [3], [1, -1]]))
 def test_what_was_inserted_before_a_cut_comes_back(layers, tmp_path: Path):
     model = FAMILIES["bart"].known()
     insert_(model, "ffn", layers, stack="encoder")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from tests.support.portions import one_in
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import BertConfig, BertForTokenClassification, BertModel, PreTrainedTokenizerFast
 
@@ -39,6 +41,7 @@ PLACES = (
 )
 AROUND = (("we met ", " now"), ("", " was there"))
 ENGLISH = [(f"{before}{name}{after}", len(before), len(name)) for name in PLACES for before, after in AROUND]
+KINDS = ("WordPiece", "byte-level BPE", "Unigram")
 ROWS = {"Chinese": CHINESE, "English": ENGLISH}
 
 
@@ -86,8 +89,7 @@ def found(bank: ReaderBank, texts: str) -> list[list[tuple[int, int]]]:
     return [[(span["start"], span["end"]) for span in answer["where"]] for answer in answers]
 
 
-@pytest.mark.parametrize("texts", ROWS)
-@pytest.mark.parametrize("kind", ["WordPiece", "byte-level BPE", "Unigram"])
+@pytest.mark.parametrize(("kind", "texts"), one_in(3, itertools.product(KINDS, ROWS)))
 def test_spans_that_are_learnt_come_back(kind: str, texts: str, tmp_path: Path):
     rows = [{"text": text, "label": [[start, start + size, "X"]]} for text, start, size in ROWS[texts]]
     task = Task.from_dataset("token_classification", {"train": rows, "validation": rows}, text="text")
@@ -118,8 +120,7 @@ def test_a_whole_model_keeps_how_far_spans_reach_inside_a_token(tmp_path: Path):
         assert [[(s["start"], s["end"]) for s in next(iter(answer.values()))] for answer in answers] == expected
 
 
-@pytest.mark.parametrize("kind", ["WordPiece", "byte-level BPE", "Unigram"])
-@pytest.mark.parametrize("by_character", [True, False])
+@pytest.mark.parametrize(("kind", "by_character"), one_in(3, itertools.product(KINDS, [True, False]), 1))
 def test_listed_words_and_plain_texts_agree(kind: str, by_character: bool):
     rows = []
     for text, start, size in CHINESE:
