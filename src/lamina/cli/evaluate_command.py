@@ -11,7 +11,7 @@ from typer import Argument, Option
 
 from lamina.cli import shared_options as options
 from lamina.cli.output import print_json, print_table
-from lamina.errors import ConfigError, UnknownNameError
+from lamina.errors import ConfigError, UnknownNameError, check_known
 from lamina.utils import is_file, pluralize
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def evaluate(  # noqa: PLR0913
     from lamina.train.model_runner import task_of
 
     labels, flags = _by_reader("--label", label), _by_reader("--positive", positive)
+    if sources:
+        check_known("evaluate", labels if isinstance(labels, dict) else (), sources, "reader")
     target = options.open_on(bank_or_model, base=model, device=device)
     tasks: dict[str, Task] = {}
     split, columns = split or "validation", _columns(text=text, text_pair=pair)

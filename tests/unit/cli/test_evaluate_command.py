@@ -178,6 +178,11 @@ def test_input_that_cannot_be_used(lamina, bank_folder: Path, tasks: list[str], 
     assert ran.err.count("\n") == 1
 
 
+def test_a_label_of_a_reader_that_is_not_scored_is_an_error(lamina, bank_folder: Path, moods: Path):
+    ran = lamina("evaluate", bank_folder, "--task", f"mood={moods}", "--label", "who=mood")
+    assert (ran.code, ran.out, ran.err) == (2, "", "error: evaluate: unknown reader 'who'; known: mood.\n")
+
+
 @pytest.mark.parametrize("option", ["--data", "--split"])
 def test_options_of_presets_are_refused_for_files(lamina, bank_folder: Path, words: Path, option: str):
     ran = lamina("evaluate", bank_folder, "--task", f"who={words}", option, "test")
