@@ -75,8 +75,8 @@ def export(  # noqa: PLR0913
         raise ConfigError(f"export: {problem}; --format torch writes one reader of a bank. Give --reader NAME once.")
     if int8 and (form is not Format.ONNX or main or names or validation is None):
         raise ConfigError("export: --int8 writes a graph of all readers. Give --validation FILE, and no --reader.")
-    if not int8 and (validation is not None or label):
-        raise ConfigError("export: --validation and --label are for --int8, which was not given.")
+    if not int8 and (validation is not None or label or max_loss != 0.01):
+        raise ConfigError("export: --validation, --label and --max-loss are for --int8, which was not given.")
     options.check_output("export", folder, overwrite=overwrite)
     from lamina.bank import ReaderBank
 

@@ -64,6 +64,7 @@ def test_a_reader_as_plain_pytorch(lamina, bank: Path, tmp_path: Path):
         (("base", "--reader", "mood"), "is a whole model, which has no readers"),
         (("base", "--reader", "mood", "--format", "torch"), "is a whole model, which has no readers"),
         (("bank", "-o", "there"), "two output folders were given"),
+        (("bank", "--max-loss", "0.5"), "--validation, --label and --max-loss are for --int8, which was not given"),
         (("none",), "no bank"),
     ],
 )
