@@ -149,6 +149,7 @@ def edit(  # noqa: PLR0913
     insertion = {"--layers": layers != "all", "--init": init != "identity", "--activation": activation != "gelu"}
     insertion |= {"--placement": placement != "weight", "--kernel": kernel != 3}
     _check_used("--insert", insertion, requested=insert is not None)
+    _check_used("an --activation", {"--placement": placement != "weight"}, requested=activation != "none")
     _check_used("--reinit", {"--scope": scope != "linear"}, requested=reinit is not None)
     _check_used("--duplicate", {"--repeat": repeat}, requested=duplicate is not None)
     moves = {"--truncate": truncate, "--keep": keep, "--drop": drop, "--duplicate": duplicate}

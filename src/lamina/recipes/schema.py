@@ -296,7 +296,7 @@ class TaskRecipe(Strict):
             raise ValueError("give either 'preset' or 'files', and not both")
         extra = sorted(FILE_KEYS & self.model_fields_set)
         if "stratify" in extra and not self.hold_out and "validation" in (self.files or {}):
-            raise ValueError("'stratify' is about held-out rows, and this task has a validation split; set 'hold_out'")
+            fail(ConfigError("it is about held-out rows; the task has a validation split. Set hold_out"), "stratify")
         if self.preset is not None and extra:
             raise ValueError(f"'{extra[0]}' is for files; the preset '{self.preset}' has its own")
         outline = self.outline()
@@ -384,7 +384,7 @@ class Recipe(Strict):
         if self.methods and (self.train_base or self.separately):
             raise ValueError("'train_base' and 'separately' are for readers; methods train the model, each alone")
         if "keep" in self.model_fields_set and not self.methods:
-            raise ValueError("'keep' is about models that methods fine-tune; a bank saves all of its readers")
+            fail(ConfigError("it is about models that methods fine-tune; a bank saves all of its readers"), "keep")
         bare = [name for name in self.tasks if name not in read]
         if bare and not self.methods:
             raise ValueError(f"task '{bare[0]}' has no readers; give it some, or give the run 'methods'")

@@ -222,6 +222,8 @@ VALUES = [
     (WIDE, "fraction: 0.5", "fraction: 0", 21, "rte.subsample.fraction: .*fraction is 0.0; it must be above 0"),
     (WIDE, "fraction: 0.5", "fraction: 1.5", 21, "subsample.fraction: .*fraction is 1.5; it must be above 0"),
     (WIDE, "    readers:\n      Ada: {fusion: ada_layers}\n", "    readers: {}\n", 1, "task 'rte' has no readers"),
+    (WIDE, "evaluate: test", "evaluate: test\nkeep: all", 6, "keep: .*it is about models that methods fine-tune"),
+    (GOOD, "    files:", "    stratify: true\n    files:", 12, "stratify: .*it is about held-out rows"),
     (METHODS, "{preset: cola}", "{preset: cola, readers: {a: {fusion: mean}}}", 1, "has readers and the run has meth"),
     (METHODS, "model: minilm", "model: minilm\ntrain_base: true", 1, "'train_base' and 'separately' are for readers"),
     (METHODS, "model: minilm", "model: minilm\nseparately: true", 1, "'train_base' and 'separately' are for readers"),
