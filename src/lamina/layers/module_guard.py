@@ -203,7 +203,8 @@ def _own_forward(module: nn.Module) -> object:
     attributes = vars(module)
     own = attributes.get("_old_forward" if "_hf_hook" in attributes else _FORWARD)
     own = getattr(own, "_torchdynamo_orig_callable", own)
-    return None if getattr(own, "__func__", None) is type(module).forward else own
+    is_plain = getattr(own, "__func__", None) is type(module).forward and getattr(own, "__self__", None) is module
+    return None if is_plain else own
 
 
 def _name_of(function: object) -> _Name:

@@ -147,6 +147,7 @@ CHANGES: dict[str, Callable[[ReaderBank], object]] = {
     "through data": lambda bank: weight(bank).data.mul_(2),
     "through NumPy": lambda bank: weight(bank).detach().numpy().__imul__(2),
     "forward": lambda bank: setattr(part(bank), "forward", lambda states, *_args, **_options: states),
+    "forward of another block": lambda bank: setattr(part(bank), "forward", bank.model.encoder.layer[0].forward),
     "activation": lambda bank: setattr(part(bank, "intermediate"), "intermediate_act_fn", nn.ReLU()),
     "method": lambda bank: setattr(part(bank), "feed_forward_chunk", lambda states: states),
     "number": lambda bank: setattr(part(bank, "attention.self"), "scaling", 1.0),
