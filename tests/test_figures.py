@@ -42,7 +42,7 @@ def sections(page: str) -> list[Section]:
         if fence is None and line.startswith("#"):
             parts.append((line, [], []))
         elif fence in (None, "text"):
-            parts[-1][1].append(re.sub(r"`[^`]*`", "", line))
+            parts[-1][1].append(re.sub(r"`[^`]*`|\]\([^)]*\)", "", line))  # without code and addresses
             parts[-1][2].extend(re.findall(r"`([^`]*)`", line))
         elif fence == "sh":
             parts[-1][2].append(line)
